@@ -1,0 +1,117 @@
+"""Equation 1 up to the position embeddings: patches and the class token.
+
+z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos
+
+Glossary of shapes (the paper's letters):
+- B: batch.             - H, W, C: image height, width, channels.
+- P: patch side.        - N: patches, N = HW / P^2.     - T: tokens.
+- D: hidden size.
+"""
+
+from typing import Any, TypeAlias
+
+import keras
+from keras import ops
+
+Tensor: TypeAlias = Any  # keras.KerasTensor while building, a backend's while running.
+Shape: TypeAlias = tuple[int | None, ...]
+
+register = keras.saving.register_keras_serializable(package="keras_vit")
+
+
+def patch_grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:
+    """The patches along each side, (H / P, W / P).
+
+    Raises:
+        ValueError: if a side is not a positive multiple of `patch_size`.
+    """
+    height, width = image_size
+    if min(height, width) < 1 or height % patch_size or width % patch_size:
+        raise ValueError(
+            "Expected image_size (H, W) to be positive multiples of patch_size "
+            f"(section 3.1: N = HW / P^2). Received: image_size={(height, width)}, "
+            f"patch_size={patch_size}"
+        )
+    return height // patch_size, width // patch_size
+
+
+@register
+class PatchEmbedding(keras.layers.Layer):
+    """The projection E of Equation 1: [B, H, W, C] -> [B, N, D], row by row.
+
+    Cutting patches and projecting them is one convolution with stride P.
+
+    Args:
+        hidden_size: D.
+        patch_size: P, in pixels; must divide H and W.
+
+    Raises:
+        ValueError: when built on images whose sides P does not divide.
+    """
+
+    def __init__(self, hidden_size: int, patch_size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden_size = hidden_size
+        self.patch_size = patch_size
+
+    def build(self, input_shape: Shape) -> None:
+        _, height, width, _ = input_shape
+        if height is None or width is None:
+            raise ValueError(
+                "Expected images of a known size: the position embeddings of "
+                "Equation 1 belong to one grid of patches. Received: "
+                f"input_shape={tuple(input_shape)}. Build one model for each size "
+                "(keras_vit.at_resolution shares nothing but the values)"
+            )
+        patch_grid((height, width), self.patch_size)
+        self.projection = keras.layers.Conv2D(
+            self.hidden_size,
+            self.patch_size,
+            strides=self.patch_size,
+            padding="valid",
+            data_format="channels_last",
+            kernel_initializer="lecun_normal",  # Flax's default, unlike Keras's.
+            bias_initializer="zeros",
+            dtype=self.dtype_policy,
+            name="projection",
+        )
+        self.projection.build(input_shape)
+
+    def call(self, images: Tensor) -> Tensor:
+        patches = self.projection(images)  # [B, H/P, W/P, D]
+        num_patches = patches.shape[1] * patches.shape[2]
+        return ops.reshape(patches, (-1, num_patches, self.hidden_size))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        batch, height, width, _ = input_shape
+        rows, columns = patch_grid((height, width), self.patch_size)  # type: ignore[arg-type]
+        return batch, rows * columns, self.hidden_size
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "hidden_size": self.hidden_size,
+            "patch_size": self.patch_size,
+        }
+
+
+@register
+class ClassToken(keras.layers.Layer):
+    """Prepends the learned x_class of Equation 1: [B, N, D] -> [B, N + 1, D].
+
+    The token starts at zero, as in vit_jax/models_vit.py (`cls`).
+    """
+
+    def build(self, input_shape: Shape) -> None:
+        self.cls = self.add_weight(
+            name="cls", shape=(1, 1, input_shape[-1]), initializer="zeros"
+        )
+
+    def call(self, patches: Tensor) -> Tensor:
+        batch, _, hidden_size = ops.shape(patches)
+        cls = ops.broadcast_to(self.cls, (batch, 1, hidden_size))
+        return ops.concatenate([cls, patches], axis=1)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        batch, num_patches, hidden_size = input_shape
+        return batch, None if num_patches is None else num_patches + 1, hidden_size

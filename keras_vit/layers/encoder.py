@@ -1,0 +1,261 @@
+"""The Transformer encoder: Equations 2 and 3, and Appendix A.
+
+Glossary of shapes (the paper's letters):
+- B: batch.   - T: tokens.   - D: hidden size.   - k: heads.   - D_h = D / k.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.layers.embeddings import Shape, Tensor, register
+
+
+def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
+    """Glorot's bound written out for a kernel of `inputs` x `outputs`.
+
+    A fused kernel holds several matrices, and Keras's "glorot_uniform" takes its fans
+    from the shape it is given, by a rule that changed in 3.15.
+    """
+    limit = math.sqrt(6 / (inputs + outputs))
+    return keras.initializers.RandomUniform(-limit, limit)
+
+
+@register
+class SelfAttention(keras.layers.Layer):
+    """Multihead self-attention, Appendix A: [B, T, D] -> [B, T, D].
+
+    [q, k, v] = z U_qkv;  A = softmax(q k^T / sqrt(D_h));  SA(z) = A v
+    MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa
+
+    U_qkv is one Dense layer for all heads, as the equation has it; the softmax is
+    computed in float32 under any dtype policy.
+
+    Args:
+        num_heads: k; must divide D.
+        dropout_rate: fraction of the attention probabilities dropped in training.
+
+    Raises:
+        ValueError: when built, if D is not a multiple of `num_heads`.
+    """
+
+    def __init__(
+        self, num_heads: int, dropout_rate: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.dropout_rate = dropout_rate
+
+    def build(self, input_shape: Shape) -> None:
+        hidden_size = input_shape[-1]
+        if hidden_size is None or hidden_size % self.num_heads:
+            raise ValueError(
+                "Expected hidden_size to be a multiple of num_heads (Appendix A: "
+                f"D_h = D / k). Received: hidden_size={hidden_size}, "
+                f"num_heads={self.num_heads}"
+            )
+        initializer = xavier_uniform(hidden_size, hidden_size)  # Of each matrix.
+        self.qkv = keras.layers.Dense(
+            3 * hidden_size,
+            kernel_initializer=initializer,
+            bias_initializer="zeros",
+            dtype=self.dtype_policy,
+            name="qkv",
+        )
+        self.out = keras.layers.Dense(
+            hidden_size,
+            kernel_initializer=initializer.clone(),
+            bias_initializer="zeros",
+            dtype=self.dtype_policy,
+            name="out",
+        )
+        self.dropout = keras.layers.Dropout(
+            self.dropout_rate, dtype=self.dtype_policy, name="dropout"
+        )
+        self.qkv.build(input_shape)
+        self.out.build(input_shape)
+
+    def call(self, z: Tensor) -> Tensor:
+        q, k, v = self._project(z)
+        weights = self.dropout(ops.cast(_scores(q, k), v.dtype))
+        y = ops.matmul(weights, v)
+        y = ops.transpose(y, (0, 2, 1, 3))  # [B, T, k, D_h]
+        return self.out(ops.reshape(y, (-1, *z.shape[1:])))
+
+    def attention_scores(self, z: Tensor) -> Tensor:
+        """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
+
+        A method, not a second output of `call`: ordinary calls never pay for it.
+        """
+        q, k, _ = self._project(z)
+        return _scores(q, k)
+
+    def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, D] -> q, k, v, each [B, k, T, D_h]."""
+        tokens, hidden_size = z.shape[1:]
+        heads = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
+        qkv = ops.transpose(ops.reshape(self.qkv(z), heads), (2, 0, 3, 1, 4))
+        return qkv[0], qkv[1], qkv[2]
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "dropout_rate": self.dropout_rate,
+        }
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D_h)) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
+    q = q * (q.shape[-1] ** -0.5)
+    logits = ops.matmul(q, ops.swapaxes(k, -1, -2))
+    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+
+
+@register
+class MlpBlock(keras.layers.Layer):
+    """The MLP of Equation 3, "two layers with a GELU": [B, T, D] -> [B, T, D].
+
+    Args:
+        mlp_dim: width of the hidden layer.
+        dropout_rate: fraction of units dropped after each dense layer (B.1).
+        gelu: "tanh", the approximation the published weights were trained with
+            (Flax's default), or "erf", the exact function.
+    """
+
+    def __init__(
+        self,
+        mlp_dim: int,
+        dropout_rate: float = 0.0,
+        gelu: str = "tanh",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.mlp_dim = mlp_dim
+        self.dropout_rate = dropout_rate
+        self.gelu = gelu
+
+    def build(self, input_shape: Shape) -> None:
+        hidden_size = input_shape[-1]
+        self.dense_0 = self._dense("Dense_0", hidden_size, self.mlp_dim)
+        self.dense_1 = self._dense("Dense_1", self.mlp_dim, hidden_size)
+        self.dropout = keras.layers.Dropout(
+            self.dropout_rate, dtype=self.dtype_policy, name="dropout"
+        )
+
+    def _dense(self, name: str, inputs: int, outputs: int) -> keras.layers.Dense:
+        dense = keras.layers.Dense(
+            outputs,
+            kernel_initializer=xavier_uniform(inputs, outputs),
+            bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        dense.build((None, None, inputs))
+        return dense
+
+    def call(self, z: Tensor) -> Tensor:
+        y = keras.activations.gelu(self.dense_0(z), approximate=self.gelu == "tanh")
+        return self.dropout(self.dense_1(self.dropout(y)))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "mlp_dim": self.mlp_dim,
+            "dropout_rate": self.dropout_rate,
+            "gelu": self.gelu,
+        }
+
+
+@register
+class TransformerBlock(keras.layers.Layer):
+    """One encoder layer, Equations 2 and 3: [B, T, D] -> [B, T, D].
+
+    z' = MSA(LN(z)) + z
+    z  = MLP(LN(z')) + z'
+
+    Args:
+        num_heads: k; must divide D.
+        mlp_dim: width of the MLP's hidden layer.
+        dropout_rate: fraction of units dropped after each dense layer except the
+            query, key and value projections (B.1).
+        attention_dropout_rate: fraction of the attention probabilities dropped.
+        gelu: "tanh" or "erf", see `MlpBlock`.
+        layer_norm_epsilon: 1e-6 in Flax and the published weights; Keras's own
+            default is 1e-3.
+
+    Raises:
+        ValueError: when built, if D is not a multiple of `num_heads`.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        mlp_dim: int,
+        dropout_rate: float = 0.0,
+        attention_dropout_rate: float = 0.0,
+        gelu: str = "tanh",
+        layer_norm_epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.mlp_dim = mlp_dim
+        self.dropout_rate = dropout_rate
+        self.attention_dropout_rate = attention_dropout_rate
+        self.gelu = gelu
+        self.layer_norm_epsilon = layer_norm_epsilon
+
+    def build(self, input_shape: Shape) -> None:
+        policy = self.dtype_policy  # Sub-layers would otherwise take the global one.
+        self.layer_norm_0 = keras.layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, dtype=policy, name="LayerNorm_0"
+        )
+        self.attention = SelfAttention(
+            self.num_heads,
+            self.attention_dropout_rate,
+            dtype=policy,
+            name="MultiHeadDotProductAttention_0",
+        )
+        self.layer_norm_1 = keras.layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, dtype=policy, name="LayerNorm_1"
+        )
+        self.mlp = MlpBlock(
+            self.mlp_dim, self.dropout_rate, self.gelu, dtype=policy, name="MlpBlock_0"
+        )
+        self.dropout = keras.layers.Dropout(
+            self.dropout_rate, dtype=policy, name="dropout"
+        )
+        for layer in (self.layer_norm_0, self.attention, self.layer_norm_1, self.mlp):
+            layer.build(input_shape)
+
+    def call(self, z: Tensor) -> Tensor:
+        y = self.attention(self.layer_norm_0(z))
+        z = self.dropout(y) + z
+        return self.mlp(self.layer_norm_1(z)) + z
+
+    def attention_scores(self, z: Tensor) -> Tensor:
+        """Returns this layer's A, Appendix A, in float32: [B, T, D] -> [B, k, T, T]."""
+        return self.attention.attention_scores(self.layer_norm_0(z))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "mlp_dim": self.mlp_dim,
+            "dropout_rate": self.dropout_rate,
+            "attention_dropout_rate": self.attention_dropout_rate,
+            "gelu": self.gelu,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+        }

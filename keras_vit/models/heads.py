@@ -1,0 +1,63 @@
+"""From tokens to logits: Equation 4, section 3.1's head, and D.3's choices."""
+
+from typing import Any
+
+import keras
+
+from keras_vit.configs import ViTConfig
+from keras_vit.layers.embeddings import Tensor
+
+
+def pool(tokens: Tensor, classifier: str) -> Tensor:
+    """What the head reads (Equation 4, D.3): [B, T, D] -> [B, D], or [B, T, D].
+
+    The pooling comes after the last LayerNorm, for "gap" too.
+    """
+    if classifier == "token":
+        return tokens[:, 0]
+    if classifier == "gap":
+        return keras.layers.GlobalAveragePooling1D(dtype="float32", name="gap")(tokens)
+    return tokens
+
+
+def pre_logits(features: Tensor, representation_size: int) -> Tensor:
+    """The hidden layer of the pre-training head, "one hidden layer", with tanh."""
+    return keras.layers.Dense(
+        representation_size,
+        activation="tanh",
+        kernel_initializer="lecun_normal",
+        bias_initializer="zeros",
+        name="pre_logits",
+    )(features)
+
+
+def head(
+    features: Tensor,
+    num_classes: int,
+    *,
+    activation: Any = None,
+    bias_init: float = 0.0,
+) -> Tensor:
+    """The zero-initialised linear head (3.2), in float32: [..., D] -> [..., K]."""
+    return keras.layers.Dense(
+        num_classes,
+        activation=activation,
+        kernel_initializer="zeros",
+        bias_initializer=keras.initializers.Constant(bias_init),
+        dtype="float32",
+        name="head",
+    )(features)
+
+
+def classify(
+    tokens: Tensor, config: ViTConfig, num_classes: int | None, activation: Any = None
+) -> Tensor:
+    """Equation 4 and the head: [B, T, D] -> logits [B, K] (or features, without K)."""
+    y = pool(tokens, config.classifier)
+    if config.representation_size is not None:
+        y = pre_logits(y, config.representation_size)
+    if num_classes:
+        y = head(
+            y, num_classes, activation=activation, bias_init=config.head_bias_init
+        )
+    return y

@@ -1,0 +1,362 @@
+"""Fine-tuning with `model.fit` as section 4.1 and B.1.1 prescribe it."""
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.data import pipelines, preprocessing, sources
+from keras_vit.recipes import Recipe
+from keras_vit.training import optim
+from keras_vit.weights.files import replacing
+
+HALF = (0.5, 0.5, 0.5)  # Mean and standard deviation that scale to [-1, 1].
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What `fit` did.
+
+    Attributes:
+        learning_rate: the base rate trained with, chosen by the sweep if there was one.
+        sweep: held-out accuracy of every rate tried; empty without a sweep.
+        history: one dict of metrics for each evaluation.
+        test_accuracy: on the source's test images; None where it has none.
+        test_images: how many those are.
+    """
+
+    learning_rate: float
+    sweep: dict[float, float]
+    history: list[dict[str, float]]
+    test_accuracy: float | None
+    test_images: int = 0
+
+
+def fit(
+    model: keras.Model,
+    recipe: Recipe,
+    data: Any,
+    *,
+    validation_data: tf.data.Dataset | None = None,
+    mean: tuple[float, ...] = HALF,
+    std: tuple[float, ...] = HALF,
+    seed: int = 0,
+    output: str | os.PathLike[str] | None = None,
+    verbose: int | str = "auto",
+) -> Result:
+    """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
+
+    Where the recipe has several learning rates, each is tried on the training set less
+    its held-out share, and the best one trains the final model on all of it.
+
+    Args:
+        model: images to logits, one for each class: see `for_task`. Its own input size
+            and dtype policy are used.
+        recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
+        data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
+            a `Source`, or a `tf.data.Dataset` of ready batches (images, labels), which
+            is neither augmented nor shuffled, and needs one learning rate.
+        validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
+        mean: of the input normalization, by channel, in units of the 0..1 range.
+        std: likewise; the defaults scale to [-1, 1].
+        seed: of the batches' order and augmentation.
+        output: folder for `history.json`, `history.csv`, `best.keras` (the best
+            evaluation) and `model.keras` (the final model).
+        verbose: as in `model.fit`.
+
+    Returns:
+        A `Result`.
+
+    Raises:
+        ValueError: if the model does not end in one logit for each class, or the
+            recipe cannot be followed on this data or backend.
+    """
+    batches = _Batches(model, recipe, data, validation_data, mean, std, seed)
+    if recipe.freeze:
+        for layer in model.layers:
+            layer.trainable = layer.name == "head"
+    trained = _accumulating(model, recipe.accumulation_steps)
+    start = model.get_weights()
+    sweep: dict[float, float] = {}
+    if len(recipe.base_lr) > 1:
+        rest, held_out = batches.hold_out()
+        for base_lr in recipe.base_lr:
+            _compile(trained, recipe, base_lr, batches.sparse)
+            print(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
+            history = _train(trained, recipe, rest, held_out, [], verbose)
+            sweep[base_lr] = history[-1]["val_accuracy"]
+            model.set_weights(start)
+    base_lr = max(sweep, key=lambda rate: sweep[rate]) if sweep else recipe.base_lr[0]
+    if sweep:
+        print(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
+    _compile(trained, recipe, base_lr, batches.sparse)
+    train, test = batches.all()
+    folder = None if output is None else Path(output)
+    callbacks = [] if folder is None else _recording(model, folder)
+    history = _train(trained, recipe, train, test, callbacks, verbose)
+    result = Result(
+        base_lr,
+        sweep,
+        history,
+        history[-1].get("val_accuracy"),
+        batches.test_images,
+    )
+    if folder is not None:
+        save_model(model, folder / "model.keras")
+        _write_json(
+            folder / "history.json",
+            {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
+        )
+    return result
+
+
+class _Batches:
+    """The batches of a fit: from a source with its recipe, or ready made."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        recipe: Recipe,
+        data: Any,
+        validation_data: tf.data.Dataset | None,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        seed: int,
+    ) -> None:
+        self.recipe, self.seed = recipe, seed
+        self.ready = data if isinstance(data, tf.data.Dataset) else None
+        self.validation_data = validation_data
+        self.test_images = 0
+        logits = model.output_shape
+        if self.ready is not None:
+            self.sparse = len(data.element_spec[1].shape) == 1
+            _warn_out_of_range(data, mean, std)
+            return
+        self.sparse = True
+        self.source = (
+            data
+            if isinstance(data, sources.Source)
+            else sources.open_source(data, seed=seed)
+        )
+        if len(logits) != 2 or logits[-1] != len(self.source.classes):
+            raise ValueError(
+                "Expected a model with one logit for each class. Received: "
+                f"model.output_shape={logits}, {len(self.source.classes)} classes in "
+                f"{self.source.name}. keras_vit.for_task(model, "
+                f"{len(self.source.classes)}) puts the right head on"
+            )
+        self.test_images = 0 if self.source.test is None else len(self.source.test)
+        self.options = {
+            "image_size": model.input_shape[1:3],
+            "mean": mean,
+            "std": std,
+        }
+
+    def hold_out(self) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+        """Batches of the training set less the held-out share, and of that share."""
+        if self.ready is not None:
+            raise ValueError(
+                "Expected one learning rate with ready batches: there is no training "
+                f"set to hold a share of. Received: base_lr={self.recipe.base_lr}"
+            )
+        rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
+        return self._train(rest), self._evaluate(held_out)
+
+    def all(self) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
+        """Batches of the whole training set, and of the test set."""
+        if self.ready is not None:
+            return self.ready, self.validation_data
+        test = self.source.test
+        return self._train(self.source.train), test and self._evaluate(test)
+
+    def _train(self, split: Any) -> tf.data.Dataset:
+        recipe = self.recipe
+        if len(split) < recipe.batch_size // recipe.accumulation_steps:
+            warnings.warn(
+                f"{len(split)} training images are fewer than batch_size="
+                f"{recipe.batch_size}: a batch holds some of them more than once",
+                stacklevel=2,
+            )
+        return pipelines.train_pipeline(
+            split,
+            batch_size=recipe.batch_size,
+            seed=self.seed,
+            augment=recipe.augment,
+            **self.options,
+        )
+
+    def _evaluate(self, split: Any) -> tf.data.Dataset:
+        part = self.recipe.batch_size // self.recipe.accumulation_steps
+        return pipelines.eval_pipeline(split, batch_size=min(part, 64), **self.options)
+
+
+def _warn_out_of_range(
+    data: tf.data.Dataset, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Warns once if the first batch is not scaled as the weights expect."""
+    images = next(iter(data))[0].numpy()
+    low, high = preprocessing.value_range(mean, std)
+    if images.min() < low - 0.01 or images.max() > high + 0.01:
+        warnings.warn(
+            f"Expected images in [{low:g}, {high:g}]. Received: values from "
+            f"{images.min():g} to {images.max():g}. keras_vit.preprocess_input scales "
+            "0..255 to [-1, 1]",
+            stacklevel=4,
+        )
+
+
+def _compile(
+    model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool
+) -> None:
+    losses = keras.losses
+    loss = (
+        losses.SparseCategoricalCrossentropy(from_logits=True)
+        if sparse
+        else losses.CategoricalCrossentropy(from_logits=True)
+    )
+    model.compile(optim.optimizer(recipe, base_lr), loss, metrics=["accuracy"])
+
+
+def _train(
+    model: keras.Model,
+    recipe: Recipe,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    callbacks: list[keras.callbacks.Callback],
+    verbose: int | str,
+) -> list[dict[str, float]]:
+    """`model.fit` for the recipe's steps, evaluating up to ten times on the way."""
+    evaluations = max(n for n in range(1, 11) if recipe.total_steps % n == 0)
+    if recipe.ema is not None:
+        # First: at an epoch's end the others then see, and save, the averaged weights.
+        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
+    history = model.fit(
+        train,
+        epochs=evaluations,
+        steps_per_epoch=recipe.total_steps // evaluations,
+        validation_data=validation,
+        callbacks=callbacks,
+        verbose=verbose,
+    ).history
+    return [
+        {key: float(values[i]) for key, values in history.items()}
+        for i in range(evaluations)
+    ]
+
+
+def _recording(model: keras.Model, folder: Path) -> list[keras.callbacks.Callback]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        keras.callbacks.CSVLogger(str(folder / "history.csv")),
+        _Best(model, folder / "best.keras"),
+    ]
+
+
+class _Best(keras.callbacks.Callback):
+    """Keeps the model of the best evaluation so far, written whole."""
+
+    def __init__(self, trained: keras.Model, path: Path) -> None:
+        super().__init__()
+        self.trained = trained
+        self.path = path
+        self.best = -np.inf
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        logs = logs or {}
+        score = logs.get("val_accuracy", logs.get("accuracy", -np.inf))
+        if score > self.best:
+            self.best = score
+            save_model(self.trained, self.path)
+
+
+def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """`model.save`, whole or not at all."""
+    with replacing(path) as temporary:
+        model.save(temporary)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _accumulating(model: keras.Model, parts: int) -> keras.Model:
+    """`model` itself, or its twin that cuts each batch in parts."""
+    if parts == 1:
+        return model
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "Expected accumulation_steps=1 on this backend: accumulation is written "
+            f"for TensorFlow. Received: accumulation_steps={parts}, "
+            f"backend={keras.backend.backend()}"
+        )
+    twin = _Accumulating(model.inputs, model.outputs, name=model.name)
+    twin.parts = parts
+    return twin
+
+
+class _Accumulating(keras.Model):
+    """A functional model whose batches are cut in parts, in order (train.py).
+
+    Gradients and losses of the parts are averaged into one update. Keras's own
+    `gradient_accumulation_steps` counts every part as a step of the schedule and of
+    the EMA, and fails on several replicas (keras#20582).
+    """
+
+    parts = 1
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        images, labels = data[:2]
+        split: Callable[[Any], Any] = lambda x: tf.reshape(  # noqa: E731
+            x, (self.parts, -1, *x.shape[1:])
+        )
+        images, labels = split(images), split(labels)
+        variables = [variable.value for variable in self.trainable_variables]
+
+        def part(
+            i: Any, loss_sum: Any, gradient_sums: list[Any], logits: Any
+        ) -> tuple[Any, Any, list[Any], Any]:
+            with tf.GradientTape() as tape:
+                y = self(images[i], training=True)
+                loss = self.compute_loss(images[i], labels[i], y)
+                scaled = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, variables)
+            return (
+                i + 1,
+                loss_sum + loss,
+                [a + b for a, b in zip(gradient_sums, gradients, strict=True)],
+                logits.write(i, y),
+            )
+
+        _, loss_sum, gradient_sums, logits = tf.while_loop(
+            lambda i, *_: i < self.parts,
+            part,
+            (
+                0,
+                0.0,
+                [tf.zeros_like(variable) for variable in variables],
+                tf.TensorArray(tf.float32, size=self.parts),
+            ),
+        )
+        gradients = [gradient / self.parts for gradient in gradient_sums]
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss_sum / self.parts)
+            else:
+                metric.update_state(*_flat(labels, logits.stack()))
+        return self.get_metrics_result()
+
+
+def _flat(labels: Any, logits: Any) -> tuple[Any, Any]:
+    """Parts put back together: two [parts, b, ...] -> two [parts * b, ...]."""
+    return tuple(tf.reshape(x, (-1, *x.shape[2:])) for x in (labels, logits))

@@ -1,0 +1,45 @@
+"""What every test shares: where fixtures are, and the parity table."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+REFERENCE = Path(__file__).parent / "fixtures" / "reference"
+SHARED = Path(__file__).parents[2] / "shared"
+
+_parity: dict[str, tuple[float, float]] = {}
+
+
+@pytest.fixture
+def agree():
+    """Compares with the reference and keeps the largest difference for the report."""
+
+    def compare(label, ours, theirs, atol):
+        ours = np.asarray(ours, dtype=np.float64)
+        theirs = np.asarray(theirs, dtype=np.float64)
+        assert ours.shape == theirs.shape, label
+        difference = float(np.abs(ours - theirs).max(initial=0.0))
+        fixture = label.split(":")[0]
+        _parity[fixture] = (max(difference, _parity.get(fixture, (0.0,))[0]), atol)
+        assert difference <= atol, f"{label}: {difference:.2e} > {atol:.0e}"
+
+    return compare
+
+
+@pytest.fixture
+def shared():
+    """The folder of data beside a checkout; tests that need it skip without it."""
+    if not SHARED.is_dir():
+        pytest.skip(f"LOUD: {SHARED} is absent, so this comparison did not run")
+    return SHARED
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _parity:
+        terminalreporter.section("parity with the reference (largest difference)")
+        for fixture, (difference, atol) in sorted(_parity.items()):
+            terminalreporter.line(f"{fixture:44} {difference:9.2e}  (<= {atol:.0e})")

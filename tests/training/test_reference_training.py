@@ -1,0 +1,99 @@
+"""The official update steps and schedules, through `keras_vit.training.fit`."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.recipes import Recipe
+from keras_vit.training.optim import WarmupDecay
+from keras_vit.weights import names
+from tests.conftest import REFERENCE
+
+tf = pytest.importorskip("tensorflow")
+
+
+SCHEDULES = [
+    "cosine_100_w10",
+    "linear_100_w10",
+    "cosine_100_w0",
+    "linear_100_w0",
+    "cosine_10000_w500",
+    "linear_20000_w500",
+    "cosine_500_w100",
+]
+
+
+@pytest.mark.parametrize("tag", SCHEDULES)
+def test_schedules(tag, agree):
+    reference = np.load(REFERENCE / "lr_schedules.npz")
+    total, base, warmup = reference[f"{tag}/args"]
+    schedule = WarmupDecay(float(base), int(total), int(warmup), tag.split("_")[0])
+    ours = [
+        keras.ops.convert_to_numpy(schedule(step)) for step in reference[f"{tag}/step"]
+    ]
+    agree(f"lr_schedules: {tag}", ours, reference[f"{tag}/lr"], 1e-8)
+    copy = WarmupDecay.from_config(schedule.get_config())
+    assert copy.get_config() == schedule.get_config()
+
+
+def recipe(**changes):
+    settings = {
+        "total_steps": 10,
+        "base_lr": (0.1,),
+        "held_out": 0.1,
+        "warmup_steps": 2,
+        "batch_size": 8,
+    }
+    return Recipe(**(settings | changes))
+
+
+TRAININGS = {
+    "train_cosine_f32": recipe(),
+    "train_cosine_f32_accum4": recipe(accumulation_steps=4),
+    "train_linear_f32_noclip_nowarm": recipe(
+        base_lr=(0.01,), total_steps=5, warmup_steps=0, decay="linear", clip_norm=None
+    ),
+}
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss before each update: with one step an epoch, the epoch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_five_official_steps_through_fit(name, agree, monkeypatch):
+    reference = np.load(REFERENCE / f"{name}.npz")
+    batches = np.load(REFERENCE / "train_cosine_bf16.npz")
+    model = keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz")
+    images = batches["images"].reshape(-1, *batches["images"].shape[2:])
+    labels = batches["labels"].reshape(-1, 10)
+    # Ten steps make the schedule; the fixture stops after five of them.
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+    official = TRAININGS[name]
+    # The fixture's schedule is longer than its steps: train for five of the ten.
+    fitting = keras_vit.training.fitting
+    schedule_of = fitting.optim.optimizer
+    monkeypatch.setattr(
+        fitting.optim, "optimizer", lambda _, base_lr: schedule_of(official, base_lr)
+    )
+    import dataclasses
+
+    five = dataclasses.replace(official, total_steps=5)
+    history = keras_vit.training.fit(model, five, data, verbose=0).history
+    losses = [row["loss"] for row in history]
+    agree(f"{name}: losses", losses, reference["losses"], 1e-5)
+    compared = 0
+    for entry in names.entries(model):
+        for key, value in entry.split().items():
+            theirs = reference[f"final/{names.renumber(key, names.PRE_LINEN)}"]
+            agree(f"{name}: {key}", value, theirs, 1e-5)
+            compared += 1
+    assert compared == sum(key.startswith("final/") for key in reference.files)

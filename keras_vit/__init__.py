@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from keras_vit import layers, models, recipes, weights
+from keras_vit._version import __version__
 from keras_vit.applications import (
     ViT_B8,
     ViT_B16,
@@ -29,7 +30,7 @@ from keras_vit.layers import (
 )
 from keras_vit.models import at_resolution, for_task, vit
 
-__version__ = "0.1.0.dev0"
+
 
 __all__ = [
     "VARIANTS",

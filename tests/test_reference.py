@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import keras
 import numpy as np
@@ -199,12 +200,14 @@ def test_initial_values(row, overrides):
     statistics = json.loads((REFERENCE / "init_stats.json").read_text())[row]
     config = dataclasses.replace(keras_vit.VARIANTS["ViT-Ti/16"], **overrides)
     keras.utils.set_random_seed(0)
-    model = keras_vit.vit(config, image_size=(224, 224), num_classes=1000)
+    model = keras_vit.vit(config, image_size=(224, 224), num_classes=10)
+    # Keras's truncated normal on torch lets one value in 250,000 through its bounds.
+    slack = 0.3 if keras.backend.backend() == "torch" else 0.03
     compared = 0
     for entry in names.entries(model):
         for name, value in entry.split().items():
             compared += 1
-            theirs = statistics[name]
+            theirs = statistics[re.sub(r"encoderblock_\d+", "encoderblock_0", name)]
             assert list(value.shape) == theirs["shape"], name
             if theirs["std"] == 0:
                 assert (value == theirs["mean"]).all(), name
@@ -212,9 +215,10 @@ def test_initial_values(row, overrides):
             error = theirs["std"] / np.sqrt(value.size)  # Of a mean.
             assert abs(value.mean() - theirs["mean"]) < 6 * error, name
             assert abs(value.std() / theirs["std"] - 1) < 6 / np.sqrt(value.size), name
-            # Extremes of a bounded distribution agree; a normal one's nearly do.
+            bounded = name.endswith("kernel")  # Uniform or truncated; the rest normal.
             for ours, extreme in ((value.min(), "min"), (value.max(), "max")):
-                assert ours / theirs[extreme] == pytest.approx(1, abs=0.35), name
-            if abs(theirs["max"]) < 2.5 * theirs["std"]:  # Uniform or truncated.
-                assert value.max() <= theirs["max"] * 1.01, name
-    assert compared == len(statistics)
+                if bounded:
+                    assert ours / theirs[extreme] == pytest.approx(1, abs=slack), name
+                else:
+                    assert abs(ours) < 6 * theirs["std"], name
+    assert compared == len(statistics) + 11 * sum("encoderblock" in k for k in statistics)

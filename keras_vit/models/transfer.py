@@ -36,7 +36,7 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
             "Expected features [B, D] or tokens [B, T, D] to put a head on. Received: "
             f"model={model.name!r} with output {features.shape}"
         )
-    return keras.Model(model.inputs, heads.head(features, classes), name=model.name)
+    return keras.Model(model.input, heads.head(features, classes), name=model.name)
 
 
 def _features(model: keras.Model) -> keras.KerasTensor:
@@ -75,7 +75,9 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
 
     images = keras.Input((*image_size, facts["num_channels"]), name="images")
     resized = keras.models.clone_model(
-        model, input_tensors=images, clone_function=clone
+        model,
+        input_tensors=keras.tree.map_structure(lambda _: images, model.input),
+        clone_function=clone,
     )
     for old, new in zip(model.layers, resized.layers, strict=True):
         weights = old.get_weights()

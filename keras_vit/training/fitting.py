@@ -297,7 +297,7 @@ def _accumulating(model: keras.Model, parts: int) -> keras.Model:
             f"for TensorFlow. Received: accumulation_steps={parts}, "
             f"backend={keras.backend.backend()}"
         )
-    twin = _Accumulating(model.inputs, model.outputs, name=model.name)
+    twin = _Accumulating(model.input, model.output, name=model.name)
     twin.parts = parts
     return twin
 

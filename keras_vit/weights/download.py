@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from rich import progress
 from rich.console import Console
@@ -432,6 +432,8 @@ def _request(url: str, part: Path, timeout: float) -> http.client.HTTPResponse |
 
 
 def _why(error: Exception, timeout: float) -> str:
+    if isinstance(error, http.client.IncompleteRead):
+        return "truncated: the connection closed before the end"
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
         return f"no answer or no data for {timeout:g} s"
@@ -497,6 +499,6 @@ def _progress(url: str, start: int, total: int | None) -> Iterator[progress.Prog
         _say(f"Downloading {url}" + (f" ({total / 2**20:,.1f} MiB)" if total else ""))
     columns = (*progress.Progress.get_default_columns(), progress.DownloadColumn())
     with progress.Progress(*columns, console=console, disable=quiet) as bar:
-        name = url.partition("?")[0].rpartition("/")[2]
+        name = unquote(url.partition("?")[0].rpartition("/")[2])
         bar.add_task(name, total=total, completed=start)
         yield bar

@@ -1,0 +1,575 @@
+"""The command line: `keras-vit demo | finetune | predict | evaluate | doctor`."""
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="The Vision Transformer paper (arXiv:2010.11929v2) from a shell.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+errors = Console(stderr=True)
+
+Triple = tuple[float, float, float]
+HALF: Triple = (0.5, 0.5, 0.5)
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
+        "CLASS/*.jpg), an .npz, 'digits', or a TFDS name such as cifar10."
+    ),
+]
+Corrupt = Annotated[
+    Literal["stop", "skip"],
+    typer.Option(help="What to do about unreadable images of a folder."),
+]
+MeanOption = Annotated[
+    Triple | None,
+    typer.Option(help="Channel means the weights expect, in 0..1 [default: 0.5 each]."),
+]
+StdOption = Annotated[
+    Triple | None,
+    typer.Option(help="Channel deviations the weights expect [default: 0.5 each]."),
+]
+
+
+@dataclasses.dataclass
+class Run:
+    """A trained model in a folder: `model.keras` and what its user must know."""
+
+    classes: list[str]
+    mean: Triple
+    std: Triple
+    details: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Writes `run.json` beside the model."""
+        from keras_vit.weights.files import replacing
+
+        with replacing(folder / "run.json") as temporary:
+            text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Run":
+        """Reads `run.json`."""
+        file = folder / "run.json"
+        if not file.is_file():
+            raise ValueError(
+                "Expected a folder that `keras-vit finetune` wrote, with model.keras "
+                f"and run.json. Received: {str(folder)!r}"
+            )
+        run = json.loads(file.read_text(encoding="utf-8"))
+        return cls(
+            run["classes"], tuple(run["mean"]), tuple(run["std"]), run["details"]
+        )
+
+
+@app.command()
+def finetune(
+    data: Data,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file "
+            "tells its own]."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="A tag such as imagenet21k, a file, or 'none' [default: the "
+            "variant's ImageNet-21k weights]."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the model, its history and run.json.")
+    ] = Path("runs/finetune"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A row of Table 4 [default: the data set's own, else "
+            "oxford_flowers102's: 500 steps]."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Updates of warm-up.")] = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Learning rate; several are tried on a held-out share of the "
+            "training images [default: the recipe's sweep]."
+        ),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images an update.")] = None,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            help="Parts a batch is cut in to save memory [default: of 32 images]."
+        ),
+    ] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 384 or 384x512 (height x width) [default: the recipe's; a "
+            "weights file's own]."
+        ),
+    ] = None,
+    augment: Annotated[
+        Literal["inception", "flip", "none"] | None,
+        typer.Option(help="Of training images: random crop and flip, flip, none."),
+    ] = None,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Train the head alone.")
+    ] = False,
+    ema: Annotated[
+        float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
+    ] = None,
+    mixed_precision: Annotated[
+        bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
+    ] = False,
+    gelu: Annotated[
+        Literal["tanh", "erf"] | None,
+        typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
+    ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
+    on_corrupt: Corrupt = "stop",
+) -> None:
+    """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
+    import keras
+
+    import keras_vit
+    from keras_vit.data import sources
+
+    keras.utils.set_random_seed(seed)
+    if mixed_precision:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    settings = _recipe(
+        recipe or data,
+        total_steps=steps,
+        warmup_steps=warmup,
+        base_lr=tuple(lr) if lr else None,
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=_size(image_size),
+        augment=augment,
+        freeze=freeze or None,
+        ema=ema,
+    )
+    is_file = weights is not None and Path(weights).suffix != "" and Path(weights).exists()
+    size = settings.image_size if image_size or not is_file else None
+    numerics = {} if gelu is None else {"gelu": gelu}
+    beside: dict[str, Any] = {}
+    if is_file and weights is not None and model is None:
+        beside = keras_vit.weights.config_beside(weights)
+        network = keras_vit.from_checkpoint(weights, image_size=size, **numerics)
+        console.print(_counts(network.checkpoint_report))
+    else:
+        network = _builder(model or "ViT-B/16")(
+            include_top=False,
+            pooling="token",
+            input_shape=(*(size or (224, 224)), 3),
+            **({} if weights is None else {"weights": _none(weights)}),
+            **numerics,
+        )
+    network = keras_vit.for_task(network, len(source.classes))
+    mean = mean or tuple(beside.get("mean", HALF))
+    std = std or tuple(beside.get("std", HALF))
+    console.print(
+        f"{len(source.train)} training images of {len(source.classes)} classes, "
+        f"{network.input_shape[1]}x{network.input_shape[2]} px, "
+        f"{network.count_params():,} parameters"
+    )
+    result = keras_vit.training.fit(
+        network, settings, source, mean=mean, std=std, seed=seed, output=output
+    )
+    details = {
+        "data": data,
+        "model": model,
+        "weights": weights,
+        "seed": seed,
+        "learning_rate": result.learning_rate,
+        "test_accuracy": result.test_accuracy,
+        "keras_vit": keras_vit.__version__,
+    }
+    Run(list(source.classes), mean, std, details).save(output)
+    if result.test_accuracy is not None:
+        right = round(result.test_accuracy * result.test_images)
+        console.print(
+            f"test accuracy {result.test_accuracy:.2%} "
+            f"({right} of {result.test_images} images)"
+        )
+    console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
+
+
+def _recipe(name: str, **changes: Any) -> Any:
+    """A row of Table 4 with the options that were given."""
+    from keras_vit.recipes import FINETUNE
+
+    row = FINETUNE.get(name.split(":")[0], FINETUNE["oxford_flowers102"])
+    changes = {key: value for key, value in changes.items() if value is not None}
+    total = changes.get("total_steps", row.total_steps)
+    changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
+    batch = changes.get("batch_size", row.batch_size)
+    changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
+    return dataclasses.replace(row, **changes)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """'384' or '384x512' as (H, W)."""
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError(
+            "Expected pixels as 384 or 384x512 (height x width). "
+            f"Received: --image-size {text}"
+        )
+    return int(sides[0]), int(sides[-1])
+
+
+def _none(weights: str) -> str | None:
+    return None if weights.lower() == "none" else weights
+
+
+def _builder(variant: str) -> Any:
+    """The builder of a variant in either spelling."""
+    import keras_vit
+    from keras_vit.configs import VIT_VARIANTS, builder_name
+
+    name = builder_name(variant)
+    if name not in keras_vit.VARIANTS:
+        raise ValueError(
+            f"Expected one of {', '.join(VIT_VARIANTS)}. Received: --model {variant}"
+        )
+    return getattr(keras_vit, name)
+
+
+def _counts(report: Any) -> str:
+    return str(report).splitlines()[0]
+
+
+def _open_model(
+    model: str, weights: str | None, mean: Triple | None, std: Triple | None
+) -> tuple[Any, Run]:
+    """A trained model and its run: from a run's folder, a variant, or a file."""
+    import keras
+
+    import keras_vit
+    from keras_vit.applications import imagenet2012_labels
+
+    folder = Path(model)
+    if folder.is_dir():
+        run = Run.load(folder)
+        network = keras.models.load_model(folder / "model.keras")
+    else:
+        tag = weights or "imagenet21k+imagenet2012"
+        run = Run([], HALF, HALF, {})
+        if Path(tag).is_file():
+            beside = keras_vit.weights.config_beside(tag)
+            network = keras_vit.from_checkpoint(tag)
+            run.mean = tuple(beside.get("mean", HALF))
+            run.std = tuple(beside.get("std", HALF))
+        else:
+            network = _builder(model)(weights=tag, classifier_activation=None)
+        count = network.output_shape[-1]
+        run.classes = (
+            list(imagenet2012_labels())
+            if count == 1000
+            else [f"class {i}" for i in range(count)]
+        )
+    run.mean, run.std = mean or run.mean, std or run.std
+    return network, run
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option(help="A folder that `finetune` wrote, or a variant such as ViT-B/16."),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="With a variant: a tag or a file [default: imagenet21k+imagenet2012]."
+    ),
+]
+
+
+@app.command()
+def predict(
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, or folders of them.")
+    ],
+    model: ModelOption = "ViT-B/16",
+    weights: WeightsOption = None,
+    top: Annotated[int, typer.Option(help="Classes to print for each image.")] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object a line.")
+    ] = False,
+    mean: MeanOption = None,
+    std: StdOption = None,
+) -> None:
+    """Prints the most probable classes of images."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_vit.data import preprocessing, sources
+
+    files = [file for path in images for file in _image_files(path)]
+    network, run = _open_model(model, weights, mean, std)
+    size = network.input_shape[1:3]
+    failed = 0
+    for file in files:
+        try:
+            image = preprocessing.decode(tf.io.read_file(str(file)))
+        except (tf.errors.OpError, ValueError) as error:
+            failed += 1
+            reason = str(getattr(error, "message", error)).splitlines()[0]
+            errors.print(f"{file}: not a readable image ({reason})", style="red")
+            continue
+        batch = preprocessing.normalize(
+            preprocessing.resize(image, size), run.mean, run.std
+        )[None]
+        logits = network(np.asarray(batch), training=False)
+        scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
+        best = np.argsort(-scores)[:top]
+        _print_prediction(file, [(run.classes[i], float(scores[i])) for i in best], as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _image_files(path: Path) -> list[Path]:
+    from keras_vit.data.sources import IMAGE_SUFFIXES
+
+    if path.is_dir():
+        found = sorted(
+            file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
+        )
+        if not found:
+            raise ValueError(
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
+                f"Received: {str(path)!r}"
+            )
+        return found
+    if not path.exists():
+        raise ValueError(f"Expected an image or a folder. Received: {str(path)!r}")
+    return [path]
+
+
+def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:
+    if as_json:
+        classes = [{"class": name, "probability": score} for name, score in best]
+        print(json.dumps({"image": str(file), "top": classes}, ensure_ascii=False))
+        return
+    table = Table(title=str(file), title_justify="left", show_header=False, box=None)
+    for name, score in best:
+        table.add_row(f"{score:7.2%}", name)
+    console.print(table)
+
+
+@app.command()
+def evaluate(
+    data: Data,
+    model: ModelOption = "ViT-B/16",
+    weights: WeightsOption = None,
+    batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 32,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int, typer.Option(help="Of the test share, where the data has no test set.")
+    ] = 0,
+) -> None:
+    """Prints accuracy on a data set's test images, every one of them counted."""
+    import keras
+
+    from keras_vit.data import pipelines, sources
+
+    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    if source.test is None:
+        raise ValueError(
+            f"Expected a data set with test images. Received: --data {data}, without"
+        )
+    network, run = _open_model(model, weights, mean, std)
+    if network.output_shape[-1] != len(source.classes):
+        raise ValueError(
+            "Expected a model of the data set's classes. Received: "
+            f"{network.output_shape[-1]} outputs, {len(source.classes)} classes in "
+            f"{source.name}. keras-vit finetune --data {data} makes one"
+        )
+    batches = pipelines.eval_pipeline(
+        source.test,
+        image_size=network.input_shape[1:3],
+        batch_size=batch_size,
+        mean=run.mean,
+        std=run.std,
+    )
+    network.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[
+            keras.metrics.SparseCategoricalAccuracy(name="top_1"),
+            keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"),
+        ],
+    )
+    metrics = network.evaluate(batches, return_dict=True)
+    for name, value in metrics.items():
+        console.print(f"{name:6} {value:.4f}")
+    right = round(metrics["top_1"] * len(source.test))
+    console.print(f"{right} of {len(source.test)} images right")
+
+
+@app.command()
+def doctor() -> None:
+    """Prints what is installed, what is missing, and how to get it."""
+    import keras
+
+    from keras_vit.weights import download
+
+    table = Table(title="keras-vit doctor", title_justify="left", box=None)
+    table.add_column("what")
+    table.add_column("found")
+    table.add_column("what to do")
+    table.add_row("Python", sys.version.split()[0])
+    table.add_row("backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it")
+    packages = {
+        "keras-vit-paper": "",
+        "keras": "",
+        "tensorflow": "",
+        "jax": "optional: pip install jax",
+        "torch": "optional: pip install torch",
+        "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
+        "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
+        "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
+    }
+    for package, remedy in packages.items():
+        try:
+            table.add_row(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            table.add_row(package, "[yellow]missing[/]", remedy)
+    table.add_row("devices", ", ".join(_devices()))
+    cache = download.cache_dir()
+    files = [file for file in cache.rglob("*.npz")] if cache.is_dir() else []
+    size = sum(file.stat().st_size for file in files) / 2**20
+    writable = os.access(next(p for p in (cache, *cache.parents) if p.exists()), os.W_OK)
+    table.add_row(
+        "weights cache",
+        f"{cache}: {len(files)} files, {size:.0f} MiB"
+        + ("" if writable else " [red]not writable[/]"),
+        "KERAS_HOME moves it",
+    )
+    table.add_row(
+        "KERAS_VIT_WEIGHTS",
+        os.environ.get("KERAS_VIT_WEIGHTS", "not set"),
+        "a directory or base URL that comes before any mirror",
+    )
+    console.print(table)
+
+
+def _devices() -> list[str]:
+    """The accelerators the backend sees, else the CPU."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        torch = importlib.import_module("torch")
+        count = torch.cuda.device_count()
+        return [torch.cuda.get_device_name(i) for i in range(count)] or ["cpu"]
+    return [str(device) for device in keras.distribution.list_devices()] or ["cpu"]
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path(
+        "demo"
+    ),
+    steps: Annotated[int, typer.Option(help="Updates.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+) -> None:
+    """Trains, explains, exports and serves a small ViT on real digits; no download."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_vit
+    from keras_vit.data import pipelines, sources
+    from keras_vit.inspection import attention_rollout, plots
+
+    keras.utils.set_random_seed(seed)
+    source = sources.open_source("digits", seed=seed)
+    config = keras_vit.ViTConfig(
+        patch_size=4, num_layers=4, hidden_size=64, mlp_dim=128, num_heads=4
+    )
+    network = keras_vit.vit(config, image_size=(32, 32), num_classes=10)
+    recipe = keras_vit.recipes.Recipe(
+        total_steps=steps,
+        base_lr=(0.03,),
+        held_out=0.1,
+        warmup_steps=steps // 10,
+        batch_size=64,
+        image_size=(32, 32),
+        augment="none",
+    )
+    console.print(
+        f"a ViT of {network.count_params():,} parameters on {len(source.train)} "
+        "handwritten digits (scikit-learn), 8x8 px resized to 32x32"
+    )
+    result = keras_vit.training.fit(network, recipe, source, seed=seed, output=output)
+    Run(list(source.classes), HALF, HALF, {"data": "digits"}).save(output)
+    console.print(
+        f"test accuracy {result.test_accuracy:.2%} on {result.test_images} digits"
+    )
+    batches = pipelines.eval_pipeline(
+        source.test, image_size=(32, 32), batch_size=8, mean=HALF, std=HALF
+    )
+    images, labels = next(iter(batches.as_numpy_iterator()))
+    picture = output / "attention.png"
+    plots.attention_maps(
+        images / 2 + 0.5,
+        attention_rollout(network, images),
+        [f"a {source.classes[label]}" for label in labels],
+        picture,
+    )
+    saved = output / "saved_model"
+    network.export(saved, verbose=False)
+    served = tf.saved_model.load(str(saved)).serve(images[:1])
+    digit = source.classes[int(np.argmax(served[0]))]
+    console.print(f"attention picture: {picture}")
+    console.print(f"SavedModel: {saved}; it says the first digit is a {digit}")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.")
+    ] = False,
+) -> None:
+    if version:
+        from keras_vit._version import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line; an expected error is one message, not a traceback."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        app()
+    except (ValueError, OSError, ImportError) as error:
+        errors.print(f"keras-vit: {error}", style="red", markup=False, highlight=False)
+        sys.exit(1)

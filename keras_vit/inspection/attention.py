@@ -1,0 +1,46 @@
+"""Attention as numbers (Appendix A, D.8)."""
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import TransformerBlock
+from keras_vit.layers.embeddings import Tensor
+from keras_vit.models.vit import describe
+
+
+def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
+    """Returns every layer's attention on `images`: [B, H, W, C] -> [B, L, k, T, T]."""
+    return ops.stack(list(_layer_scores(model, images)), axis=1)
+
+
+def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
+    """Each layer's attention in turn, [B, k, T, T]: never all of them at once."""
+    blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
+    inputs = keras.Model(model.input, [block.input for block in blocks])(images)
+    for block, z in zip(blocks, keras.tree.flatten(inputs), strict=True):
+        yield block.attention_scores(z)
+
+
+def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
+    """How much the output looks at each patch (D.8): [B, H, W, C] -> [B, rows, columns].
+
+    Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
+    the residual connections, rows renormalised, layers multiplied. The map is the class
+    token's row over the patches; without a class token, the mean over all rows.
+
+    Returns:
+        NumPy array of shares; each map sums to at most 1.
+    """
+    facts = describe(model)
+    joint = None
+    for scores in _layer_scores(model, images):
+        mean = ops.mean(scores, axis=1)  # [B, T, T]
+        mixed = (mean + ops.eye(mean.shape[-1])) / 2
+        joint = mixed if joint is None else ops.matmul(mixed, joint)
+    prefix = facts["num_prefix_tokens"]
+    row = joint[:, 0] if prefix else ops.mean(joint, axis=1)
+    maps = ops.convert_to_numpy(row)[:, prefix:]
+    return maps.reshape(-1, *facts["grid"])

@@ -164,8 +164,8 @@ def _in_directory(variant: str, directory: Path) -> Path:
 def _classes_in(source: Path | None) -> int:
     if source is None:
         return 1000
-    tensors = checkpoint.Npz(source)
-    return tensors["head/bias"].shape[0] if "head/bias" in tensors else 1000
+    with checkpoint.Npz(source) as tensors:
+        return tensors["head/bias"].shape[0] if "head/bias" in tensors else 1000
 
 
 def _trained_head(variant: str) -> str:
@@ -277,9 +277,6 @@ def from_checkpoint(
         FileNotFoundError: if there is no such file.
         ValueError: if it is damaged or not a ViT's, or the grid cannot be known.
     """
-    tensors = checkpoint.Npz(source)
-    contents = checkpoint.infer(tensors, str(source))
-    beside = checkpoint.config_beside(source)
     fields = {field.name for field in dataclasses.fields(ViTConfig)}
     unknown = overrides.keys() - fields
     if unknown:
@@ -287,19 +284,25 @@ def from_checkpoint(
             f"Expected overrides among {', '.join(sorted(fields))}. "
             f"Received: {', '.join(sorted(unknown))}"
         )
+    beside = checkpoint.config_beside(source)
     chosen = {key: beside[key] for key in beside.keys() & fields} | overrides
-    if classes is not None and classes != contents.num_classes:
-        chosen.setdefault("representation_size", None)
-    config = dataclasses.replace(contents.config, **chosen)
     grid = grid or beside.get("grid")
-    if image_size is None:
-        own = checkpoint.position_grid(contents.num_positions, None, grid, str(source))
-        image_size = (own[0] * config.patch_size, own[1] * config.patch_size)
-    images = keras.Input((*image_size, contents.num_channels), name="images")
-    num_classes = contents.num_classes if classes is None else classes
-    outputs = heads.classify(encode(images, config), config, num_classes)
-    model = keras.Model(images, outputs, name="vit")
-    model.checkpoint_report = checkpoint.assign(model, tensors, str(source), grid=grid)
+    with checkpoint.Npz(source) as tensors:
+        contents = checkpoint.infer(tensors, str(source))
+        if classes is not None and classes != contents.num_classes:
+            chosen.setdefault("representation_size", None)
+        config = dataclasses.replace(contents.config, **chosen)
+        if image_size is None:
+            own = checkpoint.position_grid(
+                contents.num_positions, None, grid, str(source)
+            )
+            image_size = (own[0] * config.patch_size, own[1] * config.patch_size)
+        images = keras.Input((*image_size, contents.num_channels), name="images")
+        num_classes = contents.num_classes if classes is None else classes
+        outputs = heads.classify(encode(images, config), config, num_classes)
+        model = keras.Model(images, outputs, name="vit")
+        report = checkpoint.assign(model, tensors, str(source), grid=grid)
+    model.checkpoint_report = report
     return model
 
 

@@ -74,7 +74,9 @@ class Report:
 
 
 class Npz(Mapping[str, np.ndarray]):
-    """The tensors of an npz under canonical names, in float32; read when asked for.
+    """The tensors of an npz under canonical names, in float32; each read once, if asked.
+
+    A context manager: `with Npz(path) as tensors`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -88,16 +90,24 @@ class Npz(Mapping[str, np.ndarray]):
                 f"Expected a checkpoint file. Received: {str(path)!r}, which does not "
                 "exist. A published one is named by a tag, e.g. weights='imagenet21k'"
             )
-        try:
-            self._file = np.load(self.path, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(_not_an_npz(self.path)) from error
-        if not isinstance(self._file, np.lib.npyio.NpzFile):
+        if not zipfile.is_zipfile(self.path):
             raise ValueError(_not_an_npz(self.path))
+        self._file = np.load(self.path, allow_pickle=False)
         self._names = names.canonical(self._file.files)
+        self._read: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> "Npz":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        original = self._names[name]
+        if name not in self._read:
+            self._read[name] = self._tensor(self._names[name])
+        return self._read[name]
+
+    def _tensor(self, original: str) -> np.ndarray:
         try:
             tensor = self._file[original]
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
@@ -253,9 +263,9 @@ def load(
         ValueError: if the file is damaged, holds pickled objects or NaNs, or is of
             another architecture; the model is then unchanged.
     """
-    tensors = Npz(source)
     grid = grid or config_beside(source).get("grid")
-    return assign(model, tensors, str(source), grid=grid)
+    with Npz(source) as tensors:
+        return assign(model, tensors, str(source), grid=grid)
 
 
 def assign(

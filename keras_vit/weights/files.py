@@ -35,4 +35,5 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             + "; nothing was written",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()

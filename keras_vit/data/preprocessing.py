@@ -1,0 +1,118 @@
+"""Image functions of the official input pipeline (vit_jax/input_pipeline.py).
+
+Pure functions on TensorFlow tensors; whatever is random takes its seed as an argument.
+
+Glossary of shapes: H, W, C are an image's height, width and channels; `image_size` is
+(H, W) in pixels.
+"""
+
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+Tensor: TypeAlias = Any
+Size: TypeAlias = tuple[int, int]
+Channels: TypeAlias = tuple[float, ...]
+
+HALF: Channels = (0.5, 0.5, 0.5)  # Scales 0..255 to [-1, 1], as the published weights.
+
+
+def decode(encoded: Tensor) -> Tensor:
+    """JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 [H, W, 3]."""
+    image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    return tf.ensure_shape(image, (None, None, 3))
+
+
+def resize(image: Tensor, image_size: Size) -> Tensor:
+    """The official evaluation resize: [H, W, C] -> float32 [*image_size, C].
+
+    A plain squash, bilinear without antialiasing: no centre crop.
+    """
+    return tf.image.resize(image, image_size, method="bilinear", antialias=False)
+
+
+def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
+    """The Inception crop's place in an image of `shape`: int32 [top, left, h, w].
+
+    5 to 100 % of the area at aspect ratios of 3/4 to 4/3, as the official training.
+    """
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        shape,
+        tf.zeros([0, 0, 4], tf.float32),
+        seed=seed,
+        min_object_covered=0.0,
+        area_range=(0.05, 1.0),
+        aspect_ratio_range=(0.75, 1.33),
+        use_image_if_no_bounding_boxes=True,
+    )
+    return tf.concat([begin[:2], size[:2]], axis=0)
+
+
+def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
+    """A random crop, resized: uint8 image or encoded bytes -> float32 [*image_size, C].
+
+    Args:
+        image: uint8 [H, W, C], or a scalar string; of a JPEG only the crop is decoded.
+        image_size: (H, W) of the result.
+        seed: int [2]; the same seed gives the same crop.
+    """
+    if image.dtype != tf.string:
+        top, left, height, width = tf.unstack(crop_box(tf.shape(image), seed))
+        crop = image[top : top + height, left : left + width]
+        return resize(crop, image_size)
+
+    def crop_of_jpeg() -> Tensor:
+        shape = tf.image.extract_jpeg_shape(image)
+        return tf.image.decode_and_crop_jpeg(
+            image, crop_box(shape, seed), channels=3
+        )
+
+    def crop_of_other() -> Tensor:
+        decoded = decode(image)
+        top, left, height, width = tf.unstack(crop_box(tf.shape(decoded), seed))
+        return decoded[top : top + height, left : left + width]
+
+    crop = tf.cond(tf.io.is_jpeg(image), crop_of_jpeg, crop_of_other)
+    return resize(tf.ensure_shape(crop, (None, None, 3)), image_size)
+
+
+def random_flip(image: Tensor, seed: Tensor) -> Tensor:
+    """Mirrors [H, W, C] left to right with probability 1/2."""
+    return tf.image.stateless_random_flip_left_right(image, seed)
+
+
+def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Tensor:
+    """(x / 255 - mean) / std: values in 0..255 -> float32 of the same shape.
+
+    Args:
+        image: [..., C], uint8 or floats in 0..255.
+        mean: by channel, in units of the 0..1 range; one value serves all channels.
+        std: likewise. The defaults give exactly the official (x - 127.5) / 127.5.
+    """
+    channels = image.shape[-1]
+    scale = [255.0 * value for value in per_channel(std, channels)]
+    offset = [255.0 * value for value in per_channel(mean, channels)]
+    return (tf.cast(image, tf.float32) - offset) / scale
+
+
+def per_channel(values: Channels, channels: int) -> Channels:
+    """`values` for each of `channels`; equal values stretch to any number of them.
+
+    Raises:
+        ValueError: if there are neither `channels` values nor one value.
+    """
+    if len(values) == channels:
+        return tuple(values)
+    if len(set(values)) == 1:
+        return (values[0],) * channels
+    raise ValueError(
+        "Expected one value for each channel, or one for all. Received: "
+        f"{tuple(values)} for {channels} channels"
+    )
+
+
+def value_range(mean: Channels = HALF, std: Channels = HALF) -> tuple[float, float]:
+    """The least and the greatest value `normalize` can give."""
+    low = min((0 - m) / s for m, s in zip(mean, std, strict=True))
+    high = max((1 - m) / s for m, s in zip(mean, std, strict=True))
+    return low, high

@@ -1,0 +1,455 @@
+"""Where images come from: a folder, an npz, scikit-learn's digits, or TFDS.
+
+Every source is a `Source`: class names, a training `Split` and, where there is one, a
+test `Split`. A split yields single examples, {"image": ..., "label": ...}, the image
+as encoded bytes or as uint8 [H, W, C].
+"""
+
+import abc
+import collections
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from rich.progress import track
+
+from keras_vit.data import preprocessing
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+TEST_SHARE = 0.2  # Of a source that has no test set of its own.
+
+
+class Split(abc.ABC):
+    """Labelled images that can be read in order, shuffled, and divided."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many images."""
+
+    @abc.abstractmethod
+    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        """One pass: {"image": scalar string or uint8 [H, W, C], "label": int64}.
+
+        Args:
+            shuffle_seed: the order is a function of it; None keeps the given order.
+        """
+
+    @abc.abstractmethod
+    def split(self, share: float, seed: int) -> tuple["Split", "Split"]:
+        """The rest, and a held-out share drawn by `seed`."""
+
+
+class Arrays(Split):
+    """A split in memory, or of image files: anything an index reads.
+
+    Args:
+        images: uint8 [N, H, W, C], or N file names.
+        labels: int [N].
+    """
+
+    def __init__(self, images: np.ndarray | Sequence[str], labels: np.ndarray) -> None:
+        self.images = np.asarray(images)
+        self.labels = np.asarray(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        order = np.arange(len(self))
+        if shuffle_seed is not None:
+            np.random.default_rng(shuffle_seed).shuffle(order)
+        images, labels = tf.constant(self.images), tf.constant(self.labels)
+        is_file = images.dtype == tf.string
+
+        def read(index: Any) -> dict[str, Any]:
+            image = tf.gather(images, index)
+            return {
+                "image": tf.io.read_file(image) if is_file else image,
+                "label": tf.gather(labels, index),
+            }
+
+        return tf.data.Dataset.from_tensor_slices(order).map(
+            read, num_parallel_calls=tf.data.AUTOTUNE
+        )
+
+    def take(self, indices: np.ndarray) -> "Arrays":
+        """The examples at `indices`."""
+        return Arrays(self.images[indices], self.labels[indices])
+
+    def split(self, share: float, seed: int) -> tuple["Arrays", "Arrays"]:
+        rest, held_out = stratified(self.labels, share, seed)
+        return self.take(rest), self.take(held_out)
+
+
+def stratified(
+    labels: np.ndarray, share: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rest and of a share of every class, each in ascending order.
+
+    Every class of two images or more leaves one on each side.
+
+    Raises:
+        ValueError: if one side would be empty.
+    """
+    rng = np.random.default_rng(seed)
+    held: list[int] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        held += rng.permutation(members)[:count].tolist()
+    chosen = np.zeros(len(labels), bool)
+    chosen[held] = True
+    if not 0 < chosen.sum() < len(labels):
+        raise ValueError(
+            "Expected a class of at least two images to hold a share of. Received: "
+            f"{len(labels)} images of {len(np.unique(labels))} classes"
+        )
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+class TFDS(Split):
+    """A split of a TensorFlow Datasets builder, streamed; images stay encoded."""
+
+    def __init__(self, builder: Any, spec: str, seed: int = 0) -> None:
+        self.builder = builder
+        self.spec = spec  # TFDS's own split arithmetic, e.g. "train[:98%]".
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return int(self.builder.info.splits[self.spec].num_examples)
+
+    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
+        import tensorflow_datasets as tfds
+
+        feature = self.builder.info.features["image"]
+        decoders = (
+            {"image": tfds.decode.SkipDecoding()}
+            if isinstance(feature, tfds.features.Image)
+            else None
+        )
+        dataset = self.builder.as_dataset(
+            split=self.spec,
+            decoders=decoders,
+            shuffle_files=False,
+            read_config=tfds.ReadConfig(try_autocache=False),
+        )
+        dataset = dataset.map(
+            lambda example: {
+                "image": example["image"],
+                "label": tf.cast(example["label"], tf.int64),
+            }
+        )
+        if shuffle_seed is None:
+            return dataset
+        size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
+        return dataset.shuffle(size, seed=shuffle_seed, reshuffle_each_iteration=False)
+
+    def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
+        """By TFDS's arithmetic, as the official "train[:98%]": the last share is held."""
+        base, _, rest = self.spec.partition("[")
+        if rest:
+            raise ValueError(
+                "Expected a whole TFDS split to hold a share of. Received: "
+                f"split={self.spec!r}; give one learning rate to train on it as it is"
+            )
+        kept = len(self) - max(1, round(share * len(self)))
+        return (
+            TFDS(self.builder, f"{base}[:{kept}]"),
+            TFDS(self.builder, f"{base}[{kept}:]"),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set: its classes' names, its training images and its test images."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split | None
+
+
+def open_source(
+    spec: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    on_corrupt: Literal["stop", "skip"] = "stop",
+) -> Source:
+    """Opens images by name.
+
+    Args:
+        spec: a folder (`train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or `CLASS/*.jpg`, of
+            which a fifth of every class then is the test set), an `.npz` with
+            `x_train`, `y_train`, `x_test`, `y_test` and, if wanted, `classes`, the word
+            "digits", or a TFDS name with or without splits: "cifar10",
+            "cifar10:train[:98%]/test".
+        seed: of the test share, where one has to be drawn.
+        on_corrupt: what to do about unreadable images of a folder, after naming them.
+
+    Returns:
+        A `Source`.
+
+    Raises:
+        ValueError: if there is no such source, or it cannot be learnt from as it is.
+    """
+    if on_corrupt not in ("stop", "skip"):
+        raise ValueError(
+            f"Expected on_corrupt 'stop' or 'skip'. Received: on_corrupt={on_corrupt!r}"
+        )
+    path = Path(spec)
+    if path.is_dir():
+        return _folder(path, seed, on_corrupt)
+    if path.is_file():
+        return _npz(path, seed)
+    name = str(spec)
+    if name == "digits":
+        return _digits(seed)
+    if path.suffix in (".npz", ".zip", ".tar", ".gz") or len(path.parts) > 1 and (
+        path.is_absolute() or path.parts[0] in ("..", ".", "~")
+    ):
+        raise ValueError(
+            f"Expected a folder or an .npz that exists. Received: {name!r}"
+        )
+    return _tfds(name)
+
+
+def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
+    train, test = path / "train", _test_folder(path)
+    if not train.is_dir():
+        classes = _classes(path)
+        images, labels = _files(path, classes)
+        whole = Arrays(*check_images(images, labels, classes, on_corrupt))
+        rest, held_out = whole.split(TEST_SHARE, seed)
+        return Source(str(path), classes, rest, held_out)
+    classes = _classes(train)
+    split = Arrays(*check_images(*_files(train, classes), classes, on_corrupt))
+    if test is None:
+        return Source(str(path), classes, split, None)
+    unknown = set(_classes(test)) - set(classes)
+    if unknown:
+        raise ValueError(
+            "Expected test classes among the training classes. Received: "
+            f"{', '.join(sorted(unknown))} in {str(test)!r} alone"
+        )
+    present = tuple(name for name in classes if (test / name).is_dir())
+    images, labels = _files(test, present)
+    labels = np.array([classes.index(present[label]) for label in labels])
+    images, labels = check_images(images, labels, classes, on_corrupt, test=True)
+    return Source(str(path), classes, split, Arrays(images, labels))
+
+
+def _test_folder(path: Path) -> Path | None:
+    return next((path / n for n in TEST_FOLDERS if (path / n).is_dir()), None)
+
+
+def _classes(path: Path) -> tuple[str, ...]:
+    """The class folders of `path`, by name."""
+    classes = tuple(
+        sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
+    )
+    if len(classes) < 2:
+        raise ValueError(
+            "Expected a folder for each of two classes or more. Received: "
+            f"{str(path)!r} with {', '.join(classes) or 'none'}. Put the images of a "
+            "class into a folder of its name"
+        )
+    return classes
+
+
+def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """Every image of the class folders, and its label."""
+    files: list[str] = []
+    labels: list[int] = []
+    ignored: list[Path] = []
+    for label, name in enumerate(classes):
+        members = sorted(p for p in (path / name).rglob("*") if p.is_file())
+        members = [p for p in members if p.name[0] != "."]
+        images = [p for p in members if p.suffix.lower() in IMAGE_SUFFIXES]
+        ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
+        if not images:
+            raise ValueError(
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in every class "
+                f"folder. Received: {str(path / name)!r}, which has none. Fill it or "
+                "delete it"
+            )
+        files += map(str, images)
+        labels += [label] * len(images)
+    if ignored:
+        warnings.warn(
+            f"{len(ignored)} files in {path} are not images by their suffix and were "
+            f"left out, {ignored[0]} first",
+            stacklevel=2,
+        )
+    return files, np.array(labels)
+
+
+def check_images(
+    files: list[str],
+    labels: np.ndarray,
+    classes: tuple[str, ...],
+    on_corrupt: str,
+    test: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes every file once, so that training never meets a bad one.
+
+    Returns:
+        The readable files and their labels.
+
+    Raises:
+        ValueError: naming the unreadable ones, unless `on_corrupt` is "skip"; or if a
+            class would have none left.
+    """
+
+    def sizes(file: Any) -> Any:
+        return tf.size(preprocessing.decode(tf.io.read_file(file)))
+
+    # An element that cannot be decoded is dropped by ignore_errors; batches of the
+    # good ones' positions tell which.
+    positions = tf.data.Dataset.range(len(files))
+    names = tf.constant(files)
+    good = positions.map(
+        lambda i: (i, sizes(tf.gather(names, i))),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    ).ignore_errors()
+    seen = track(
+        good.as_numpy_iterator(),
+        description="checking images",
+        total=len(files),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    readable = np.zeros(len(files), bool)
+    readable[[int(position) for position, _ in seen]] = True
+    bad = [file for file, ok in zip(files, readable, strict=True) if not ok]
+    if not bad:
+        return np.array(files), labels
+    listed = ", ".join(bad[:10]) + (", ..." if len(bad) > 10 else "")
+    if on_corrupt == "stop":
+        raise ValueError(
+            f"Expected readable images. Received: {len(bad)} of {len(files)} files "
+            f"that cannot be decoded: {listed}. Repair or delete them, or leave them "
+            "out with --on-corrupt skip (on_corrupt='skip')"
+        )
+    warnings.warn(f"{len(bad)} unreadable images left out: {listed}", stacklevel=2)
+    left = collections.Counter(labels[readable].tolist())
+    for label, name in enumerate(classes):
+        if not left[label] and not test:
+            raise ValueError(
+                "Expected a readable image in every class. Received: class "
+                f"{name!r} with {collections.Counter(labels.tolist())[label]} files, "
+                "none of them readable"
+            )
+    return np.array(files)[readable], labels[readable]
+
+
+def _npz(path: Path, seed: int) -> Source:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "Expected an .npz of plain arrays (pickled objects are never loaded). "
+            f"Received: {str(path)!r} ({error})"
+        ) from error
+    for key in ("x_train", "y_train"):
+        if key not in arrays:
+            raise ValueError(
+                "Expected x_train, y_train and, if there is a test set, x_test and "
+                f"y_test. Received: {str(path)!r} with {', '.join(sorted(arrays))}"
+            )
+    train = _labelled(arrays["x_train"], arrays["y_train"], f"{path}: train")
+    given = arrays.get("classes")
+    classes = (
+        tuple(str(name) for name in given)
+        if given is not None
+        else tuple(str(label) for label in range(train.labels.max() + 1))
+    )
+    test: Arrays | None
+    if "x_test" in arrays and "y_test" in arrays:
+        test = _labelled(arrays["x_test"], arrays["y_test"], f"{path}: test")
+    else:
+        train, test = train.split(TEST_SHARE, seed)
+    for split in (train, test):
+        if split.labels.min() < 0 or split.labels.max() >= len(classes):
+            raise ValueError(
+                f"Expected labels in 0..{len(classes) - 1}. Received: {str(path)!r} with "
+                f"labels from {split.labels.min()} to {split.labels.max()}"
+            )
+    return Source(str(path), classes, train, test)
+
+
+def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
+    labels = labels.reshape(-1) if labels.shape == (len(images), 1) else labels
+    images = images[..., None] if images.ndim == 3 else images
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or labels.shape != (len(images),)
+        or not np.issubdtype(labels.dtype, np.integer)
+        or not len(images)
+    ):
+        raise ValueError(
+            "Expected uint8 images [N, H, W, C] and integer labels [N]. Received: "
+            f"{where} with images {images.dtype} {images.shape}, labels "
+            f"{labels.dtype} {labels.shape}"
+        )
+    if images.shape[-1] == 1:
+        images = np.repeat(images, 3, axis=-1)
+    return Arrays(images, labels)
+
+
+def _digits(seed: int) -> Source:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            "Expected scikit-learn for its digits: pip install 'keras-vit-paper[demo]'"
+        ) from error
+    digits = load_digits()
+    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # 0..16 in the file.
+    whole = Arrays(np.repeat(gray[..., None], 3, axis=-1), digits.target)
+    train, test = whole.split(TEST_SHARE, seed)
+    return Source("digits", tuple("0123456789"), train, test)
+
+
+def _tfds(name: str) -> Source:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            f"Expected a folder, an .npz, 'digits' or a TFDS name. Received: {name!r}, "
+            "neither file nor folder; TFDS names need pip install "
+            "'keras-vit-paper[tfds]'"
+        ) from error
+    dataset, _, splits = name.partition(":")
+    train, _, test = (splits or "train/test").partition("/")
+    try:
+        builder = tfds.builder(dataset)
+        builder.download_and_prepare()
+    except tfds.core.DatasetNotFoundError as error:
+        raise ValueError(
+            "Expected a folder or .npz that exists, 'digits', or a TFDS name. "
+            f"Received: {name!r}"
+        ) from error
+    features = builder.info.features
+    if not {"image", "label"} <= set(features):
+        raise ValueError(
+            "Expected a TFDS data set with features image and label. Received: "
+            f"{dataset!r} with {', '.join(features)}"
+        )
+    available = builder.info.splits
+    if not splits and test not in available:
+        test = next((n for n in ("validation", "val") if n in available), "")
+    return Source(
+        name,
+        tuple(features["label"].names),
+        TFDS(builder, train),
+        TFDS(builder, test) if test else None,
+    )

@@ -1,0 +1,72 @@
+"""Section 3.2: a new head, a new resolution."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.conftest import REFERENCE
+from tests.models.test_vit import perturbed, tiny
+
+
+def test_for_task_removes_pre_logits_and_starts_at_zero():
+    model = keras_vit.from_checkpoint(REFERENCE / "vit_mini_rep.npz")
+    task = keras_vit.for_task(model, 3)
+    names = [layer.name for layer in task.layers]
+    assert "pre_logits" not in names
+    assert names[-1] == "head"
+    assert task.output_shape == (None, 3)
+    assert not any(w.any() for w in task.get_layer("head").get_weights())
+    assert task.get_layer("encoderblock_0") is model.get_layer("encoderblock_0")
+    again = keras_vit.for_task(task, 4)
+    assert again.output_shape == (None, 4)
+
+
+def test_for_task_on_features_and_tokens():
+    assert keras_vit.for_task(tiny(num_classes=None), 3).output_shape == (None, 3)
+    tokens = keras_vit.ViT_Ti16(include_top=False, weights=None, input_shape=(32, 32, 3))
+    assert keras_vit.for_task(tokens, 3).output_shape == (None, 5, 3)
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.5, None])
+def test_for_task_wants_classes(classes):
+    with pytest.raises(ValueError, match="positive number of classes"):
+        keras_vit.for_task(tiny(), classes)
+
+
+def test_at_resolution_keeps_weights_and_leaves_the_model():
+    model = perturbed(tiny())
+    model.get_layer("encoderblock_0").trainable = False
+    larger = keras_vit.at_resolution(model, (40, 16))
+    assert larger.input_shape == (None, 40, 16, 3)
+    assert larger.name == model.name
+    assert not larger.get_layer("encoderblock_0").trainable
+    for old, new in zip(model.weights, larger.weights, strict=True):
+        assert old is not new
+        if "pos_embedding" not in old.path:
+            np.testing.assert_array_equal(
+                keras.ops.convert_to_numpy(old), keras.ops.convert_to_numpy(new)
+            )
+    same = keras_vit.at_resolution(model, (16, 24))
+    images = np.ones((1, 16, 24, 3), "float32")
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(model(images)),
+        keras.ops.convert_to_numpy(same(images)),
+    )
+
+
+def test_at_resolution_refuses_what_no_patch_fits():
+    with pytest.raises(ValueError, match="N = HW"):
+        keras_vit.at_resolution(tiny(), (20, 24))
+
+
+def test_at_resolution_wants_a_vit():
+    dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="PatchEmbedding"):
+        keras_vit.at_resolution(dense, (16, 16))
+
+
+def test_at_resolution_of_a_users_own_head():
+    model = tiny(num_classes=None)
+    longer = keras.Model(model.input, keras.layers.Dense(2, name="mine")(model.output))
+    assert keras_vit.at_resolution(longer, (32, 32)).get_layer("mine").units == 2

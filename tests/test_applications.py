@@ -1,0 +1,120 @@
+"""The keras.applications face, on files the tests make."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import applications
+from keras_vit.configs import VIT_VARIANTS, builder_name
+from tests.conftest import REFERENCE
+
+BUILDERS = [builder_name(variant) for variant in VIT_VARIANTS]
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(x)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_signature_is_that_of_keras_applications(name):
+    builder = getattr(keras_vit, name)
+    theirs = list(inspect.signature(keras.applications.ResNet50).parameters)
+    ours = inspect.signature(builder).parameters
+    positional = [p.name for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == theirs
+    assert builder.__name__ == name
+    documented = inspect.getdoc(builder)
+    assert all(f"\n    {parameter}: " in documented for parameter in ours)
+
+
+def small(**kwargs):
+    return keras_vit.ViT_Ti16(weights=None, input_shape=(32, 48, 3), **kwargs)
+
+
+def test_top_and_activation():
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 48, 3))
+    np.testing.assert_allclose(numpy(small(classes=4)(images)), 0.25)  # A zero head.
+    assert (numpy(small(classes=4, classifier_activation=None)(images)) == 0).all()
+
+
+def test_pooling_without_top():
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 48, 3)).astype("float32")
+    tokens = small(include_top=False)
+    expected = numpy(tokens(images))
+    assert expected.shape == (2, 7, 192)
+    for pooling, reduced in (
+        ("token", expected[:, 0]),
+        ("avg", expected.mean(1)),
+        ("max", expected.max(1)),
+    ):
+        pooled = small(include_top=False, pooling=pooling)
+        pooled.set_weights(tokens.get_weights())
+        np.testing.assert_allclose(numpy(pooled(images)), reduced, atol=1e-5)
+
+
+def test_impossible_pooling():
+    with pytest.raises(ValueError, match="pooling='mean'"):
+        small(include_top=False, pooling="mean")
+    with pytest.raises(ValueError, match="class token"):
+        small(include_top=False, pooling="token", classifier="gap")
+
+
+def test_input_tensor():
+    images = keras.Input((64, 64, 3))
+    scaled = keras.layers.Rescaling(1 / 127.5, -1)(images)
+    model = keras_vit.ViT_Ti16(weights=None, input_tensor=scaled, classes=2)
+    assert model.input_shape == (None, 64, 64, 3)
+    assert "rescaling" in " ".join(layer.name for layer in model.layers)
+
+
+def test_unknown_tag_names_those_there_are():
+    with pytest.raises(ValueError, match="imagenet21k"):
+        keras_vit.ViT_B16(weights="imagenet22k")
+
+
+def test_from_checkpoint_overrides_and_unknown_ones():
+    model = keras_vit.from_checkpoint(
+        REFERENCE / "vit_mini.npz", layer_norm_epsilon=1e-5, gelu="erf"
+    )
+    assert model.get_layer("encoder_norm").epsilon == 1e-5
+    with pytest.raises(ValueError, match="depth"):
+        keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", depth=3)
+
+
+def test_from_checkpoint_without_a_head_gives_features(tmp_path):
+    with np.load(REFERENCE / "vit_mini.npz") as file:
+        body = {key: file[key] for key in file.files if not key.startswith("head")}
+    np.savez(tmp_path / "body.npz", **body)
+    assert keras_vit.from_checkpoint(tmp_path / "body.npz").output_shape == (None, 32)
+
+
+def test_preprocess_input_leaves_its_argument():
+    x = np.array([0, 127, 128, 255], np.uint8).reshape(1, 2, 2, 1)
+    kept = x.copy()
+    y = keras_vit.preprocess_input(x)
+    expected = (kept.astype(np.float32) - 127.5) / 127.5
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(x, kept)
+    floats = x.astype(np.float32)
+    keras_vit.preprocess_input(floats)
+    np.testing.assert_array_equal(floats, kept)
+    tensor = keras_vit.preprocess_input(keras.ops.convert_to_tensor(x))
+    np.testing.assert_allclose(numpy(tensor), expected, atol=1e-7)
+
+
+def test_decode_predictions():
+    scores = np.zeros((2, 1000), np.float32)
+    scores[0, [1, 0]] = 0.9, 0.1
+    scores[1, 999] = 1
+    first, second = keras_vit.decode_predictions(scores, top=2)
+    assert first == [
+        (1, "goldfish, Carassius auratus", pytest.approx(0.9)),
+        (0, "tench, Tinca tinca", pytest.approx(0.1)),
+    ]
+    assert second[0][0] == 999
+    assert len(applications.imagenet2012_labels()) == 1000
+    with pytest.raises(ValueError, match="1000"):
+        keras_vit.decode_predictions(scores[:, :10])

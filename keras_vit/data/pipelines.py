@@ -8,8 +8,6 @@ from keras_vit.data import preprocessing
 from keras_vit.data.preprocessing import HALF, Channels, Size
 from keras_vit.data.sources import Split
 
-CACHE_BYTES = 512 * 2**20  # Splits up to this size are read once and kept.
-
 
 def train_pipeline(
     split: Split,
@@ -24,7 +22,7 @@ def train_pipeline(
     """Endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
 
     An epoch's order is a function of (seed, epoch), an example's crop and flip of
-    (seed, epoch, its place in it): two pipelines of one seed are equal to the bit.
+    (seed, epoch, its place): two pipelines of one seed are equal to the bit.
 
     Args:
         split: what to read.
@@ -36,23 +34,58 @@ def train_pipeline(
         augment: "inception", the official random crop and flip; "flip"; or "none".
     """
 
-    def example(epoch: Any, place: Any, item: dict[str, Any]) -> tuple[Any, Any]:
-        # One stream of seeds for crops, one for flips.
-        crop = tf.stack([tf.cast(seed, tf.int64) + (epoch << 32), 2 * place])
+    def epoch_of(epoch: Any) -> tf.data.Dataset:
+        seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
+        places = split.dataset(seeds).enumerate()
+        return places.map(lambda place, item: (seeds, place, item))
+
+    def example(seeds: Any, place: Any, item: dict[str, Any]) -> tuple[Any, Any]:
+        # The epoch's own key, then one stream of seeds for crops and one for flips.
+        key = tf.random.experimental.stateless_fold_in(seeds, place)
         image = item["image"]
         if augment == "inception":
+            crop = tf.random.experimental.stateless_fold_in(key, 0)
             image = preprocessing.inception_crop(image, image_size, crop)
         else:
             image = preprocessing.resize(_decoded(image), image_size)
         if augment != "none":
-            image = preprocessing.random_flip(image, crop + [0, 1])
+            flip = tf.random.experimental.stateless_fold_in(key, 1)
+            image = preprocessing.random_flip(image, flip)
         return preprocessing.normalize(image, mean, std), item["label"]
 
-    examples = tf.data.Dataset.counter().flat_map(
-        lambda epoch: _epoch(split, seed, epoch)
-    )
     return (
-        examples.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        tf.data.Dataset.counter()
+        .flat_map(epoch_of)
+        .map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         .batch(batch_size, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )
+
+
+def eval_pipeline(
+    split: Split,
+    *,
+    image_size: Size,
+    batch_size: int,
+    mean: Channels = HALF,
+    std: Channels = HALF,
+) -> tf.data.Dataset:
+    """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
+
+    The last batch holds what is left; the official code drops it (FACTS section 5).
+    """
+
+    def example(item: dict[str, Any]) -> tuple[Any, Any]:
+        image = preprocessing.resize(_decoded(item["image"]), image_size)
+        return preprocessing.normalize(image, mean, std), item["label"]
+
+    return (
+        split.dataset()
+        .map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .batch(batch_size)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _decoded(image: Any) -> Any:
+    return preprocessing.decode(image) if image.dtype == tf.string else image

@@ -34,11 +34,12 @@ class Split(abc.ABC):
         """How many images."""
 
     @abc.abstractmethod
-    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
+    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
         """One pass: {"image": scalar string or uint8 [H, W, C], "label": int64}.
 
         Args:
-            shuffle_seed: the order is a function of it; None keeps the given order.
+            shuffle: int64 [2], a seed and an epoch, of which the order is a function;
+                None keeps the given order.
         """
 
     @abc.abstractmethod
@@ -61,10 +62,10 @@ class Arrays(Split):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
-        order = np.arange(len(self))
-        if shuffle_seed is not None:
-            np.random.default_rng(shuffle_seed).shuffle(order)
+    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
+        order = tf.range(len(self))
+        if shuffle is not None:
+            order = tf.random.experimental.stateless_shuffle(order, seed=shuffle)
         images, labels = tf.constant(self.images), tf.constant(self.labels)
         is_file = images.dtype == tf.string
 
@@ -117,15 +118,14 @@ def stratified(
 class TFDS(Split):
     """A split of a TensorFlow Datasets builder, streamed; images stay encoded."""
 
-    def __init__(self, builder: Any, spec: str, seed: int = 0) -> None:
+    def __init__(self, builder: Any, spec: str) -> None:
         self.builder = builder
         self.spec = spec  # TFDS's own split arithmetic, e.g. "train[:98%]".
-        self.seed = seed
 
     def __len__(self) -> int:
         return int(self.builder.info.splits[self.spec].num_examples)
 
-    def dataset(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
+    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
         import tensorflow_datasets as tfds
 
         feature = self.builder.info.features["image"]
@@ -146,10 +146,11 @@ class TFDS(Split):
                 "label": tf.cast(example["label"], tf.int64),
             }
         )
-        if shuffle_seed is None:
+        if shuffle is None:
             return dataset
         size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
-        return dataset.shuffle(size, seed=shuffle_seed, reshuffle_each_iteration=False)
+        seed = tf.random.experimental.stateless_fold_in(shuffle, 0)[0]
+        return dataset.shuffle(size, seed=seed, reshuffle_each_iteration=False)
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
         """By TFDS's arithmetic, as the official "train[:98%]": the last share is held."""

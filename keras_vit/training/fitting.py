@@ -242,6 +242,7 @@ def _train(
         epochs=evaluations,
         steps_per_epoch=recipe.total_steps // evaluations,
         validation_data=validation,
+        shuffle=False,  # The pipeline has shuffled.
         callbacks=callbacks,
         verbose=verbose,
     ).history

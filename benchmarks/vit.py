@@ -30,7 +30,9 @@ def seconds(run: Callable[[], object], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def matmul_peak(rows: int, inner: int, columns: int) -> tuple[Callable[[], object], int]:
+def matmul_peak(
+    rows: int, inner: int, columns: int
+) -> tuple[Callable[[], object], int]:
     """A compiled float32 product and its multiply-adds."""
     import tensorflow as tf
 

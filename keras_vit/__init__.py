@@ -30,8 +30,6 @@ from keras_vit.layers import (
 )
 from keras_vit.models import at_resolution, for_task, vit
 
-
-
 __all__ = [
     "VARIANTS",
     "AddPositionEmbs",

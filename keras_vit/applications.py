@@ -170,7 +170,11 @@ def _classes_in(source: Path | None) -> int:
 
 def _trained_head(variant: str) -> str:
     return next(
-        (tag for tag in registry.tags(variant) if not registry.find(variant, tag).zero_head),
+        (
+            tag
+            for tag in registry.tags(variant)
+            if not registry.find(variant, tag).zero_head
+        ),
         "",
     )
 

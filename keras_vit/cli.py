@@ -172,7 +172,9 @@ def finetune(
         freeze=freeze or None,
         ema=ema,
     )
-    is_file = weights is not None and Path(weights).suffix != "" and Path(weights).exists()
+    is_file = (
+        weights is not None and Path(weights).suffix != "" and Path(weights).exists()
+    )
     size = settings.image_size if image_size or not is_file else None
     numerics = {} if gelu is None else {"gelu": gelu}
     beside: dict[str, Any] = {}
@@ -329,7 +331,7 @@ def predict(
     import numpy as np
     import tensorflow as tf
 
-    from keras_vit.data import preprocessing, sources
+    from keras_vit.data import preprocessing
 
     files = [file for path in images for file in _image_files(path)]
     network, run = _open_model(model, weights, mean, std)
@@ -349,7 +351,9 @@ def predict(
         logits = network(np.asarray(batch), training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
         best = np.argsort(-scores)[:top]
-        _print_prediction(file, [(run.classes[i], float(scores[i])) for i in best], as_json)
+        _print_prediction(
+            file, [(run.classes[i], float(scores[i])) for i in best], as_json
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -446,7 +450,9 @@ def doctor() -> None:
     table.add_column("found")
     table.add_column("what to do")
     table.add_row("Python", sys.version.split()[0])
-    table.add_row("backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it")
+    table.add_row(
+        "backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it"
+    )
     packages = {
         "keras-vit-paper": "",
         "keras": "",
@@ -466,7 +472,9 @@ def doctor() -> None:
     cache = download.cache_dir()
     files = [file for file in cache.rglob("*.npz")] if cache.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
-    writable = os.access(next(p for p in (cache, *cache.parents) if p.exists()), os.W_OK)
+    writable = os.access(
+        next(p for p in (cache, *cache.parents) if p.exists()), os.W_OK
+    )
     table.add_row(
         "weights cache",
         f"{cache}: {len(files)} files, {size:.0f} MiB"

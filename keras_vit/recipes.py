@@ -61,7 +61,5 @@ FINETUNE = {  # Table 4; the warm-ups are those of the official configs.
     "oxford_flowers102": Recipe(
         total_steps=500, base_lr=_SWEEP, held_out=0.1, warmup_steps=100
     ),
-    "vtab": Recipe(
-        total_steps=2_500, base_lr=(0.01,), held_out=0.2, warmup_steps=500
-    ),
+    "vtab": Recipe(total_steps=2_500, base_lr=(0.01,), held_out=0.2, warmup_steps=500),
 }

@@ -141,7 +141,18 @@ def gradient(model, images, labels):
     return [numpy(g) for g in gradients], numpy(loss)
 
 
-RESIZES = ["7_12", "14_24", "24_14", "14_7", "4_6", "16_37", "12_7", "7_7", "1_4", "4_1"]
+RESIZES = [
+    "7_12",
+    "14_24",
+    "24_14",
+    "14_7",
+    "4_6",
+    "16_37",
+    "12_7",
+    "7_7",
+    "1_4",
+    "4_1",
+]
 
 
 @pytest.mark.parametrize("sizes", RESIZES)
@@ -154,7 +165,12 @@ def test_resize_position_embeddings(sizes, agree):
         ours = keras_vit.layers.resize_position_embeddings(
             reference[f"{sizes}_{kind}/in"], (old, old), (new, new), int(kind == "tok")
         )
-        agree(f"posemb_resize: {sizes} {kind}", ours, reference[f"{sizes}_{kind}/out"], 1e-6)
+        agree(
+            f"posemb_resize: {sizes} {kind}",
+            ours,
+            reference[f"{sizes}_{kind}/out"],
+            1e-6,
+        )
 
 
 @pytest.mark.parametrize("source", ["vit_mini", "vit_mini_rep"])
@@ -221,4 +237,6 @@ def test_initial_values(row, overrides):
                     assert ours / theirs[extreme] == pytest.approx(1, abs=slack), name
                 else:
                     assert abs(ours) < 6 * theirs["std"], name
-    assert compared == len(statistics) + 11 * sum("encoderblock" in k for k in statistics)
+    assert compared == len(statistics) + 11 * sum(
+        "encoderblock" in k for k in statistics
+    )

@@ -1,5 +1,6 @@
 """From a split to batches, every random choice a function of (seed, epoch, index)."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -34,14 +35,7 @@ def train_pipeline(
         augment: "inception", the official random crop and flip; "flip"; or "none".
     """
 
-    def epoch_of(epoch: Any) -> tf.data.Dataset:
-        seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
-        places = split.dataset(seeds).enumerate()
-        return places.map(lambda place, item: (seeds, place, item))
-
-    def example(seeds: Any, place: Any, item: dict[str, Any]) -> tuple[Any, Any]:
-        # The epoch's own key, then one stream of seeds for crops and one for flips.
-        key = tf.random.experimental.stateless_fold_in(seeds, place)
+    def example(key: Any, item: dict[str, Any]) -> tuple[Any, Any]:
         image = item["image"]
         if augment == "inception":
             crop = tf.random.experimental.stateless_fold_in(key, 0)
@@ -53,10 +47,34 @@ def train_pipeline(
             image = preprocessing.random_flip(image, flip)
         return preprocessing.normalize(image, mean, std), item["label"]
 
+    return endless(split, example, batch_size=batch_size, seed=seed)
+
+
+def endless(
+    split: Split,
+    example: Callable[[Any, dict[str, Any]], tuple[Any, Any]],
+    *,
+    batch_size: int,
+    seed: int,
+) -> tf.data.Dataset:
+    """Endless shuffled batches of `example(key, item)`.
+
+    `key` is an int64 [2] that is a function of (seed, epoch, place): whatever `example`
+    draws from it repeats.
+    """
+
+    def epoch_of(epoch: Any) -> tf.data.Dataset:
+        seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
+        places = split.dataset(seeds).enumerate()
+        return places.map(lambda place, item: (seeds, place, item))
+
+    def keyed(seeds: Any, place: Any, item: dict[str, Any]) -> tuple[Any, Any]:
+        return example(tf.random.experimental.stateless_fold_in(seeds, place), item)
+
     return (
         tf.data.Dataset.counter()
         .flat_map(epoch_of)
-        .map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .map(keyed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         .batch(batch_size, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )

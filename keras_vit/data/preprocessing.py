@@ -63,9 +63,7 @@ def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
 
     def crop_of_jpeg() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
-        return tf.image.decode_and_crop_jpeg(
-            image, crop_box(shape, seed), channels=3
-        )
+        return tf.image.decode_and_crop_jpeg(image, crop_box(shape, seed), channels=3)
 
     def crop_of_other() -> Tensor:
         decoded = decode(image)

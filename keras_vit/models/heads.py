@@ -57,7 +57,5 @@ def classify(
     if config.representation_size is not None:
         y = pre_logits(y, config.representation_size)
     if num_classes:
-        y = head(
-            y, num_classes, activation=activation, bias_init=config.head_bias_init
-        )
+        y = head(y, num_classes, activation=activation, bias_init=config.head_bias_init)
     return y

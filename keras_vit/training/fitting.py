@@ -82,7 +82,10 @@ def fit(
     if recipe.freeze:
         for layer in model.layers:
             layer.trainable = layer.name == "head"
-    trained = _accumulating(model, recipe.accumulation_steps)
+    trained = model
+    if batches.on_features():
+        trained = _head_alone(model)
+    trained = _accumulating(trained, recipe.accumulation_steps)
     start = model.get_weights()
     sweep: dict[float, float] = {}
     if len(recipe.base_lr) > 1:
@@ -158,6 +161,33 @@ class _Batches:
             "mean": mean,
             "std": std,
         }
+        if self.on_features():
+            self._read_features(model)
+
+    def on_features(self) -> bool:
+        """Whether every image's features stay the same all through the training."""
+        recipe = self.recipe
+        return self.ready is None and recipe.freeze and recipe.augment == "none"
+
+    def _read_features(self, model: keras.Model) -> None:
+        """Replaces the images by what the head reads of them, computed once."""
+        head_input = keras.Model(model.input, model.get_layer("head").input)
+
+        def features(split: sources.Split | None, what: str) -> Any:
+            if split is None:
+                return None
+            print(f"features of {len(split)} {what} images")
+            batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
+            labels = np.concatenate(list(batches.map(lambda _, label: label)))
+            return sources.Arrays(
+                head_input.predict(batches.map(lambda image, _: image)), labels
+            )
+
+        self.source = dataclasses.replace(
+            self.source,
+            train=features(self.source.train, "training"),
+            test=features(self.source.test, "test"),
+        )
 
     def hold_out(self) -> tuple[tf.data.Dataset, tf.data.Dataset]:
         """Batches of the training set less the held-out share, and of that share."""
@@ -184,6 +214,13 @@ class _Batches:
                 f"{recipe.batch_size}: a batch holds some of them more than once",
                 stacklevel=2,
             )
+        if self.on_features():
+            return pipelines.endless(
+                split,
+                lambda _, item: (item["image"], item["label"]),
+                batch_size=recipe.batch_size,
+                seed=self.seed,
+            )
         return pipelines.train_pipeline(
             split,
             batch_size=recipe.batch_size,
@@ -194,6 +231,10 @@ class _Batches:
 
     def _evaluate(self, split: Any) -> tf.data.Dataset:
         part = self.recipe.batch_size // self.recipe.accumulation_steps
+        if self.on_features():
+            return tf.data.Dataset.from_tensor_slices(
+                (split.images, split.labels)
+            ).batch(part)
         return pipelines.eval_pipeline(split, batch_size=min(part, 64), **self.options)
 
 
@@ -212,9 +253,7 @@ def _warn_out_of_range(
         )
 
 
-def _compile(
-    model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool
-) -> None:
+def _compile(model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool) -> None:
     losses = keras.losses
     loss = (
         losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -288,6 +327,13 @@ def _write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
 
 
+def _head_alone(model: keras.Model) -> keras.Model:
+    """The head as a model of its own: features to logits, the same layer."""
+    head = model.get_layer("head")
+    features = keras.Input(head.input.shape[1:], name="features")
+    return keras.Model(features, head(features), name="head")
+
+
 def _accumulating(model: keras.Model, parts: int) -> keras.Model:
     """`model` itself, or its twin that cuts each batch in parts."""
     if parts == 1:
@@ -315,8 +361,10 @@ class _Accumulating(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         images, labels = data[:2]
-        split: Callable[[Any], Any] = lambda x: tf.reshape(  # noqa: E731
-            x, (self.parts, -1, *x.shape[1:])
+        split: Callable[[Any], Any] = (
+            lambda x: tf.reshape(
+                x, (self.parts, -1, *x.shape[1:])
+            )
         )
         images, labels = split(images), split(labels)
         variables = [variable.value for variable in self.trainable_variables]

@@ -230,7 +230,9 @@ def infer(tensors: Mapping[str, np.ndarray], where: str) -> Contents:
         num_heads=num_heads,
         classifier="token" if "cls" in tensors else "gap",
         representation_size=(
-            tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None
+            tensors["pre_logits/bias"].shape[0]
+            if "pre_logits/bias" in tensors
+            else None
         ),
     )
     head = tensors["head/bias"].shape[0] if "head/bias" in tensors else None
@@ -410,7 +412,11 @@ def position_grid(
         ValueError: if none of these holds `positions`.
     """
     side = round(positions**0.5)
-    for candidate in (grid, None if grid else model_grid, None if grid else (side, side)):
+    for candidate in (
+        grid,
+        None if grid else model_grid,
+        None if grid else (side, side),
+    ):
         if candidate is not None and candidate[0] * candidate[1] == positions:
             return candidate[0], candidate[1]
     raise ValueError(
@@ -444,7 +450,9 @@ def _unused(
     for name in sorted(set(tensors) - used):
         if not name.startswith(("head/", "pre_logits/")):
             raise _mismatch(model, tensors, where, f"{name} has no place in the model")
-        rows.append(Row(name, "unused", tensors[name].shape, None, "classifier dropped"))
+        rows.append(
+            Row(name, "unused", tensors[name].shape, None, "classifier dropped")
+        )
     return rows
 
 

@@ -41,7 +41,9 @@ def canonical(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     for prefix in PREFIXES:
         if any(name.startswith(prefix) for name in names):
-            stripped = {n.removeprefix(prefix): n for n in names if n.startswith(prefix)}
+            stripped = {
+                n.removeprefix(prefix): n for n in names if n.startswith(prefix)
+            }
             break
     else:
         stripped = {name: name for name in names}

@@ -24,7 +24,9 @@ def test_for_task_removes_pre_logits_and_starts_at_zero():
 
 def test_for_task_on_features_and_tokens():
     assert keras_vit.for_task(tiny(num_classes=None), 3).output_shape == (None, 3)
-    tokens = keras_vit.ViT_Ti16(include_top=False, weights=None, input_shape=(32, 32, 3))
+    tokens = keras_vit.ViT_Ti16(
+        include_top=False, weights=None, input_shape=(32, 32, 3)
+    )
     assert keras_vit.for_task(tokens, 3).output_shape == (None, 5, 3)
 
 

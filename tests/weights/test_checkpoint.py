@@ -97,7 +97,9 @@ def test_report_says_what_became_of_every_tensor():
     assert len(report.names("loaded")) == len(arrays(MINI)) - 4
     text = str(report)
     assert "2 resized, 2 fresh, 2 unused" in text
-    assert re.search(r"resized +Transformer/posembed.* \(1, 17, 32\) -> \(1, 37, 32\)", text)
+    assert re.search(
+        r"resized +Transformer/posembed.* \(1, 17, 32\) -> \(1, 37, 32\)", text
+    )
     assert "grid 4x4 to 6x6" in text
 
 
@@ -135,13 +137,17 @@ def test_non_square_positions(tmp_path):
 @pytest.mark.parametrize(("old", "new"), [(28, 14), (32, 16), (16, 30), (24, 22)])
 def test_sizes_for_which_scipy_zoom_writes_zeros(old, new):
     ones = np.ones((1, old * old, 2), np.float32)
-    resized = keras_vit.layers.resize_position_embeddings(ones, (old, old), (new, new), 0)
+    resized = keras_vit.layers.resize_position_embeddings(
+        ones, (old, old), (new, new), 0
+    )
     np.testing.assert_array_equal(resized, np.ones((1, new * new, 2), np.float32))
 
 
 def test_config_beside_the_file(tmp_path):
     np.savez(tmp_path / "w.npz", **arrays(MINI))
-    (tmp_path / "config.json").write_text(json.dumps({"gelu": "erf", "mean": [0.4] * 3}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"gelu": "erf", "mean": [0.4] * 3})
+    )
     model = keras_vit.from_checkpoint(tmp_path / "w.npz")
     assert model.get_layer("encoderblock_0").gelu == "erf"
     assert weights.config_beside(tmp_path / "w.npz")["mean"] == [0.4] * 3
@@ -210,7 +216,7 @@ def test_pickled_objects_are_never_loaded(tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "boom"), "w"))
 
-    path = other(tmp_path, **{"cls": np.array([Bomb()], dtype=object)})
+    path = other(tmp_path, cls=np.array([Bomb()], dtype=object))
     refuses(path, "pickled")
     assert not (tmp_path / "boom").exists()
 
@@ -225,7 +231,7 @@ def test_nan(tmp_path):
 
 
 def test_integers_where_weights_should_be(tmp_path):
-    refuses(other(tmp_path, **{"cls": np.zeros((1, 1, 32), np.int32)}), "int32")
+    refuses(other(tmp_path, cls=np.zeros((1, 1, 32), np.int32)), "int32")
 
 
 def test_another_architecture(tmp_path):

@@ -1,0 +1,55 @@
+# Each target makes its own environment; `make PYTHON=python3.12 test` picks another.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+QUIET = TF_CPP_MIN_LOG_LEVEL=2
+
+.PHONY: demo test check format quick parity floor bench notebooks clean
+
+demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
+	$(BIN)/keras-vit demo --output demo
+
+test: check test-tensorflow test-jax test-torch  ## Lint, types, tests on every backend.
+
+check: $(VENV)/dev.done
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-tensorflow: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q
+
+test-jax test-torch: test-%: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=$* $(BIN)/pytest -q -m "not tensorflow_only"
+
+quick: $(VENV)/dev.done  ## TensorFlow alone, without the tests that take minutes.
+	$(QUIET) $(BIN)/pytest -q -m "not slow"
+
+parity: $(VENV)/dev.done  ## The largest difference from every reference fixture.
+	$(QUIET) $(BIN)/pytest -q -k "reference or preprocess"
+
+floor: .venv-floor/floor.done  ## The oldest supported Keras and TensorFlow.
+	$(QUIET) .venv-floor/bin/pytest -q -m "not slow"
+
+bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
+	$(QUIET) $(BIN)/python benchmarks/vit.py
+
+format: $(VENV)/dev.done
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/%.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[$*]"
+	touch $@
+
+.venv-floor/floor.done: pyproject.toml
+	$(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/pip install --quiet --upgrade pip
+	.venv-floor/bin/pip install --quiet --editable ".[demo,tfds]" \
+	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" nbclient nbformat ipykernel
+	touch $@
+
+clean:
+	rm -rf .venv .venv-floor demo runs build dist *.egg-info

@@ -1,0 +1,61 @@
+"""Who may import whom (DESIGN.md): arrows may be skipped, never turned."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "keras_vit"
+ALLOWED = {  # room: the rooms of keras_vit it may import.
+    "configs": set(),
+    "recipes": set(),
+    "_version": set(),
+    "layers": {"configs"},
+    "models": {"configs", "layers"},
+    "data": set(),
+    "weights": {"configs", "layers", "models"},
+    "applications": {"configs", "layers", "models", "weights"},
+    "training": {"configs", "recipes", "layers", "data", "weights"},
+    "inspection": {"configs", "layers", "models", "weights"},
+}
+STANDARD_LIBRARY_ONLY = ("configs.py", "recipes.py", "weights/registry.py")
+FACES = ("__init__.py", "cli.py")  # May import everything; nothing imports cli.
+MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+
+
+def imported(module):
+    """Every module an import statement of the file names."""
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows(module):
+    room = module.split("/")[0].removesuffix(".py")
+    rooms = {
+        name.split(".")[1] for name in imported(module) if name.startswith("keras_vit.")
+    }
+    assert "cli" not in rooms
+    if module not in FACES:
+        assert rooms - {room} <= ALLOWED[room]
+
+
+@pytest.mark.parametrize("module", STANDARD_LIBRARY_ONLY)
+def test_plain_data_is_standard_library_only(module):
+    roots = {name.split(".")[0] for name in imported(module)}
+    assert roots <= sys.stdlib_module_names
+
+
+def test_no_private_keras():
+    for module in MODULES:
+        assert not any(name.startswith("keras.src") for name in imported(module))
+
+
+def test_matplotlib_is_imported_by_plots_alone():
+    users = {m for m in MODULES if any("matplotlib" in name for name in imported(m))}
+    assert users == {"inspection/plots.py"}

@@ -1,0 +1,69 @@
+"""The public surface: what `keras_vit` shows, and what importing it costs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import keras_vit
+
+PUBLIC = ["VARIANTS", "AddPositionEmbs", "ClassToken", "MlpBlock", "PatchEmbedding", "SelfAttention", "TransformerBlock", "ViTConfig", "ViT_B16", "ViT_B32", "ViT_B8", "ViT_H14", "ViT_L16", "ViT_L32", "ViT_S16", "ViT_S32", "ViT_Ti16", "at_resolution", "data", "decode_predictions", "for_task", "from_checkpoint", "inspection", "layers", "models", "preprocess_input", "recipes", "training", "vit", "weights"]
+
+
+def test_public_names():
+    assert sorted(keras_vit.__all__) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert hasattr(keras_vit, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weights.load",
+        "weights.save",
+        "weights.fetch",
+        "layers.resize_position_embeddings",
+        "training.fit",
+        "recipes.FINETUNE",
+        "inspection.attention_scores",
+        "inspection.attention_rollout",
+    ],
+)
+def test_names_of_the_design(name):
+    value = keras_vit
+    for part in name.split("."):
+        value = getattr(value, part)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = keras_vit.nonsense
+
+
+def modules_after(statement):
+    """What a fresh process has imported after `statement`."""
+    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_brings_no_heavy_extras():
+    ours = modules_after("import keras_vit") - modules_after("import keras")
+    roots = {name.split(".")[0] for name in ours}
+    assert not roots & {
+        "tensorflow_datasets",
+        "matplotlib",
+        "sklearn",
+        "torch",
+        "typer",
+    }
+    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        assert "tensorflow" not in roots

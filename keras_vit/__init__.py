@@ -48,6 +48,7 @@ __all__ = [
     "ViT_S16",
     "ViT_S32",
     "ViT_Ti16",
+    "__version__",
     "at_resolution",
     "data",
     "decode_predictions",

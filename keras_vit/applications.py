@@ -16,11 +16,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.configs import VIT_VARIANTS, Classifier, ViTConfig, builder_name
+from keras_vit.configs import VIT_VARIANTS, Classifier, Gelu, ViTConfig, builder_name
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models import heads
 from keras_vit.models.vit import encode
 from keras_vit.weights import checkpoint, download, registry
+from keras_vit.weights.npz import Npz
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -148,7 +149,7 @@ def _resolve(
 
 
 def _in_directory(variant: str, directory: Path) -> Path:
-    """The one checkpoint of `variant` in a directory, by its name, else the only one."""
+    """The one checkpoint of `variant` in a directory: by its name, else the only."""
     files = sorted(directory.glob("*.npz"))
     named = [file for file in files if file.stem == variant.replace("/", "_")]
     for candidates in (named, files):
@@ -164,7 +165,7 @@ def _in_directory(variant: str, directory: Path) -> Path:
 def _classes_in(source: Path | None) -> int:
     if source is None:
         return 1000
-    with checkpoint.Npz(source) as tensors:
+    with Npz(source) as tensors:
         return tensors["head/bias"].shape[0] if "head/bias" in tensors else 1000
 
 
@@ -180,7 +181,7 @@ def _trained_head(variant: str) -> str:
 
 
 def _default_weights(variant: str) -> str:
-    """The paper's ImageNet-21k weights, else AugReg's, where a variant has only those."""
+    """The paper's ImageNet-21k weights; AugReg's, where a variant has only those."""
     tags = registry.tags(variant)
     return next(tag for tag in ("imagenet21k", "augreg-imagenet21k") if tag in tags)
 
@@ -204,7 +205,7 @@ def _builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
         representation_size: int | None = config.representation_size,
         dropout_rate: float = config.dropout_rate,
         attention_dropout_rate: float = config.attention_dropout_rate,
-        gelu: str = config.gelu,
+        gelu: Gelu = config.gelu,
     ) -> keras.Model:
         chosen = dataclasses.replace(
             config,
@@ -291,7 +292,7 @@ def from_checkpoint(
     beside = checkpoint.config_beside(source)
     chosen = {key: beside[key] for key in beside.keys() & fields} | overrides
     grid = grid or beside.get("grid")
-    with checkpoint.Npz(source) as tensors:
+    with Npz(source) as tensors:
         contents = checkpoint.infer(tensors, str(source))
         if classes is not None and classes != contents.num_classes:
             chosen.setdefault("representation_size", None)

@@ -212,10 +212,9 @@ def open_source(
     name = str(spec)
     if name == "digits":
         return _digits(seed)
-    if (
-        path.suffix in (".npz", ".zip", ".tar", ".gz")
-        or (len(path.parts) > 1
-        and (path.is_absolute() or path.parts[0] in ("..", ".", "~")))
+    if path.suffix in (".npz", ".zip", ".tar", ".gz") or (
+        len(path.parts) > 1
+        and (path.is_absolute() or path.parts[0] in ("..", ".", "~"))
     ):
         raise ValueError(
             f"Expected a folder or an .npz that exists. Received: {name!r}"

@@ -148,7 +148,7 @@ class MlpBlock(keras.layers.Layer):
             self.dropout_rate, dtype=self.dtype_policy, name="dropout"
         )
 
-    def _dense(self, name: str, inputs: int, outputs: int) -> keras.layers.Dense:
+    def _dense(self, name: str, inputs: Any, outputs: Any) -> keras.layers.Dense:
         dense = keras.layers.Dense(
             outputs,
             kernel_initializer=xavier_uniform(inputs, outputs),

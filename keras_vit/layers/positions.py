@@ -31,7 +31,7 @@ class AddPositionEmbs(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.grid = None if grid is None else tuple(grid)
+        self.grid = None if grid is None else (grid[0], grid[1])
         self.num_prefix_tokens = num_prefix_tokens
 
     def build(self, input_shape: Shape) -> None:
@@ -121,4 +121,5 @@ def _interpolate(grid: np.ndarray, new: int, axis: int) -> np.ndarray:
     low = np.minimum(places.astype(int), old - 1)
     high = np.minimum(low + 1, old - 1)
     weight = (places - low).reshape(-1, *[1] * (-axis - 1))
-    return grid.take(low, axis) * (1 - weight) + grid.take(high, axis) * weight
+    low_part, high_part = grid.take(low, axis), grid.take(high, axis)
+    return np.asarray(low_part * (1 - weight) + high_part * weight)

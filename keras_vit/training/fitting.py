@@ -361,10 +361,8 @@ class _Accumulating(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         images, labels = data[:2]
-        split: Callable[[Any], Any] = (
-            lambda x: tf.reshape(
-                x, (self.parts, -1, *x.shape[1:])
-            )
+        split: Callable[[Any], Any] = lambda x: tf.reshape(
+            x, (self.parts, -1, *x.shape[1:])
         )
         images, labels = split(images), split(labels)
         variables = [variable.value for variable in self.trainable_variables]

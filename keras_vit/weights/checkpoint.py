@@ -1,4 +1,4 @@
-"""Load a checkpoint into a model, save one from it, and say what happened to each tensor.
+"""Load a checkpoint into a model, save one from it, and report tensor by tensor.
 
 The rules are those of vit_jax/checkpoint.py's `load_pretrained` (section 3.2), made
 strict: the head may be new, `pre_logits` may be dropped, positions are resized, the
@@ -11,11 +11,9 @@ import dataclasses
 import json
 import os
 import re
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -24,8 +22,9 @@ from keras_vit import configs
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.weights import names
 from keras_vit.weights.files import replacing
+from keras_vit.weights.npz import Npz
 
-Grid = tuple[int, int]
+Grid: TypeAlias = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,89 +72,8 @@ class Report:
         return "\n".join(lines)
 
 
-class Npz(Mapping[str, np.ndarray]):
-    """The tensors of an npz under canonical names, in float32; each read once, if asked.
-
-    A context manager: `with Npz(path) as tensors`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a whole npz of plain arrays.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(
-                f"Expected a checkpoint file. Received: {str(path)!r}, which does not "
-                "exist. A published one is named by a tag, e.g. weights='imagenet21k'"
-            )
-        if not zipfile.is_zipfile(self.path):
-            raise ValueError(_not_an_npz(self.path))
-        self._file = np.load(self.path, allow_pickle=False)
-        self._names = names.canonical(self._file.files)
-        self._read: dict[str, np.ndarray] = {}
-
-    def __enter__(self) -> "Npz":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._read:
-            self._read[name] = self._tensor(self._names[name])
-        return self._read[name]
-
-    def _tensor(self, original: str) -> np.ndarray:
-        try:
-            tensor = self._file[original]
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            raise ValueError(
-                f"Expected a whole npz. Received: {str(self.path)!r}, damaged at "
-                f"{original!r} ({error}). Delete it and download it again"
-            ) from error
-        except ValueError as error:
-            raise ValueError(
-                "Expected plain arrays (pickled objects are never loaded: they can "
-                f"run code). Received: {str(self.path)!r} with {original!r} ({error})"
-            ) from error
-        if tensor.dtype == np.dtype("V2"):  # bfloat16, as numpy.load returns it.
-            tensor = (tensor.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        if not np.issubdtype(tensor.dtype, np.floating):
-            raise ValueError(
-                f"Expected floating-point tensors. Received: {str(self.path)!r} with "
-                f"{original!r} of dtype {tensor.dtype}"
-            )
-        return tensor.astype(np.float32, copy=False)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _not_an_npz(path: Path) -> str:
-    with path.open("rb") as file:
-        start = file.read(256)
-    size = path.stat().st_size
-    if start.lstrip()[:1] == b"<":
-        what = "a web page saved under that name"
-    elif start[:2] == b"PK":
-        what = "the beginning of one: the file is truncated"
-    elif start[:6] == b"\x93NUMPY":
-        what = "a single array (.npy)"
-    else:
-        what = f"something else, beginning with {start[:8]!r}"
-    return (
-        f"Expected an npz of named tensors. Received: {str(path)!r}, {size} bytes, "
-        f"{what}. Delete it and download it again, or give another file"
-    )
-
-
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `config.json` beside a checkpoint: fields of `ViTConfig`, `mean`, `std`, `grid`.
+    """The `config.json` beside a checkpoint: `ViTConfig` fields, `mean`, `std`, `grid`.
 
     Returns:
         A dict, empty where there is no such file.
@@ -439,7 +357,7 @@ def adapt_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
         return np.repeat(mean, channels, axis=2)
     source = np.arange(channels) % old
     copies = np.bincount(source)[source].astype(kernel.dtype)
-    return kernel[:, :, source] / copies[:, None]
+    return np.asarray(kernel[:, :, source] / copies[:, None])
 
 
 def _unused(
@@ -531,4 +449,4 @@ def save(
             f"format={format!r}. Use model.save('model.keras') for the others"
         )
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **tensors)
+        np.savez(file, allow_pickle=False, **tensors)

@@ -149,7 +149,8 @@ y = keras.ops.convert_to_numpy(model(images))
     "saved_model": """
 sys.modules["keras_vit"] = None  # Importing it raises.
 import tensorflow as tf
-y = tf.saved_model.load(sys.argv[1]).serve(images).numpy()
+loaded = tf.saved_model.load(sys.argv[1])
+y = loaded.serve(images).numpy()
 """,
 }
 

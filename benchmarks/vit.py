@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 import keras_vit
+from keras_vit.training.optim import MomentumSGD
 
 
 def seconds(run: Callable[[], object], calls: int) -> float:
@@ -55,7 +56,7 @@ def main() -> None:
     size = (options.image_size, options.image_size)
     model = keras_vit.vit(config, image_size=size, num_classes=1000)
     model.compile(
-        keras_vit.training.optim.MomentumSGD(0.01, global_clipnorm=1.0),
+        MomentumSGD(0.01, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False if options.no_xla else "auto",  # "auto": what users get.
     )

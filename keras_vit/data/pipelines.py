@@ -34,6 +34,11 @@ def train_pipeline(
         std: likewise.
         augment: "inception", the official random crop and flip; "flip"; or "none".
     """
+    if augment not in ("inception", "flip", "none"):
+        raise ValueError(
+            "Expected augment 'inception', 'flip' or 'none'. Received: "
+            f"augment={augment!r}"
+        )
 
     def example(key: Any, item: dict[str, Any]) -> tuple[Any, Any]:
         image = item["image"]
@@ -62,6 +67,10 @@ def endless(
     `key` is an int64 [2] that is a function of (seed, epoch, place): whatever `example`
     draws from it repeats.
     """
+    if not len(split):
+        raise ValueError(
+            "Expected images to train on. Received: a split of none. Check the source"
+        )
 
     def epoch_of(epoch: Any) -> tf.data.Dataset:
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])

@@ -8,15 +8,20 @@ as encoded bytes or as uint8 [H, W, C].
 import abc
 import collections
 import dataclasses
+import functools
 import os
 import sys
 import warnings
+import zipfile
+import zlib
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import preprocessing
@@ -24,6 +29,7 @@ from keras_vit.data import preprocessing
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2  # Of a source that has no test set of its own.
+CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
 
 
 class Split(abc.ABC):
@@ -66,8 +72,7 @@ class Arrays(Split):
         order = tf.range(len(self))
         if shuffle is not None:
             order = tf.random.experimental.stateless_shuffle(order, seed=shuffle)
-        images, labels = tf.constant(self.images), tf.constant(self.labels)
-        is_file = images.dtype == tf.string
+        images, labels, is_file = self._tensors
 
         def read(index: Any) -> dict[str, Any]:
             image = tf.gather(images, index)
@@ -79,6 +84,19 @@ class Arrays(Split):
         return tf.data.Dataset.from_tensor_slices(order).map(
             read, num_parallel_calls=tf.data.AUTOTUNE
         )
+
+    @functools.cached_property
+    def _tensors(self) -> tuple[Any, Any, bool]:
+        """Images (or files' bytes, or names), labels, and whether they are names."""
+        images, is_file = self.images, self.images.dtype.kind == "U"
+        if is_file and sum(map(os.path.getsize, images)) <= CACHE_BYTES:
+            with futures.ThreadPoolExecutor() as pool:
+                contents = list(pool.map(lambda name: Path(name).read_bytes(), images))
+            images, is_file = np.array(contents, object), False
+        # Made eagerly and in host memory: a dataset's functions then refer to them,
+        # where constants of a graph may not exceed 2 GB.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant(images), tf.constant(self.labels), is_file
 
     def take(self, indices: np.ndarray) -> "Arrays":
         """The examples at `indices`."""
@@ -149,13 +167,17 @@ class TFDS(Split):
         if shuffle is None:
             return dataset
         size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
+        if not tf.executing_eagerly():
+            # The graph's own, else the global seed has a say; tf.data fails on 0.
+            tf.random.set_seed(1)
         seed = tf.random.experimental.stateless_fold_in(shuffle, 0)[0]
+        seed = tf.cast(seed, tf.int64)
         return dataset.shuffle(size, seed=seed, reshuffle_each_iteration=False)
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
-        """By TFDS's arithmetic, as the official "train[:98%]": the last share is held."""
+        """As the official "train[:98%]": the last share is held out; no seed."""
         base, _, rest = self.spec.partition("[")
-        if rest:
+        if rest or "+" in base:
             raise ValueError(
                 "Expected a whole TFDS split to hold a share of. Received: "
                 f"split={self.spec!r}; give one learning rate to train on it as it is"
@@ -212,12 +234,11 @@ def open_source(
     name = str(spec)
     if name == "digits":
         return _digits(seed)
-    if path.suffix in (".npz", ".zip", ".tar", ".gz") or (
-        len(path.parts) > 1
-        and (path.is_absolute() or path.parts[0] in ("..", ".", "~"))
-    ):
+    is_path = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
+    if is_path or path.suffix in (".npz", ".zip", ".tar", ".gz"):
         raise ValueError(
-            f"Expected a folder or an .npz that exists. Received: {name!r}"
+            f"Expected a folder or an .npz that exists. Received: {name!r}, in "
+            f"{str(Path.cwd())!r}. Check the spelling"
         )
     return _tfds(name)
 
@@ -225,40 +246,49 @@ def open_source(
 def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
     train, test = path / "train", _test_folder(path)
     if not train.is_dir():
+        if path / "test" == test and any(p.is_dir() for p in test.iterdir()):
+            raise ValueError(
+                f"Expected a folder train beside test. Received: {str(path)!r} "
+                "without it. Add it, or put all class folders side by side"
+            )
         classes = _classes(path)
-        images, labels = _files(path, classes)
-        whole = Arrays(*check_images(images, labels, classes, on_corrupt))
+        whole = Arrays(*check_images(*_files(path, classes), classes, on_corrupt))
         rest, held_out = whole.split(TEST_SHARE, seed)
         return Source(str(path), classes, rest, held_out)
     classes = _classes(train)
     split = Arrays(*check_images(*_files(train, classes), classes, on_corrupt))
     if test is None:
         return Source(str(path), classes, split, None)
-    unknown = set(_classes(test)) - set(classes)
+    present = _classes(test, least=1)
+    unknown = set(present) - set(classes)
     if unknown:
         raise ValueError(
             "Expected test classes among the training classes. Received: "
-            f"{', '.join(sorted(unknown))} in {str(test)!r} alone"
+            f"{', '.join(sorted(unknown))} in {str(test)!r} alone. Add training "
+            "images of them, or rename the folders as in train"
         )
-    present = tuple(name for name in classes if (test / name).is_dir())
-    images, labels = _files(test, present)
-    labels = np.array([classes.index(present[label]) for label in labels])
-    images, labels = check_images(images, labels, classes, on_corrupt, test=True)
-    return Source(str(path), classes, split, Arrays(images, labels))
+    files, places = _files(test, present)
+    labels = np.array([classes.index(name) for name in present])[places]
+    return Source(
+        str(path),
+        classes,
+        split,
+        Arrays(*check_images(files, labels, classes, on_corrupt)),
+    )
 
 
 def _test_folder(path: Path) -> Path | None:
     return next((path / n for n in TEST_FOLDERS if (path / n).is_dir()), None)
 
 
-def _classes(path: Path) -> tuple[str, ...]:
+def _classes(path: Path, least: int = 2) -> tuple[str, ...]:
     """The class folders of `path`, by name."""
     classes = tuple(
         sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
     )
-    if len(classes) < 2:
+    if len(classes) < least:
         raise ValueError(
-            "Expected a folder for each of two classes or more. Received: "
+            f"Expected class folders, at least {least} of them. Received: "
             f"{str(path)!r} with {', '.join(classes) or 'none'}. Put the images of a "
             "class into a folder of its name"
         )
@@ -271,14 +301,19 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
     labels: list[int] = []
     ignored: list[Path] = []
     for label, name in enumerate(classes):
-        members = sorted(p for p in (path / name).rglob("*") if p.is_file())
-        members = [p for p in members if p.name[0] != "."]
+        folder = path / name
+        members = [
+            p
+            for p in sorted(folder.rglob("*"))
+            if not p.is_dir()
+            and not any(part[0] == "." for part in p.relative_to(folder).parts)
+        ]
         images = [p for p in members if p.suffix.lower() in IMAGE_SUFFIXES]
         ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
         if not images:
             raise ValueError(
                 f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in every class "
-                f"folder. Received: {str(path / name)!r}, which has none. Fill it or "
+                f"folder. Received: {str(folder)!r}, which has none. Fill it or "
                 "delete it"
             )
         files += map(str, images)
@@ -297,7 +332,6 @@ def check_images(
     labels: np.ndarray,
     classes: tuple[str, ...],
     on_corrupt: str,
-    test: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decodes every file once, so that training never meets a bad one.
 
@@ -306,29 +340,9 @@ def check_images(
 
     Raises:
         ValueError: naming the unreadable ones, unless `on_corrupt` is "skip"; or if a
-            class would have none left.
+            class of them would have none left.
     """
-
-    def sizes(file: Any) -> Any:
-        return tf.size(preprocessing.decode(tf.io.read_file(file)))
-
-    # An element that cannot be decoded is dropped by ignore_errors; batches of the
-    # good ones' positions tell which.
-    positions = tf.data.Dataset.range(len(files))
-    names = tf.constant(files)
-    good = positions.map(
-        lambda i: (i, sizes(tf.gather(names, i))),
-        num_parallel_calls=tf.data.AUTOTUNE,
-    ).ignore_errors()
-    seen = track(
-        good.as_numpy_iterator(),
-        description="checking images",
-        total=len(files),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    readable = np.zeros(len(files), bool)
-    readable[[int(position) for position, _ in seen]] = True
+    readable = _readable(files)
     bad = [file for file, ok in zip(files, readable, strict=True) if not ok]
     if not bad:
         return np.array(files), labels
@@ -342,49 +356,88 @@ def check_images(
     warnings.warn(f"{len(bad)} unreadable images left out: {listed}", stacklevel=2)
     left = collections.Counter(labels[readable].tolist())
     for label, name in enumerate(classes):
-        if not left[label] and not test:
+        count = int((labels == label).sum())
+        if count and not left[label]:
             raise ValueError(
                 "Expected a readable image in every class. Received: class "
-                f"{name!r} with {collections.Counter(labels.tolist())[label]} files, "
-                "none of them readable"
+                f"{name!r} with {count} files, none of them readable. Put images "
+                "there or delete the class"
             )
     return np.array(files)[readable], labels[readable]
 
 
+def _readable(files: list[str]) -> np.ndarray:
+    """Whether each file can be decoded, bool [N]."""
+
+    def decoded(position: Any, file: Any) -> tuple[Any, Any]:
+        return position, tf.size(preprocessing.decode(tf.io.read_file(file)))
+
+    # What cannot be decoded is dropped; the positions of the rest are kept.
+    good = (
+        tf.data.Dataset.from_tensor_slices(files)
+        .enumerate()
+        .map(decoded, num_parallel_calls=tf.data.AUTOTUNE)
+        .ignore_errors()
+    )
+    seen = track(
+        good.as_numpy_iterator(),
+        description="checking images",
+        total=len(files),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    readable = np.zeros(len(files), bool)
+    readable[[int(position) for position, _ in seen]] = True
+    return readable
+
+
 def _npz(path: Path, seed: int) -> Source:
+    arrays = _plain_arrays(path)
+    if "images" in arrays and "labels" in arrays:
+        arrays["x_train"], arrays["y_train"] = arrays["images"], arrays["labels"]
+    missing = {"x_train", "y_train"} - set(arrays)
+    if not missing and ("x_test" in arrays) != ("y_test" in arrays):
+        missing = {"x_test", "y_test"} - set(arrays)
+    if missing:
+        raise ValueError(
+            "Expected x_train and y_train (or images and labels) and, if there is a "
+            f"test set, x_test and y_test. Received: {str(path)!r} with "
+            f"{', '.join(sorted(arrays)) or 'nothing'}. Add "
+            f"{' and '.join(sorted(missing))}"
+        )
+    train = _labelled(arrays["x_train"], arrays["y_train"], f"{path}: train")
+    test: Arrays | None = None
+    if "x_test" in arrays:
+        test = _labelled(arrays["x_test"], arrays["y_test"], f"{path}: test")
+    names = arrays.get("classes", np.arange(max(train.labels.max() + 1, 0)))
+    classes = tuple(str(name) for name in names.reshape(-1))
+    for split in filter(None, (train, test)):
+        low, high = split.labels.min(), split.labels.max()
+        if low < 0 or high >= len(classes) or len(classes) < 2:
+            raise ValueError(
+                "Expected two classes or more, and labels from 0 up to their number "
+                f"less one. Received: {str(path)!r} with {len(classes)} classes and "
+                f"labels from {low} to {high}. Renumber the labels from 0"
+            )
+    if test is None:
+        train, test = train.split(TEST_SHARE, seed)
+    return Source(str(path), classes, train, test)
+
+
+def _plain_arrays(path: Path) -> dict[str, np.ndarray]:
+    unreadable = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, AttributeError, TypeError) as error:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds a single array")
+            return {key: file[key] for key in file.files}
+    except unreadable as error:
         raise ValueError(
             "Expected an .npz of plain arrays (pickled objects are never loaded). "
-            f"Received: {str(path)!r} ({error})"
+            f"Received: {str(path)!r} ({error}). Write it with numpy.savez"
         ) from error
-    for key in ("x_train", "y_train"):
-        if key not in arrays:
-            raise ValueError(
-                "Expected x_train, y_train and, if there is a test set, x_test and "
-                f"y_test. Received: {str(path)!r} with {', '.join(sorted(arrays))}"
-            )
-    train = _labelled(arrays["x_train"], arrays["y_train"], f"{path}: train")
-    given = arrays.get("classes")
-    classes = (
-        tuple(str(name) for name in given)
-        if given is not None
-        else tuple(str(label) for label in range(train.labels.max() + 1))
-    )
-    test: Arrays | None
-    if "x_test" in arrays and "y_test" in arrays:
-        test = _labelled(arrays["x_test"], arrays["y_test"], f"{path}: test")
-    else:
-        train, test = train.split(TEST_SHARE, seed)
-    for split in (train, test):
-        if split.labels.min() < 0 or split.labels.max() >= len(classes):
-            raise ValueError(
-                f"Expected labels in 0..{len(classes) - 1}. Received: {str(path)!r} with "
-                f"labels from {split.labels.min()} to {split.labels.max()}"
-            )
-    return Source(str(path), classes, train, test)
 
 
 def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
@@ -400,7 +453,7 @@ def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
         raise ValueError(
             "Expected uint8 images [N, H, W, C] and integer labels [N]. Received: "
             f"{where} with images {images.dtype} {images.shape}, labels "
-            f"{labels.dtype} {labels.shape}"
+            f"{labels.dtype} {labels.shape}. Images are stored as 0..255, not scaled"
         )
     if images.shape[-1] == 1:
         images = np.repeat(images, 3, axis=-1)
@@ -434,24 +487,56 @@ def _tfds(name: str) -> Source:
     train, _, test = (splits or "train/test").partition("/")
     try:
         builder = tfds.builder(dataset)
-        builder.download_and_prepare()
-    except tfds.core.DatasetNotFoundError as error:
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise ValueError(
             "Expected a folder or .npz that exists, 'digits', or a TFDS name. "
-            f"Received: {name!r}"
+            f"Received: {name!r}. Check the spelling"
         ) from error
+    try:
+        builder.download_and_prepare()
+    except ImportError as error:  # Of what TFDS does not bring along itself.
+        raise ImportError(
+            f"Expected the packages that TFDS prepares {dataset!r} with. Received: "
+            f"{error}. Install it: pip install {error.name}"
+        ) from error
+    return tfds_source(builder, name, train, test, any_test=not splits)
+
+
+def tfds_source(
+    builder: Any, name: str, train: str, test: str, any_test: bool = False
+) -> Source:
+    """A prepared TFDS builder as a source.
+
+    Args:
+        builder: of `tfds.builder`, its files in place.
+        name: the source's.
+        train: TFDS's name or arithmetic of the training split.
+        test: likewise; "" for none.
+        any_test: where there is no split `test`, take a validation split, or none.
+    """
     features = builder.info.features
-    if not {"image", "label"} <= set(features):
+    names = getattr(features["label"], "names", ()) if "label" in features else ()
+    if "image" not in features or not names:
         raise ValueError(
-            "Expected a TFDS data set with features image and label. Received: "
-            f"{dataset!r} with {', '.join(features)}"
+            "Expected a TFDS data set with features image and label, a ClassLabel. "
+            f"Received: {builder.name!r} with {', '.join(features)}. Write an .npz of "
+            "it, or a folder"
         )
-    available = builder.info.splits
-    if not splits and test not in available:
-        test = next((n for n in ("validation", "val") if n in available), "")
+    splits = builder.info.splits
+    if any_test and test not in splits:
+        test = next((n for n in ("validation", "val") if n in splits), "")
+    for split in filter(None, (train, test)):
+        try:
+            splits[split]
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                "Expected a split of the data set. Received: "
+                f"{split!r}, {builder.name!r} has {', '.join(splits)}. Name two, as in "
+                f"{builder.name}:{'/'.join(list(splits)[:2])}"
+            ) from error
     return Source(
         name,
-        tuple(features["label"].names),
+        tuple(names),
         TFDS(builder, train),
         TFDS(builder, test) if test else None,
     )

@@ -1,0 +1,479 @@
+"""Sources: every kind opens, and every bad one is one clear error."""
+
+import os
+import types
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit.data import pipelines, sources
+from keras_vit.data.sources import open_source
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+def _jpeg(path, value=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.random.default_rng(value).integers(0, 256, (20, 24, 3), np.uint8)
+    path.write_bytes(tf.io.encode_jpeg(image).numpy())
+    return path
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """CLASS/*.jpg: ten cats and five dogs."""
+    for name, count in (("cat", 10), ("dog", 5)):
+        for i in range(count):
+            _jpeg(tmp_path / "pets" / name / f"{i}.jpg", i)
+    return tmp_path / "pets"
+
+
+@pytest.fixture
+def parted(tmp_path):
+    """train/CLASS/*.jpg and test/CLASS/*.jpg; there is no test image of a cat."""
+    for name in ("cat", "dog", "eel"):
+        _jpeg(tmp_path / "pets" / "train" / name / "0.jpg")
+        if name != "cat":
+            _jpeg(tmp_path / "pets" / "test" / name / "0.PNG")
+    return tmp_path / "pets"
+
+
+def _labels(split, **kwargs):
+    return [int(item["label"]) for item in split.dataset(**kwargs)]
+
+
+# Folders.
+
+
+def test_folder_of_classes_is_divided_by_class(flat):
+    source = open_source(flat)
+    assert source.classes == ("cat", "dog")
+    assert _labels(source.train) == [0] * 8 + [1] * 4
+    assert _labels(source.test) == [0] * 2 + [1]
+    both = {*source.train.images, *source.test.images}
+    assert len(both) == 15
+    assert list(open_source(flat).test.images) == list(source.test.images)
+    others = [open_source(flat, seed=seed).test.images for seed in range(1, 5)]
+    assert any(list(other) != list(source.test.images) for other in others)
+
+
+@pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
+def test_folder_of_train_and_test(parted, name):
+    (parted / "test").rename(parted / name)
+    source = open_source(str(parted))
+    assert source.classes == ("cat", "dog", "eel")
+    assert _labels(source.train) == [0, 1, 2]
+    assert _labels(source.test) == [1, 2]
+
+
+def test_folder_without_test_images(parted):
+    (parted / "test").rename(parted.parent / "elsewhere")
+    assert open_source(parted).test is None
+
+
+def test_examples_are_the_files_bytes(flat):
+    split = open_source(flat).test
+    for item, file in zip(split.dataset(), split.images, strict=True):
+        assert item["image"].numpy() == tf.io.read_file(file).numpy()
+        assert item["label"].dtype == tf.int64
+
+
+def test_hidden_files_are_ignored_and_others_counted(flat):
+    (flat / "cat" / ".DS_Store").write_bytes(b"x")
+    _jpeg(flat / "cat" / ".ipynb_checkpoints" / "0.jpg")
+    _jpeg(flat / ".git" / "0.jpg")
+    assert len(open_source(flat).train) == 12
+    (flat / "cat" / "notes.txt").write_text("x")
+    with pytest.warns(UserWarning, match=r"^1 files in .* left out, .*notes\.txt"):
+        assert len(open_source(flat).train) == 12
+
+
+@pytest.fixture
+def spoilt(flat):
+    """A truncated JPEG, an empty file and a web page among the images."""
+    whole = _jpeg(flat / "cat" / "cut.jpg").read_bytes()
+    (flat / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (flat / "cat" / "empty.jpg").write_bytes(b"")
+    (flat / "dog" / "page.jpg").write_text("<!DOCTYPE html><html>404</html>")
+    (flat / "dog" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
+    return flat
+
+
+def test_unreadable_images_stop(spoilt):
+    message = r"(?s)Expected readable images\. Received: 4 of 19 files .*cut\.jpg"
+    with pytest.raises(ValueError, match=message) as error:
+        open_source(spoilt)
+    for word in ("empty.jpg", "page.jpg", "gone.jpg", "--on-corrupt skip"):
+        assert word in str(error.value)
+
+
+def test_unreadable_images_are_skipped_by_name(spoilt):
+    with pytest.warns(UserWarning, match=r"^4 unreadable images left out") as caught:
+        source = open_source(spoilt, on_corrupt="skip")
+    assert len(caught) == 1
+    for word in ("cut.jpg", "empty.jpg", "page.jpg", "gone.jpg"):
+        assert word in str(caught[0].message)
+    assert len(source.train) + len(source.test) == 15
+
+
+def test_ten_unreadable_images_are_named(flat):
+    for i in range(12):
+        (flat / "dog" / f"bad{i:02}.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="12 of 27 files") as error:
+        open_source(flat)
+    assert str(error.value).count("bad") == 10
+
+
+@pytest.mark.filterwarnings("ignore:5 unreadable")
+def test_a_class_of_unreadable_images_is_an_error(flat):
+    for file in (flat / "dog").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"class 'dog' with 5 files, none"):
+        open_source(flat, on_corrupt="skip")
+
+
+def test_empty_class_is_named(flat):
+    (flat / "eel").mkdir()
+    with pytest.raises(ValueError, match=r"in every class folder\. Received: '.*eel'"):
+        open_source(flat)
+
+
+def test_one_class_is_an_error(flat):
+    (flat / "dog").rename(flat.parent / "elsewhere")
+    with pytest.raises(ValueError, match=r"at least 2 of them\. Received: .* with cat"):
+        open_source(flat)
+
+
+def test_folder_of_images_alone_is_an_error(flat):
+    with pytest.raises(ValueError, match=r"cat' with none\. Put the images"):
+        open_source(flat / "cat")
+
+
+def test_test_class_not_trained_is_named(parted):
+    _jpeg(parted / "test" / "fox" / "0.jpg")
+    with pytest.raises(ValueError, match=r"training classes\. Received: fox in"):
+        open_source(parted)
+
+
+def test_test_without_train_is_an_error(parted):
+    (parted / "train").rename(parted.parent / "elsewhere")
+    with pytest.raises(ValueError, match="Expected a folder train beside test"):
+        open_source(parted)
+
+
+@pytest.mark.parametrize("spec", ["./nosuch", "/no/such", "photos/", "nosuch.npz"])
+def test_missing_path_is_an_error(spec):
+    with pytest.raises(ValueError, match=r"Expected a folder or an \.npz that exists"):
+        open_source(spec)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names with quotes are not made there")
+def test_folder_names_are_taken_as_they_are(tmp_path):
+    for name in ("Löwenzahn", "it's 100% [x]*"):
+        for i in range(2):
+            _jpeg(tmp_path / name / f"{i} ?.jpg")
+    source = open_source(tmp_path)
+    assert source.classes == ("Löwenzahn", "it's 100% [x]*") or source.classes == (
+        "it's 100% [x]*",
+        "Löwenzahn",
+    )
+    batch, _ = next(
+        iter(pipelines.eval_pipeline(source.train, image_size=(4, 4), batch_size=9))
+    )
+    assert len(batch) == 2
+
+
+def test_on_corrupt_is_checked(flat):
+    with pytest.raises(ValueError, match=r"Received: on_corrupt='ignore'"):
+        open_source(flat, on_corrupt="ignore")
+
+
+def test_flower_photos(shared):
+    source = open_source(shared / "real/flowers12")
+    assert (len(source.train), len(source.test), len(source.classes)) == (720, 240, 12)
+    np.testing.assert_array_equal(np.bincount(source.train.labels), 60)
+    np.testing.assert_array_equal(np.bincount(source.test.labels), 20)
+
+
+# Arrays.
+
+
+def _images(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 6, 7, 3), np.uint8)
+
+
+def _npz(path, **arrays):
+    np.savez(path / "data.npz", **arrays)
+    return path / "data.npz"
+
+
+def test_npz(tmp_path):
+    path = _npz(
+        tmp_path,
+        x_train=_images(4),
+        y_train=np.array([[0], [1], [2], [1]], np.uint8),  # As Keras's CIFAR.
+        x_test=_images(2, 1),
+        y_test=np.array([2, 0]),
+        classes=np.array(["a", "b", "c"]),
+    )
+    source = open_source(path)
+    assert source.classes == ("a", "b", "c")
+    assert _labels(source.train) == [0, 1, 2, 1]
+    assert _labels(source.test) == [2, 0]
+    images = np.stack([item["image"] for item in source.train.dataset()])
+    np.testing.assert_array_equal(images, _images(4))
+
+
+@pytest.mark.parametrize("keys", [("x_train", "y_train"), ("images", "labels")])
+def test_npz_without_test_images_is_divided(tmp_path, keys):
+    labels = np.arange(20) % 2
+    path = _npz(tmp_path, **dict(zip(keys, (_images(20), labels), strict=True)))
+    source = open_source(path)
+    assert source.classes == ("0", "1")
+    assert sorted(_labels(source.test)) == [0, 0, 1, 1]
+    assert len(source.train) == 16
+
+
+def test_gray_images_become_rgb(tmp_path):
+    gray = _images(4)[..., 0]
+    source = open_source(_npz(tmp_path, x_train=gray, y_train=np.array([0, 1, 0, 1])))
+    assert source.train.images.shape[1:] == (6, 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_train": np.array([0, 1, 2], object)}, "pickled objects are never loaded"),
+        ({"y_train": np.array([0, 1])}, r"labels int64 \(2,\)"),
+        ({"y_train": np.array([0.0, 1, 1])}, r"labels float64 \(3,\)"),
+        ({"y_train": np.array([0, 1, -1])}, r"labels from -1 to 1\. Renumber"),
+        ({"y_train": np.array([0, 1, 2]), "classes": ["a", "b"]}, "2 classes and .* 2"),
+        ({"y_train": np.zeros(3, int)}, r"Expected two classes or more.*1 classes"),
+        ({"y_test": np.array([5])}, "labels from 5 to 5"),
+        ({"x_train": _images(3) / 255}, r"images float64 .*0\.\.255, not scaled"),
+        ({"x_train": _images(0), "y_train": np.zeros(0, int)}, r"\(0, 6, 7, 3\)"),
+        ({"x_train": None}, "Add x_train"),
+        ({"y_test": None}, "Add y_test"),
+    ],
+)
+def test_bad_npz(tmp_path, changes, message):
+    arrays = {
+        "x_train": _images(3),
+        "y_train": np.array([0, 1, 0]),
+        "x_test": _images(1),
+        "y_test": np.array([1]),
+    }
+    given = {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+    path = _npz(tmp_path, **given)
+    with pytest.raises(ValueError, match=message) as error:
+        open_source(path)
+    assert "Received: " in str(error.value)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04 cut", b"text", b"\x80\x04K\x01."]
+)
+def test_file_that_is_not_an_npz(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"Expected an \.npz of plain arrays"):
+        open_source(tmp_path / "data.npz")
+
+
+def test_truncated_and_damaged_npz(tmp_path):
+    labels = np.arange(40) % 2
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x_train=_images(40), y_train=labels)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for content in (whole[:middle], whole[:middle] + b"\0" * 64 + whole[middle + 64 :]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"Expected an \.npz of plain arrays"):
+            open_source(path)
+
+
+def test_single_array_is_not_an_npz(tmp_path):
+    np.save(tmp_path / "data.npy", _images(2))
+    with pytest.raises(ValueError, match="it holds a single array"):
+        open_source(tmp_path / "data.npy")
+
+
+def test_digits():
+    pytest.importorskip("sklearn")
+    source = open_source("digits")
+    assert len(source.train) + len(source.test) == 1797
+    assert len(source.test) == pytest.approx(0.2 * 1797, abs=5)
+    assert source.classes == tuple("0123456789")
+    images = source.train.images
+    assert (images.shape[1:], images.dtype) == ((8, 8, 3), np.uint8)
+    assert (images.min(), images.max()) == (0, 255)
+
+
+def test_share_is_of_every_class_and_by_seed():
+    labels = np.repeat([0, 1, 2], [100, 10, 1])
+    split = sources.Arrays(_images(111), labels)
+    rest, held = split.split(0.2, seed=0)
+    np.testing.assert_array_equal(np.bincount(held.labels, minlength=3), [20, 2, 0])
+    assert len(rest) == 89
+    again, other = split.split(0.2, seed=0)[1], split.split(0.2, seed=1)[1]
+    np.testing.assert_array_equal(again.images, held.images)
+    assert not np.array_equal(other.images, held.images)
+
+
+def test_share_of_lone_images_is_an_error():
+    with pytest.raises(ValueError, match="class of at least two images"):
+        sources.Arrays(_images(2), np.array([0, 1])).split(0.2, seed=0)
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    split = sources.Arrays(_images(20), np.arange(20))
+    seeds = [[0, 0], [0, 1], [1, 0]]
+    orders = [_labels(split, shuffle=tf.constant(s, tf.int64)) for s in seeds]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert _labels(split, shuffle=tf.constant([0, 1], tf.int64)) == orders[1]
+
+
+# TensorFlow Datasets.
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory):
+    """A data set of 20 and 7 images on disk; image i is of the gray level 10 i."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    def examples(count):
+        for i in range(count):
+            image = np.full((9, 10, 3), 10 * i, np.uint8)
+            yield i, {"image": image, "label": i % 2}
+
+    class TinyPets(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        url_infos: ClassVar = {}  # Nothing is downloaded.
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(None, None, 3)),
+                "label": tfds.features.ClassLabel(names=["cat", "dog"]),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": examples(20), "test": examples(7)}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    made = TinyPets(data_dir=str(tmp_path_factory.mktemp("tfds")))
+    made.download_and_prepare()
+    return made
+
+
+def _grays(dataset, number):
+    """The images' indices, in the order of `number` examples."""
+    x = np.concatenate([x[:, 0, 0, 0] for x, _ in dataset.take(number)])
+    return np.round((x + 1) * 12.75).astype(int).tolist()
+
+
+def test_tfds_by_name(builder, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds, "builder", lambda name: builder)
+    source = open_source("tiny_pets")
+    assert (source.classes, len(source.train), len(source.test)) == (
+        ("cat", "dog"),
+        20,
+        7,
+    )
+    source = open_source("tiny_pets:train[:75%]/train[75%:]")
+    assert (len(source.train), len(source.test)) == (15, 5)
+    assert open_source("tiny_pets:train").test is None
+    with pytest.raises(ValueError, match=r"Received: 'nosuch', .* has train, test\. "):
+        open_source("tiny_pets:nosuch/test")
+
+
+def test_tfds_reads_what_is_on_disk(builder):
+    import tensorflow_datasets as tfds
+
+    found = tfds.builder("tiny_pets", data_dir=builder._data_dir_root)
+    assert len(sources.tfds_source(found, "tiny_pets", "train", "test").train) == 20
+
+
+def test_tfds_images_stay_encoded(builder):
+    split = sources.TFDS(builder, "test")
+    items = list(split.dataset())
+    assert [item["image"].dtype for item in items] == [tf.string] * 7
+    assert [item["label"].dtype for item in items] == [tf.int64] * 7
+    evaluated = pipelines.eval_pipeline(split, image_size=(4, 4), batch_size=3)
+    assert sorted(_grays(evaluated, 3)) == list(range(7))
+
+
+def test_tfds_training_repeats_whatever_the_global_seed(builder):
+    def run(seed, global_seed):
+        tf.random.set_seed(global_seed)
+        split = sources.TFDS(builder, "train")
+        return _grays(
+            pipelines.train_pipeline(
+                split, image_size=(4, 4), batch_size=5, seed=seed, augment="flip"
+            ),
+            12,
+        )
+
+    order = run(0, 1)
+    epochs = np.reshape(order, (3, 20))
+    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(20), (3, 1)))
+    assert len(np.unique(epochs, axis=0)) == 3
+    assert run(0, 2) == run(0, 0) == order
+    assert run(1, 1) != order
+
+
+def test_tfds_share_is_the_last(builder):
+    rest, held = sources.TFDS(builder, "train").split(0.1, seed=0)
+    assert (rest.spec, held.spec) == ("train[:18]", "train[18:]")
+    assert (len(rest), len(held)) == (18, 2)
+    with pytest.raises(ValueError, match=r"Received: split='train\[:18\]'"):
+        rest.split(0.1, seed=0)
+
+
+def test_package_that_tfds_lacks_is_named(builder, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class Lacking:
+        def download_and_prepare(self):
+            raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+    monkeypatch.setattr(tfds, "builder", lambda name: Lacking())
+    with pytest.raises(ImportError, match=r"'svhn' with\. .*: pip install scipy"):
+        open_source("svhn")
+
+
+@pytest.mark.parametrize("features", [{"image": 0, "label": 0}, {"image": 0}])
+def test_tfds_without_classes_is_an_error(features):
+    info = types.SimpleNamespace(features=features)
+    builder = types.SimpleNamespace(name="regression", info=info)
+    with pytest.raises(ValueError, match=r"Received: 'regression' with image.* Write"):
+        sources.tfds_source(builder, "regression", "train", "test")
+
+
+@pytest.mark.parametrize("name", ["nosuch_data_set", "my photos"])
+def test_unknown_name_is_an_error(name):
+    pytest.importorskip("tensorflow_datasets")
+    with pytest.raises(ValueError, match=r"or a TFDS name\. Received: "):
+        open_source(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("digits", "sklearn.datasets", "demo"),
+        ("cifar10", "tensorflow_datasets", "tfds"),
+    ],
+)
+def test_missing_package_names_its_extra(monkeypatch, name, module, extra):
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(ImportError, match=rf"keras-vit-paper\[{extra}\]"):
+        open_source(name)

@@ -1,0 +1,128 @@
+"""README and docstrings: what they print is run, what they name exists."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import typer.main
+
+import keras_vit
+from keras_vit.cli import app
+from keras_vit.configs import VIT_VARIANTS, builder_name
+from keras_vit.weights import registry
+from tests.models.test_vit import PARAMETERS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"]
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.slow
+def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    """In order, in one namespace; weights come from a directory made here."""
+    served = tmp_path / "imagenet21k"
+    served.mkdir()
+    source = keras_vit.ViT_B16(
+        weights=None, classes=21_843, representation_size=768, name="source"
+    )
+    keras_vit.weights.save(source, served / "ViT-B_16.npz")  # 393.69 MiB, as published.
+    del source
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for block in blocks("python"):
+        capsys.readouterr()
+        exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
+        promised = re.findall(r"^(?:print.*)?# (\(.*\)|task\.npz.*)$", block, re.M)
+        promised += re.findall(r"print\(.*\)  # (.*)$", block, re.M)
+        printed = capsys.readouterr().out
+        for line in promised:
+            assert line in printed
+
+
+def test_commands_of_the_readme_exist():
+    command = typer.main.get_command(app)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    seen = 0
+    for block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.partition("#")[0].split()
+            if words[:1] == ["make"]:
+                assert words[1] in targets
+                seen += 1
+            if words[:1] == ["keras-vit"]:
+                options = {
+                    option
+                    for parameter in command.commands[words[1]].params
+                    for option in parameter.opts
+                }
+                assert {word for word in words if word.startswith("--")} <= options
+                seen += 1
+    assert seen >= 7
+
+
+def test_paths_named_in_pages_exist():
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for path in re.findall(r"`((?:keras_vit|tests|examples|benchmarks)/[\w./]+)`", text):
+            assert (ROOT / path).exists(), f"{page} names {path}"
+        for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert ((ROOT / page).parent / path).exists(), f"{page} links {path}"
+
+
+def test_paper_map_answers_for_every_section():
+    paper_map = README.partition("## The paper, section by section")[2]
+    for section in (
+        "3.1 3.2 4.1 4.2 4.3 4.4 4.5 4.6 B.1 B.1.1 B.1.2 D.1 D.2 D.3 D.4 D.5 D.6 D.7 "
+        "D.8 D.9 D.10"
+    ).split():
+        assert re.search(rf"(?<![\w.]){re.escape(section)}(?![\w]|\.\d)", paper_map)
+
+
+def test_model_table_is_the_registrys():
+    rows = re.findall(r"^\| (ViT-\S+) \| `(\w+)` \| ([\d,]+) \| (.*) \| (.*)\|$", README, re.M)
+    assert [row[0] for row in rows] == list(VIT_VARIANTS)
+    for variant, name, parameters, plain, tuned in rows:
+        assert name == builder_name(variant)
+        assert int(parameters.replace(",", "")) == PARAMETERS[variant]
+        for tag in re.findall(r"`([^`]+)`", plain):
+            assert registry.find(variant, tag).labels == "imagenet21k"
+        for tag, pixels, accuracy in re.findall(
+            r"`([^`]+)`: (\d+)(?:, ([\d.]+) %)?", tuned
+        ):
+            published = registry.find(variant, tag)
+            assert published.image_size == (int(pixels), int(pixels))
+            assert published.accuracy == (float(accuracy) if accuracy else None)
+
+
+def modules():
+    for module in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."):
+        yield module.name
+
+
+@pytest.mark.parametrize("name", modules())
+@pytest.mark.filterwarnings("ignore")
+def test_docstrings_run(name):
+    if keras.backend.backend() != "tensorflow" and name.startswith(
+        ("keras_vit.data", "keras_vit.training", "keras_vit.cli")
+    ):
+        pytest.skip("of TensorFlow's half")
+    module = importlib.import_module(name)
+    assert module.__doc__
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.testmod(module, optionflags=flags).failed == 0
+
+
+def test_versions_agree():
+    assert np.lib.NumpyVersion(keras_vit.__version__.replace(".dev0", "")) >= "0.1.0"
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

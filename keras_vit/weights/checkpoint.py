@@ -304,17 +304,19 @@ def _fit_positions(
     grid: Grid | None,
 ) -> tuple[np.ndarray, Row]:
     (layer,) = (at for at in model.layers if isinstance(at, AddPositionEmbs))
-    prefix = layer.num_prefix_tokens
+    prefix, new_grid = layer.num_prefix_tokens, layer.grid
     if table.shape[-1] != shape[-1] or ("cls" in tensors) != bool(prefix):
         ours = "a class token" if prefix else "no class token"
-        raise _mismatch(
-            model, tensors, where, f"{names.POSITIONS} is {table.shape}, with {ours}"
-        )
-    old_grid = position_grid(table.shape[-2] - prefix, layer.grid, grid, where)
-    if old_grid == layer.grid:
+        what = f"{names.POSITIONS} is {table.shape}, the model has {ours}"
+        raise _mismatch(model, tensors, where, what)
+    if new_grid is None and table.shape != shape:
+        what = f"{names.POSITIONS} is {table.shape}, and the model's has no grid"
+        raise _mismatch(model, tensors, where, what)
+    old_grid = position_grid(table.shape[-2] - prefix, new_grid, grid, where)
+    if new_grid is None or old_grid == new_grid:
         return table, Row(names.POSITIONS, "loaded", shape, shape)
-    table = resize_position_embeddings(table, old_grid, layer.grid, prefix)
-    note = "grid {}x{} to {}x{}".format(*old_grid, *layer.grid)
+    table = resize_position_embeddings(table, old_grid, new_grid, prefix)
+    note = f"grid {old_grid[0]}x{old_grid[1]} to {new_grid[0]}x{new_grid[1]}"
     row = Row(names.POSITIONS, "resized", tensors[names.POSITIONS].shape, shape, note)
     return table, row
 

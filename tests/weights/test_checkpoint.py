@@ -241,7 +241,7 @@ def test_another_architecture(tmp_path):
     refuses(MINI, "encoderblock_2.* is missing", deep)
     shallow = mini(num_layers=1)
     refuses(MINI, "encoderblock_1.* has no place in the model", shallow)
-    refuses(MINI, "no class token", mini(classifier="gap"))
+    refuses(MINI, "has no class token", mini(classifier="gap"))
     refuses(REFERENCE / "vit_mini_gap.npz", "cls is missing")
 
 

@@ -74,7 +74,9 @@ def test_commands_of_the_readme_exist():
 def test_paths_named_in_pages_exist():
     for page in PAGES:
         text = (ROOT / page).read_text()
-        for path in re.findall(r"`((?:keras_vit|tests|examples|benchmarks)/[\w./]+)`", text):
+        for path in re.findall(
+            r"`((?:keras_vit|tests|examples|benchmarks)/[\w./]+)`", text
+        ):
             assert (ROOT / path).exists(), f"{page} names {path}"
         for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert ((ROOT / page).parent / path).exists(), f"{page} links {path}"
@@ -90,7 +92,9 @@ def test_paper_map_answers_for_every_section():
 
 
 def test_model_table_is_the_registrys():
-    rows = re.findall(r"^\| (ViT-\S+) \| `(\w+)` \| ([\d,]+) \| (.*) \| (.*)\|$", README, re.M)
+    rows = re.findall(
+        r"^\| (ViT-\S+) \| `(\w+)` \| ([\d,]+) \| (.*) \| (.*)\|$", README, re.M
+    )
     assert [row[0] for row in rows] == list(VIT_VARIANTS)
     for variant, name, parameters, plain, tuned in rows:
         assert name == builder_name(variant)

@@ -86,6 +86,8 @@ def test_notebook(tmp_path, monkeypatch):
     )
     client.execute()  # Raises with the cell's traceback when one fails.
     printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
+        output.get("text", "")
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
     )
     assert "served:" in printed

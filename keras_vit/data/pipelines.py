@@ -72,6 +72,7 @@ def endless(
             "Expected images to train on. Received: a split of none. Check the source"
         )
 
+    @tf.autograph.experimental.do_not_convert  # AutoGraph warns of TFDS's decorators.
     def epoch_of(epoch: Any) -> tf.data.Dataset:
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         places = split.dataset(seeds).enumerate()

@@ -89,6 +89,13 @@ def test_every_epoch_is_whole_and_its_own():
     assert not any(np.array_equal(x0[y0 == i], x1[y1 == i]) for i in range(COUNT))
 
 
+def test_batches_reach_into_the_next_epoch():
+    pipeline = pipelines.train_pipeline(_arrays(), seed=0, **OPTIONS)
+    labels = np.concatenate([y for _, y in _batches(pipeline, COUNT)])  # Four epochs.
+    for epoch in labels.reshape(4, COUNT):
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(COUNT))
+
+
 def test_without_augmentation_training_images_are_evaluation_images(split):
     evaluated = {
         label: image

@@ -116,6 +116,11 @@ def test_unreadable_images_are_skipped_by_name(spoilt):
     for word in ("cut.jpg", "empty.jpg", "page.jpg", "gone.jpg"):
         assert word in str(caught[0].message)
     assert len(source.train) + len(source.test) == 15
+    batches = pipelines.train_pipeline(
+        source.train, image_size=(4, 4), batch_size=len(source.train), seed=0
+    )
+    for _, labels in batches.take(2):  # Training never meets the others.
+        np.testing.assert_array_equal(np.sort(labels), np.sort(source.train.labels))
 
 
 def test_ten_unreadable_images_are_named(flat):
@@ -274,7 +279,8 @@ def test_bad_npz(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04 cut", b"text", b"\x80\x04K\x01."]
+    "content",
+    [b"", b"PK\x03\x04 cut", b"<!DOCTYPE html><html>404</html>", b"\x80\x04K\x01."],
 )
 def test_file_that_is_not_an_npz(tmp_path, content):
     (tmp_path / "data.npz").write_bytes(content)
@@ -294,6 +300,21 @@ def test_truncated_and_damaged_npz(tmp_path):
             open_source(path)
 
 
+def test_objects_in_an_npz_are_never_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    labels = np.array([Trap(), 1, 0], object)
+    path = _npz(tmp_path, x_train=_images(3), y_train=labels)
+    with pytest.raises(ValueError, match="pickled objects are never loaded"):
+        open_source(path)
+    assert not (tmp_path / "sprung").exists()
+    with np.load(path, allow_pickle=True) as file:
+        file["y_train"]
+    assert (tmp_path / "sprung").exists()  # The trap does work.
+
+
 def test_single_array_is_not_an_npz(tmp_path):
     np.save(tmp_path / "data.npy", _images(2))
     with pytest.raises(ValueError, match="it holds a single array"):
@@ -309,6 +330,9 @@ def test_digits():
     images = source.train.images
     assert (images.shape[1:], images.dtype) == ((8, 8, 3), np.uint8)
     assert (images.min(), images.max()) == (0, 255)
+    again, other = (open_source("digits", seed=seed).train.images for seed in (0, 1))
+    np.testing.assert_array_equal(again, images)
+    assert not np.array_equal(other, images)
 
 
 def test_share_is_of_every_class_and_by_seed():
@@ -403,6 +427,17 @@ def test_tfds_reads_what_is_on_disk(builder):
     assert len(sources.tfds_source(found, "tiny_pets", "train", "test").train) == 20
 
 
+def test_tfds_finds_names_in_its_data_folder(builder, monkeypatch):
+    from tensorflow_datasets.core import constants
+
+    monkeypatch.setattr(constants, "DATA_DIR", str(builder._data_dir_root))
+    source = open_source("tiny_pets:train[:50%]/test")
+    assert (len(source.train), len(source.test)) == (10, 7)
+    assert sorted(_labels(source.train)) == sorted(
+        _labels(sources.TFDS(builder, "train[:10]"))
+    )
+
+
 def test_tfds_images_stay_encoded(builder):
     split = sources.TFDS(builder, "test")
     items = list(split.dataset())
@@ -412,13 +447,14 @@ def test_tfds_images_stay_encoded(builder):
     assert sorted(_grays(evaluated, 3)) == list(range(7))
 
 
-def test_tfds_training_repeats_whatever_the_global_seed(builder):
+@pytest.mark.parametrize("augment", ["flip", "inception"])
+def test_tfds_training_repeats_whatever_the_global_seed(builder, augment, caplog):
     def run(seed, global_seed):
         tf.random.set_seed(global_seed)
         split = sources.TFDS(builder, "train")
         return _grays(
             pipelines.train_pipeline(
-                split, image_size=(4, 4), batch_size=5, seed=seed, augment="flip"
+                split, image_size=(4, 4), batch_size=5, seed=seed, augment=augment
             ),
             12,
         )
@@ -429,6 +465,7 @@ def test_tfds_training_repeats_whatever_the_global_seed(builder):
     assert len(np.unique(epochs, axis=0)) == 3
     assert run(0, 2) == run(0, 0) == order
     assert run(1, 1) != order
+    assert not caplog.records  # Nor does AutoGraph complain of TFDS's decorators.
 
 
 def test_tfds_share_is_the_last(builder):

@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py
 
-Imports are timed in fresh processes, in turn, and the medians compared; ViT-B/16 is built
-and filled from an npz of its full size that this script writes to a temporary folder.
+Imports are timed in fresh processes, in turn, and the medians compared; ViT-B/16 is
+built and filled from an npz of its full size, written to a temporary folder first.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Table 4's protocol on a folder of images, from Python instead of `keras-vit finetune`.
+"""Table 4's protocol on a folder of images, from Python.
 
 The folder has `train/CLASS/*.jpg` and `test/CLASS/*.jpg` (or only `CLASS/*.jpg`). The
 learning rate is swept on a tenth of the training images, as for Flowers and Pets.

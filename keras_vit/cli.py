@@ -176,7 +176,7 @@ def finetune(
         weights is not None and Path(weights).suffix != "" and Path(weights).exists()
     )
     size = settings.image_size if image_size or not is_file else None
-    numerics = {} if gelu is None else {"gelu": gelu}
+    numerics: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
     beside: dict[str, Any] = {}
     if is_file and weights is not None and model is None:
         beside = keras_vit.weights.config_beside(weights)
@@ -470,7 +470,7 @@ def doctor() -> None:
             table.add_row(package, "[yellow]missing[/]", remedy)
     table.add_row("devices", ", ".join(_devices()))
     cache = download.cache_dir()
-    files = [file for file in cache.rglob("*.npz")] if cache.is_dir() else []
+    files = list(cache.rglob("*.npz")) if cache.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
     writable = os.access(
         next(p for p in (cache, *cache.parents) if p.exists()), os.W_OK
@@ -542,7 +542,11 @@ def demo(
         f"test accuracy {result.test_accuracy:.2%} on {result.test_images} digits"
     )
     batches = pipelines.eval_pipeline(
-        source.test, image_size=(32, 32), batch_size=8, mean=HALF, std=HALF
+        source.test or source.train,
+        image_size=(32, 32),
+        batch_size=8,
+        mean=HALF,
+        std=HALF,
     )
     images, labels = next(iter(batches.as_numpy_iterator()))
     picture = output / "attention.png"
@@ -554,8 +558,9 @@ def demo(
     )
     saved = output / "saved_model"
     network.export(saved, verbose=False)
-    served = tf.saved_model.load(str(saved)).serve(images[:1])
-    digit = source.classes[int(np.argmax(served[0]))]
+    served = tf.saved_model.load(str(saved))
+    scores = served.serve(images[:1])
+    digit = source.classes[int(np.argmax(scores[0]))]
     console.print(f"attention picture: {picture}")
     console.print(f"SavedModel: {saved}; it says the first digit is a {digit}")
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_vit.data import preprocessing
 from keras_vit.data.preprocessing import HALF, Channels, Size
-from keras_vit.data.sources import Split
+from keras_vit.data.splits import Split
 
 
 def train_pipeline(

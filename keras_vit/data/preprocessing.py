@@ -111,6 +111,8 @@ def per_channel(values: Channels, channels: int) -> Channels:
 
 def value_range(mean: Channels = HALF, std: Channels = HALF) -> tuple[float, float]:
     """The least and the greatest value `normalize` can give."""
-    low = min((0 - m) / s for m, s in zip(mean, std, strict=True))
-    high = max((1 - m) / s for m, s in zip(mean, std, strict=True))
-    return low, high
+    channels = max(len(mean), len(std))
+    pairs = list(
+        zip(per_channel(mean, channels), per_channel(std, channels), strict=True)
+    )
+    return min(-m / s for m, s in pairs), max((1 - m) / s for m, s in pairs)

@@ -1,5 +1,6 @@
 """Attention as numbers (Appendix A, D.8)."""
 
+import math
 from collections.abc import Iterator
 
 import keras
@@ -25,7 +26,7 @@ def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
 
 
 def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
-    """How much the output looks at each patch (D.8): [B, H, W, C] -> [B, rows, columns].
+    """How much the output looks at each patch, D.8: [B, H, W, C] -> [B, rows, cols].
 
     Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
     the residual connections, rows renormalised, layers multiplied. The map is the class
@@ -35,12 +36,12 @@ def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
         NumPy array of shares; each map sums to at most 1.
     """
     facts = describe(model)
-    joint = None
+    tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
+    joint = ops.eye(tokens)
     for scores in _layer_scores(model, images):
-        mean = ops.mean(scores, axis=1)  # [B, T, T]
-        mixed = (mean + ops.eye(mean.shape[-1])) / 2
-        joint = mixed if joint is None else ops.matmul(mixed, joint)
+        mixed = (ops.mean(scores, axis=1) + ops.eye(tokens)) / 2  # [B, T, T]
+        joint = ops.matmul(mixed, joint)
     prefix = facts["num_prefix_tokens"]
     row = joint[:, 0] if prefix else ops.mean(joint, axis=1)
-    maps = ops.convert_to_numpy(row)[:, prefix:]
+    maps = np.asarray(ops.convert_to_numpy(row))[:, prefix:]
     return maps.reshape(-1, *facts["grid"])

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import pipelines, preprocessing, sources
+from keras_vit.data import pipelines, preprocessing, sources, splits
 from keras_vit.recipes import Recipe
 from keras_vit.training import optim
 from keras_vit.weights.files import replacing
@@ -173,13 +172,13 @@ class _Batches:
         """Replaces the images by what the head reads of them, computed once."""
         head_input = keras.Model(model.input, model.get_layer("head").input)
 
-        def features(split: sources.Split | None, what: str) -> Any:
+        def features(split: splits.Split | None, what: str) -> Any:
             if split is None:
                 return None
             print(f"features of {len(split)} {what} images")
             batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
             labels = np.concatenate(list(batches.map(lambda _, label: label)))
-            return sources.Arrays(
+            return splits.Arrays(
                 head_input.predict(batches.map(lambda image, _: image)), labels
             )
 
@@ -361,9 +360,10 @@ class _Accumulating(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         images, labels = data[:2]
-        split: Callable[[Any], Any] = lambda x: tf.reshape(
-            x, (self.parts, -1, *x.shape[1:])
-        )
+
+        def split(x: Any) -> Any:
+            return tf.reshape(x, (self.parts, -1, *x.shape[1:]))
+
         images, labels = split(images), split(labels)
         variables = [variable.value for variable in self.trainable_variables]
 
@@ -401,7 +401,8 @@ class _Accumulating(keras.Model):
                 metric.update_state(loss_sum / self.parts)
             else:
                 metric.update_state(*_flat(labels, logits.stack()))
-        return self.get_metrics_result()
+        results: dict[str, Any] = self.get_metrics_result()
+        return results
 
 
 def _flat(labels: Any, logits: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import pipelines, preprocessing, sources
+from keras_vit.data import pipelines, preprocessing, splits
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -14,7 +14,7 @@ COUNT = 11
 
 def _arrays():
     images = np.random.default_rng(0).integers(0, 256, (COUNT, 10, 9, 3), np.uint8)
-    return sources.Arrays(images, np.arange(COUNT))
+    return splits.Arrays(images, np.arange(COUNT))
 
 
 @pytest.fixture(params=["arrays", "cached files", "files"])
@@ -24,11 +24,11 @@ def split(request, tmp_path, monkeypatch):
     if request.param == "arrays":
         return arrays
     if request.param == "files":
-        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        monkeypatch.setattr(splits, "CACHE_BYTES", 0)
     files = [str(tmp_path / f"{i}.png") for i in range(COUNT)]
     for file, image in zip(files, arrays.images, strict=True):
         tf.io.write_file(file, tf.io.encode_png(image))
-    return sources.Arrays(files, arrays.labels)
+    return splits.Arrays(files, arrays.labels)
 
 
 def _batches(dataset, number=None):
@@ -96,6 +96,20 @@ def test_batches_reach_into_the_next_epoch():
         np.testing.assert_array_equal(np.sort(epoch), np.arange(COUNT))
 
 
+def test_flips_are_drawn_for_every_image_and_epoch():
+    options = {"image_size": (8, 12), "batch_size": COUNT}
+    images = next(iter(pipelines.eval_pipeline(_arrays(), **options)))[0].numpy()
+    train = pipelines.train_pipeline(_arrays(), seed=0, augment="flip", **options)
+    epochs = []
+    for x, y in _batches(train, 3):
+        plain = (x == images[y]).all((1, 2, 3))
+        mirrored = images[y][:, :, ::-1]
+        np.testing.assert_array_equal(x[~plain], mirrored[~plain])
+        assert 0 < plain.sum() < COUNT
+        epochs.append(tuple(plain[np.argsort(y)]))
+    assert len(set(epochs)) == 3
+
+
 def test_without_augmentation_training_images_are_evaluation_images(split):
     evaluated = {
         label: image
@@ -137,7 +151,7 @@ def test_mean_and_std_are_used(split):
 def test_small_files_are_read_once(tmp_path):
     file = tmp_path / "image.png"
     tf.io.write_file(str(file), tf.io.encode_png(_arrays().images[0]))
-    split = sources.Arrays([str(file)], np.array([0]))
+    split = splits.Arrays([str(file)], np.array([0]))
     dataset = pipelines.train_pipeline(
         split, image_size=(4, 4), batch_size=1, seed=0, augment="none"
     )
@@ -153,7 +167,7 @@ def test_a_batch_may_be_larger_than_the_split():
 
 
 def test_nothing_to_train_on_is_an_error():
-    empty = sources.Arrays(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0))
+    empty = splits.Arrays(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0))
     with pytest.raises(ValueError, match="Expected images to train on"):
         pipelines.train_pipeline(empty, seed=0, **OPTIONS)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import pipelines, sources
+from keras_vit.data import pipelines, sources, splits
 from keras_vit.data.sources import open_source
 
 pytestmark = pytest.mark.tensorflow_only
@@ -337,7 +337,7 @@ def test_digits():
 
 def test_share_is_of_every_class_and_by_seed():
     labels = np.repeat([0, 1, 2], [100, 10, 1])
-    split = sources.Arrays(_images(111), labels)
+    split = splits.Arrays(_images(111), labels)
     rest, held = split.split(0.2, seed=0)
     np.testing.assert_array_equal(np.bincount(held.labels, minlength=3), [20, 2, 0])
     assert len(rest) == 89
@@ -348,11 +348,11 @@ def test_share_is_of_every_class_and_by_seed():
 
 def test_share_of_lone_images_is_an_error():
     with pytest.raises(ValueError, match="class of at least two images"):
-        sources.Arrays(_images(2), np.array([0, 1])).split(0.2, seed=0)
+        splits.Arrays(_images(2), np.array([0, 1])).split(0.2, seed=0)
 
 
 def test_order_is_a_function_of_seed_and_epoch():
-    split = sources.Arrays(_images(20), np.arange(20))
+    split = splits.Arrays(_images(20), np.arange(20))
     seeds = [[0, 0], [0, 1], [1, 0]]
     orders = [_labels(split, shuffle=tf.constant(s, tf.int64)) for s in seeds]
     assert all(sorted(order) == list(range(20)) for order in orders)
@@ -434,12 +434,12 @@ def test_tfds_finds_names_in_its_data_folder(builder, monkeypatch):
     source = open_source("tiny_pets:train[:50%]/test")
     assert (len(source.train), len(source.test)) == (10, 7)
     assert sorted(_labels(source.train)) == sorted(
-        _labels(sources.TFDS(builder, "train[:10]"))
+        _labels(splits.TFDS(builder, "train[:10]"))
     )
 
 
 def test_tfds_images_stay_encoded(builder):
-    split = sources.TFDS(builder, "test")
+    split = splits.TFDS(builder, "test")
     items = list(split.dataset())
     assert [item["image"].dtype for item in items] == [tf.string] * 7
     assert [item["label"].dtype for item in items] == [tf.int64] * 7
@@ -451,7 +451,7 @@ def test_tfds_images_stay_encoded(builder):
 def test_tfds_training_repeats_whatever_the_global_seed(builder, augment, caplog):
     def run(seed, global_seed):
         tf.random.set_seed(global_seed)
-        split = sources.TFDS(builder, "train")
+        split = splits.TFDS(builder, "train")
         return _grays(
             pipelines.train_pipeline(
                 split, image_size=(4, 4), batch_size=5, seed=seed, augment=augment
@@ -469,7 +469,7 @@ def test_tfds_training_repeats_whatever_the_global_seed(builder, augment, caplog
 
 
 def test_tfds_share_is_the_last(builder):
-    rest, held = sources.TFDS(builder, "train").split(0.1, seed=0)
+    rest, held = splits.TFDS(builder, "train").split(0.1, seed=0)
     assert (rest.spec, held.spec) == ("train[:18]", "train[18:]")
     assert (len(rest), len(held)) == (18, 2)
     with pytest.raises(ValueError, match=r"Received: split='train\[:18\]'"):

@@ -19,6 +19,7 @@ def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
 
 def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
     """Each layer's attention in turn, [B, k, T, T]: never all of them at once."""
+    describe(model)  # Raises where there is nothing to look into.
     blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
     inputs = keras.Model(model.input, [block.input for block in blocks])(images)
     for block, z in zip(blocks, keras.tree.flatten(inputs), strict=True):

@@ -1,5 +1,6 @@
 """Fine-tuning with `model.fit` as section 4.1 and B.1.1 prescribe it."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -61,7 +62,8 @@ def fit(
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
             a `Source`, or a `tf.data.Dataset` of ready batches (images, labels), which
-            is neither augmented nor shuffled, and needs one learning rate.
+            is neither augmented nor shuffled, repeats when it ends, and needs one
+            learning rate.
         validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
         mean: of the input normalization, by channel, in units of the 0..1 range.
         std: likewise; the defaults scale to [-1, 1].
@@ -76,31 +78,37 @@ def fit(
     Raises:
         ValueError: if the model does not end in one logit for each class, or the
             recipe cannot be followed on this data or backend.
+        OSError: if `output` cannot be written to.
     """
-    batches = _Batches(model, recipe, data, validation_data, mean, std, seed)
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        _write_csv(folder / "history.csv", [])  # Fails now rather than after hours.
+    batches = _Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
     if recipe.freeze:
+        head = model.get_layer("head")
         for layer in model.layers:
-            layer.trainable = layer.name == "head"
+            layer.trainable = layer is head
     trained = model
     if batches.on_features():
         trained = _head_alone(model)
     trained = _accumulating(trained, recipe.accumulation_steps)
-    start = model.get_weights()
+    # Dropout's generators count too, which `get_weights` leaves out.
+    start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
     sweep: dict[float, float] = {}
     if len(recipe.base_lr) > 1:
         rest, held_out = batches.hold_out()
         for base_lr in recipe.base_lr:
             _compile(trained, recipe, base_lr, batches.sparse)
-            print(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
+            batches.say(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
             history = _train(trained, recipe, rest, held_out, [], verbose)
             sweep[base_lr] = history[-1]["val_accuracy"]
-            model.set_weights(start)
+            for variable, value in zip(model.variables, start, strict=True):
+                variable.assign(value)
     base_lr = max(sweep, key=lambda rate: sweep[rate]) if sweep else recipe.base_lr[0]
     if sweep:
-        print(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
+        batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
     _compile(trained, recipe, base_lr, batches.sparse)
     train, test = batches.all()
-    folder = None if output is None else Path(output)
     callbacks = [] if folder is None else _recording(model, folder)
     history = _train(trained, recipe, train, test, callbacks, verbose)
     result = Result(
@@ -131,29 +139,24 @@ class _Batches:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         seed: int,
+        verbose: int | str,
     ) -> None:
-        self.recipe, self.seed = recipe, seed
-        self.ready = data if isinstance(data, tf.data.Dataset) else None
+        self.recipe, self.seed, self.verbose = recipe, seed, verbose
+        self.ready = None
         self.validation_data = validation_data
+        self.draws = _draws(model)
         self.test_images = 0
-        logits = model.output_shape
-        if self.ready is not None:
-            self.sparse = len(data.element_spec[1].shape) == 1
-            _warn_out_of_range(data, mean, std)
-            return
         self.sparse = True
+        if isinstance(data, tf.data.Dataset):
+            self._check_ready(model, data, mean, std)
+            self.ready = data.repeat()
+            return
         self.source = (
             data
             if isinstance(data, sources.Source)
             else sources.open_source(data, seed=seed)
         )
-        if len(logits) != 2 or logits[-1] != len(self.source.classes):
-            raise ValueError(
-                "Expected a model with one logit for each class. Received: "
-                f"model.output_shape={logits}, {len(self.source.classes)} classes in "
-                f"{self.source.name}. keras_vit.for_task(model, "
-                f"{len(self.source.classes)}) puts the right head on"
-            )
+        _check_head(model, len(self.source.classes), self.source.name)
         self.test_images = 0 if self.source.test is None else len(self.source.test)
         self.options = {
             "image_size": model.input_shape[1:3],
@@ -163,10 +166,40 @@ class _Batches:
         if self.on_features():
             self._read_features(model)
 
+    def say(self, text: str) -> None:
+        """Prints, unless the user wants silence."""
+        if self.verbose:
+            print(text)
+
     def on_features(self) -> bool:
         """Whether every image's features stay the same all through the training."""
         recipe = self.recipe
-        return self.ready is None and recipe.freeze and recipe.augment == "none"
+        still = recipe.freeze and recipe.augment == "none" and not self.draws
+        return self.ready is None and still
+
+    def _check_ready(
+        self,
+        model: keras.Model,
+        data: tf.data.Dataset,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        """Looks at the first batch for what would go wrong, or silently badly."""
+        images, labels = (x.numpy() for x in next(iter(data))[:2])
+        self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
+        classes = (
+            max(int(labels.max()) + 1, model.output_shape[-1])
+            if self.sparse
+            else labels.shape[-1]
+        )
+        _check_head(model, classes, "the first batch")
+        parts = self.recipe.accumulation_steps
+        if len(images) % parts:
+            raise ValueError(
+                "Expected batches of a multiple of accumulation_steps images. "
+                f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
+            )
+        _warn_out_of_range(images, mean, std)
 
     def _read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
@@ -175,11 +208,14 @@ class _Batches:
         def features(split: splits.Split | None, what: str) -> Any:
             if split is None:
                 return None
-            print(f"features of {len(split)} {what} images")
+            self.say(f"features of {len(split)} {what} images")
             batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
-            labels = np.concatenate(list(batches.map(lambda _, label: label)))
+            labels = split.dataset().map(lambda item: item["label"])
             return splits.Arrays(
-                head_input.predict(batches.map(lambda image, _: image)), labels
+                head_input.predict(
+                    batches.map(lambda image, _: image), verbose=self.verbose
+                ),
+                np.array(list(labels.as_numpy_iterator())),
             )
 
         self.source = dataclasses.replace(
@@ -207,11 +243,11 @@ class _Batches:
 
     def _train(self, split: Any) -> tf.data.Dataset:
         recipe = self.recipe
-        if len(split) < recipe.batch_size // recipe.accumulation_steps:
+        if len(split) < recipe.batch_size:
             warnings.warn(
                 f"{len(split)} training images are fewer than batch_size="
                 f"{recipe.batch_size}: a batch holds some of them more than once",
-                stacklevel=2,
+                stacklevel=4,  # At the caller of `fit`.
             )
         if self.on_features():
             return pipelines.endless(
@@ -237,18 +273,41 @@ class _Batches:
         return pipelines.eval_pipeline(split, batch_size=min(part, 64), **self.options)
 
 
+def _draws(model: keras.Model) -> bool:
+    """Whether the model has dropout: its generators' states are no weights."""
+    return len(model.variables) > len(model.weights)
+
+
+def _check_head(model: keras.Model, classes: int, where: str) -> None:
+    """Raises unless `model` ends in one logit for each class."""
+    shape = model.output_shape
+    activation = getattr(model.layers[-1], "activation", None)
+    if len(shape) != 2 or shape[-1] != classes:
+        received = f"model.output_shape={shape}, {classes} classes in {where}"
+    elif activation not in (None, keras.activations.linear):
+        received = (
+            f"model={model.name!r}, whose last layer ends in {activation.__name__} "
+            "(classifier_activation=None leaves that out)"
+        )
+    else:
+        return
+    raise ValueError(
+        f"Expected a model with one logit for each class. Received: {received}. "
+        f"keras_vit.for_task(model, {classes}) puts a new head on"
+    )
+
+
 def _warn_out_of_range(
-    data: tf.data.Dataset, mean: tuple[float, ...], std: tuple[float, ...]
+    images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
-    """Warns once if the first batch is not scaled as the weights expect."""
-    images = next(iter(data))[0].numpy()
+    """Warns if a batch is not scaled as the weights expect."""
     low, high = preprocessing.value_range(mean, std)
     if images.min() < low - 0.01 or images.max() > high + 0.01:
         warnings.warn(
-            f"Expected images in [{low:g}, {high:g}]. Received: values from "
-            f"{images.min():g} to {images.max():g}. keras_vit.preprocess_input scales "
-            "0..255 to [-1, 1]",
-            stacklevel=4,
+            f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "
+            f"Received: values from {images.min():g} to {images.max():g}. "
+            "keras_vit.preprocess_input scales 0..255 to [-1, 1]",
+            stacklevel=5,  # At the caller of `fit`.
         )
 
 
@@ -291,11 +350,20 @@ def _train(
 
 
 def _recording(model: keras.Model, folder: Path) -> list[keras.callbacks.Callback]:
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        keras.callbacks.CSVLogger(str(folder / "history.csv")),
-        _Best(model, folder / "best.keras"),
-    ]
+    return [_History(folder / "history.csv"), _Best(model, folder / "best.keras")]
+
+
+class _History(keras.callbacks.Callback):
+    """Writes the metrics of the evaluations so far, the whole file each time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.rows: list[dict[str, float]] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.rows.append({"epoch": epoch, **(logs or {})})
+        _write_csv(self.path, self.rows)
 
 
 class _Best(keras.callbacks.Callback):
@@ -319,6 +387,13 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """`model.save`, whole or not at all."""
     with replacing(path) as temporary:
         model.save(temporary)
+
+
+def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0] if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _write_json(path: Path, value: Any) -> None:

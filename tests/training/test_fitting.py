@@ -1,0 +1,464 @@
+"""`fit`: the sweep, what it writes, freezing, averaging, accumulation, and its errors."""
+
+import csv
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.recipes import Recipe
+from keras_vit.training import fit, fitting
+from keras_vit.training.optim import MomentumSGD, WarmupDecay
+
+tf = pytest.importorskip("tensorflow")
+
+from keras_vit.data import pipelines, sources, splits  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow_only
+
+CLASSES = 3
+
+
+def tiny(classes=CLASSES, **changes):
+    """A ViT of one layer for 32 px, the same at every call."""
+    keras.utils.set_random_seed(7)
+    config = keras_vit.ViTConfig(
+        patch_size=16, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=2, **changes
+    )
+    return keras_vit.vit(config, image_size=(32, 32), num_classes=classes)
+
+
+def noise_of_three_colors(count, seed):
+    """Images whose class is the channel that is brighter than the others."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    images = rng.integers(0, 200, (count, 32, 32, 3))
+    images[np.arange(count), :, :, labels] += 55
+    return splits.Arrays(images.astype(np.uint8), labels)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return sources.Source(
+        "colors",
+        ("red", "green", "blue"),
+        noise_of_three_colors(30, 0),
+        noise_of_three_colors(13, 1),
+    )
+
+
+def recipe(**changes):
+    settings = {
+        "total_steps": 4,
+        "base_lr": (0.1,),
+        "held_out": 0.2,
+        "warmup_steps": 1,
+        "batch_size": 8,
+        "image_size": (32, 32),
+    }
+    return Recipe(**(settings | changes))
+
+
+def ready(count=4, size=8, one_hot=False, **changes):
+    """Ready batches of images in [-1, 1]."""
+    rng = np.random.default_rng(3)
+    images = rng.uniform(-1, 1, (count * size, 32, 32, 3)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, count * size)
+    if one_hot:
+        labels = np.eye(CLASSES, dtype=np.float32)[labels]
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(size)
+
+
+def assert_equal(ours, theirs):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_close(ours, theirs, atol):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
+@pytest.fixture
+def trajectory(monkeypatch):
+    """The weights after every update of whatever trains."""
+    seen = []
+
+    class Recorder(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append([np.array(w) for w in self.model.get_weights()])
+
+    real = keras.Model.fit
+
+    def fit_and_record(self, *args, callbacks=(), **kwargs):
+        return real(self, *args, callbacks=[*callbacks, Recorder()], **kwargs)
+
+    monkeypatch.setattr(keras.Model, "fit", fit_and_record)
+    return seen
+
+
+# The sweep.
+
+
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.1])
+def test_sweep_takes_the_better_rate_from_the_same_start(source, dropout_rate):
+    swept, single = (tiny(dropout_rate=dropout_rate) for _ in range(2))
+    settings = recipe(total_steps=12, base_lr=(1e-6, 0.3))
+    result = fit(swept, settings, source, verbose=0)
+    assert result.learning_rate == 0.3
+    assert result.sweep[0.3] > result.sweep[1e-6]
+    one = dataclasses.replace(settings, base_lr=(0.3,))
+    assert fit(single, one, source, verbose=0).sweep == {}
+    assert_equal(swept.get_weights(), single.get_weights())
+
+
+def test_sweep_is_judged_on_the_held_out_share_alone(source, monkeypatch):
+    seen = []
+    real = fitting._train
+
+    def train(model, recipe, train, validation, *rest):
+        seen.append(sum(len(labels) for _, labels in validation))
+        return real(model, recipe, train, validation, *rest)
+
+    monkeypatch.setattr(fitting, "_train", train)
+    fit(tiny(), recipe(base_lr=(0.01, 0.02)), source, verbose=0)
+    assert seen == [6, 6, 13]  # A fifth of 30, twice; then the test set.
+
+
+# What is written.
+
+
+def test_output_is_whole_and_reloads(source, tmp_path):
+    model = tiny()
+    result = fit(model, recipe(), source, output=tmp_path / "run", verbose=0)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["best.keras", "history.csv", "history.json", "model.keras"]
+    written = json.loads((tmp_path / "run/history.json").read_text())
+    assert written["history"] == result.history
+    assert written["recipe"]["base_lr"] == [0.1]
+    with (tmp_path / "run/history.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2", "3"]
+    for row, metrics in zip(rows, result.history, strict=True):
+        assert {key: float(row[key]) for key in metrics} == pytest.approx(metrics)
+    reloaded = keras.models.load_model(tmp_path / "run/model.keras")
+    assert_equal(reloaded.get_weights(), model.get_weights())
+    assert_equal(
+        [variable.numpy() for variable in reloaded.optimizer.variables],
+        [variable.numpy() for variable in model.optimizer.variables],
+    )
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_best_is_the_best_evaluation(source, tmp_path, ema):
+    # So high a rate that the evaluations go up and down.
+    settings = recipe(total_steps=10, base_lr=(1.0,), ema=ema)
+    result = fit(tiny(), settings, source, output=tmp_path, verbose=0)
+    accuracies = [row["val_accuracy"] for row in result.history]
+    best = keras.models.load_model(tmp_path / "best.keras")
+    assert accuracy_by_hand(best, source.test) == pytest.approx(max(accuracies))
+    assert min(accuracies) < max(accuracies)
+
+
+def accuracy_by_hand(model, split):
+    images = keras_vit.preprocess_input(split.images)
+    right = np.argmax(model.predict(images, verbose=0), -1) == split.labels
+    return np.mean(right)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), r"right to write .*\.keras.*Free"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_a_broken_save_leaves_the_old_file(
+    source, tmp_path, monkeypatch, error, message
+):
+    (tmp_path / "best.keras").write_bytes(b"old")
+
+    def half(self, path, *args, **kwargs):
+        Path(path).write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(keras.Model, "save", half)
+    with pytest.raises(type(error), match=message):
+        fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
+    assert (tmp_path / "best.keras").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.keras",
+        "history.csv",
+    ]
+
+
+def test_an_unwritable_output_stops_before_the_training(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"right to write .*file.*Choose another folder"):
+        fit(tiny(), recipe(), source, output=tmp_path / "file", verbose=0)
+
+
+# Freezing.
+
+
+@pytest.mark.parametrize("augment", ["none", "flip"])
+def test_freeze_trains_the_head_alone(source, augment):
+    model, start = tiny(), tiny()
+    fit(model, recipe(freeze=True, augment=augment), source, verbose=0)
+    for layer, before in zip(model.layers, start.layers, strict=True):
+        if layer.name == "head":
+            assert np.abs(layer.get_weights()[0]).max() > 0
+        else:
+            assert_equal(layer.get_weights(), before.get_weights())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"accumulation_steps": 4}, {"ema": 0.5}, {"base_lr": (0.1, 0.2)}],
+    ids=str,
+)
+def test_features_computed_once_change_nothing(source, monkeypatch, changes):
+    settings = recipe(freeze=True, augment="none", **changes)
+    short, long = tiny(), tiny()
+    quick = fit(short, settings, source, verbose=0)
+    monkeypatch.setattr(fitting._Batches, "on_features", lambda self: False)
+    slow = fit(long, settings, source, verbose=0)
+    assert_close(short.get_weights(), long.get_weights(), 1e-5)
+    for a, b in zip(quick.history, slow.history, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch):
+    model = tiny(dropout_rate=0.5)
+    monkeypatch.setattr(fitting._Batches, "_read_features", None)
+    fit(model, recipe(freeze=True, augment="none"), source, verbose=0)
+
+
+# Averaging.
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulation_steps": 2}], ids=str)
+def test_ema_is_the_polyak_average_of_the_trajectory(source, trajectory, changes):
+    model = tiny()
+    settings = recipe(total_steps=6, ema=0.8, **changes)
+    result = fit(model, settings, source, verbose=0)
+    assert len(trajectory) == 6
+    average = trajectory[0]
+    for weights in trajectory[1:]:
+        average = [0.8 * a + 0.2 * w for a, w in zip(average, weights, strict=True)]
+    assert_close(model.get_weights(), average, 1e-6)
+    assert np.abs(average[-2] - trajectory[-1][-2]).max() > 1e-4  # Not the last.
+    batches = pipelines.eval_pipeline(source.test, image_size=(32, 32), batch_size=8)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy"])
+    loss, accuracy = model.evaluate(batches, verbose=0)
+    assert result.history[-1]["val_loss"] == pytest.approx(loss, abs=1e-6)
+    assert result.test_accuracy == pytest.approx(accuracy)
+
+
+# Accumulation.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ema": 0.9}, {"freeze": True}, {"freeze": True, "augment": "none"}],
+    ids=str,
+)
+def test_four_parts_equal_one(source, changes):
+    whole, parts = tiny(), tiny()
+    one = fit(whole, recipe(**changes), source, verbose=0)
+    four = fit(parts, recipe(accumulation_steps=4, **changes), source, verbose=0)
+    assert_close(whole.get_weights(), parts.get_weights(), 1e-6)
+    for a, b in zip(one.history, four.history, strict=True):
+        assert a == pytest.approx(b, abs=1e-6)
+
+
+def test_accumulation_needs_batches_it_can_cut():
+    with pytest.raises(ValueError, match=r"batches of a multiple of .*=4.*of 6"):
+        fit(tiny(), recipe(accumulation_steps=4), ready(size=6), verbose=0)
+
+
+# Repeating.
+
+
+def test_seed_repeats_to_the_bit(source):
+    runs = []
+    for seed in (0, 0, 1):
+        model = tiny(dropout_rate=0.1)
+        fit(model, recipe(), source, seed=seed, verbose=0)
+        runs.append(model.get_weights())
+    assert_equal(runs[0], runs[1])
+    assert any((a != b).any() for a, b in zip(runs[0], runs[2], strict=True))
+
+
+# Counting.
+
+
+def test_accuracy_counts_every_test_image(source):
+    model = tiny()
+    result = fit(model, recipe(), source, verbose=0)
+    assert result.test_images == 13  # Batches of 8 and 5.
+    assert result.test_accuracy == pytest.approx(accuracy_by_hand(model, source.test))
+
+
+def test_a_prime_number_of_steps_is_trained_to_its_end(source, trajectory):
+    result = fit(tiny(), recipe(total_steps=11), source, verbose=0)
+    assert len(trajectory) == 11
+    assert len(result.history) == 1
+
+
+# Ready batches.
+
+
+def test_one_hot_and_integer_labels_train_alike():
+    models = [tiny(), tiny(), tiny()]
+    column = ready().map(lambda image, label: (image, label[:, None]))
+    histories = [
+        fit(model, recipe(), batches, verbose=0).history
+        for model, batches in zip(
+            models, (ready(), ready(one_hot=True), column), strict=True
+        )
+    ]
+    for model, history in zip(models[1:], histories[1:], strict=True):
+        assert_close(models[0].get_weights(), model.get_weights(), 1e-6)
+        for a, b in zip(histories[0], history, strict=True):
+            assert a == pytest.approx(b, abs=1e-6)
+
+
+def test_ready_batches_repeat_until_the_steps_are_done(trajectory):
+    fit(tiny(), recipe(total_steps=6), ready(count=2), verbose=0)
+    assert len(trajectory) == 6
+
+
+def test_ready_batches_are_judged_by_the_validation_data():
+    model = tiny()
+    result = fit(
+        model, recipe(), ready(), validation_data=ready(one_hot=False), verbose=0
+    )
+    assert result.test_accuracy == result.history[-1]["val_accuracy"]
+    assert result.test_images == 0
+
+
+def test_images_out_of_range_warn_once():
+    batches = ready().map(lambda image, label: (image * 127.5 + 127.5, label))
+    with pytest.warns(
+        UserWarning, match=r"in \[-1, 1\]. Received: .* to 25[45]"
+    ) as seen:
+        fit(tiny(), recipe(), batches, verbose=0)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+
+
+def test_range_is_that_of_mean_and_std():
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    with pytest.warns(UserWarning, match=r"in \[-2.117\d*, 2.64\]"):
+        fit(
+            tiny(),
+            recipe(),
+            ready().map(lambda image, label: (image * 3, label)),
+            mean=mean,
+            std=std,
+            verbose=0,
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(
+            tiny(),
+            recipe(),
+            ready().map(lambda image, label: (image * 2, label)),
+            mean=mean,
+            std=std,
+            verbose=0,
+        )
+
+
+def test_fewer_images_than_a_batch_warn(source):
+    with pytest.warns(
+        UserWarning, match="30 training images are fewer than batch_size"
+    ):
+        fit(
+            tiny(),
+            recipe(total_steps=1, warmup_steps=0, batch_size=32),
+            source,
+            verbose=0,
+        )
+
+
+@pytest.mark.parametrize("data", ["source", "one_hot", "integer"])
+def test_wrong_class_count_names_for_task(source, data):
+    data = {"source": source, "one_hot": ready(one_hot=True), "integer": ready()}[data]
+    with pytest.raises(ValueError, match=r"one logit for each class.*for_task"):
+        fit(tiny(2), recipe(), data, verbose=0)
+
+
+def test_features_without_a_head_name_for_task(source):
+    with pytest.raises(ValueError, match=r"\(None, 16\).*for_task\(model, 3\)"):
+        fit(tiny(None), recipe(), source, verbose=0)
+
+
+def test_probabilities_are_not_logits(source):
+    model = keras_vit.ViT_Ti16(weights=None, classes=3, input_shape=(32, 32, 3))
+    with pytest.raises(
+        ValueError, match=r"logits.*softmax.*classifier_activation=None"
+    ):
+        fit(model, recipe(), source, verbose=0)
+
+
+def test_ready_batches_need_one_rate():
+    with pytest.raises(ValueError, match=r"one learning rate.*base_lr=\(0.1, 0.2\)"):
+        fit(tiny(), recipe(base_lr=(0.1, 0.2)), ready(), verbose=0)
+
+
+# The optimizer.
+
+
+def test_momentum_sgd_is_optaxs_under_a_changing_rate():
+    rates = [0.0, 0.1, 0.3, 0.05, 0.2]
+    gradients = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    w = u = np.zeros(4)
+    for rate, g in zip(rates, gradients, strict=True):
+        u = g + 0.9 * u
+        w = w - rate * u
+
+    def train(optimizer):
+        variable = keras.Variable(np.zeros(4, np.float32))
+        optimizer.build([variable])
+        for rate, g in zip(rates, gradients, strict=True):
+            optimizer.learning_rate = rate
+            optimizer.apply([keras.ops.convert_to_tensor(g)])
+        return variable.numpy()
+
+    np.testing.assert_allclose(train(MomentumSGD(0.1, 0.9)), w, atol=1e-6)
+    kerass = train(keras.optimizers.SGD(0.1, momentum=0.9))
+    assert np.abs(kerass - w).max() > 0.01
+
+
+def test_momentum_sgd_round_trips_its_config():
+    optimizer = MomentumSGD(
+        WarmupDecay(0.1, 10, 2), 0.8, global_clipnorm=1.0, use_ema=True
+    )
+    config = json.dumps(keras.saving.serialize_keras_object(optimizer))
+    copy = keras.saving.deserialize_keras_object(json.loads(config))
+    assert json.dumps(keras.saving.serialize_keras_object(copy)) == config
+    assert copy.momentum == 0.8
+    assert copy.global_clipnorm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.1, 10, 2, "step"), r"'cosine' or 'linear'. Received: decay='step'"),
+        ((0.1, 10, 10), r"warmup_steps=10, total_steps=10"),
+        ((0.1, 10, -1), r"warmup_steps=-1"),
+    ],
+)
+def test_warmup_decay_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WarmupDecay(*arguments)

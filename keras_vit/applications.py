@@ -91,11 +91,13 @@ def _build(
     if source is None:
         return model
     report = checkpoint.load(model, source)
-    if report.zero_head and include_top and classes is None:
+    headless = "head/kernel" in report.names("fresh")
+    if include_top and classes is None and (report.zero_head or headless):
+        what = "has no head" if headless else "has a head of zeros, as published"
         warnings.warn(
-            f"The head of {source} is all zeros, as published: predictions are uniform "
-            "until fine-tuned. Give classes= for a new head, or a tag with a trained "
-            f"one, e.g. {_trained_head(variant)!r}",
+            f"{source} {what}: predictions are uniform until fine-tuned. Give classes= "
+            "for a new head, or a tag with a trained one, e.g. "
+            f"{_trained_head(variant)!r}",
             stacklevel=3,
         )
     return model

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     help="The Vision Transformer paper (arXiv:2010.11929v2) from a shell.",
@@ -19,8 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False, highlight=False, soft_wrap=True)
+errors = Console(stderr=True, style="red", markup=False, soft_wrap=True)
 
 Triple = tuple[float, float, float]
 HALF: Triple = (0.5, 0.5, 0.5)
@@ -66,16 +67,23 @@ class Run:
     @classmethod
     def load(cls, folder: Path) -> "Run":
         """Reads `run.json`."""
-        file = folder / "run.json"
-        if not file.is_file():
-            raise ValueError(
-                "Expected a folder that `keras-vit finetune` wrote, with model.keras "
-                f"and run.json. Received: {str(folder)!r}"
-            )
-        run = json.loads(file.read_text(encoding="utf-8"))
-        return cls(
-            run["classes"], tuple(run["mean"]), tuple(run["std"]), run["details"]
+        expected = (
+            "Expected a folder that `keras-vit finetune` wrote, with model.keras and "
+            f"run.json. Received: {str(folder)!r}"
         )
+        missing = [
+            name
+            for name in ("model.keras", "run.json")
+            if not (folder / name).is_file()
+        ]
+        if missing:
+            raise ValueError(f"{expected} without {' and '.join(missing)}")
+        try:
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            mean, std = tuple(run["mean"]), tuple(run["std"])
+            return cls(run["classes"], mean, std, run["details"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{expected}, whose run.json is damaged") from error
 
 
 @app.command()
@@ -105,8 +113,10 @@ def finetune(
             "oxford_flowers102's: 500 steps]."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Updates of warm-up.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Updates.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, help="Updates of warm-up.")
+    ] = None,
     lr: Annotated[
         list[float] | None,
         typer.Option(
@@ -114,11 +124,14 @@ def finetune(
             "training images [default: the recipe's sweep]."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images an update.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images an update.")
+    ] = None,
     parts: Annotated[
         int | None,
         typer.Option(
-            help="Parts a batch is cut in to save memory [default: of 32 images]."
+            min=1,
+            help="Parts a batch is cut in to save memory [default: of 32 images].",
         ),
     ] = None,
     image_size: Annotated[
@@ -161,7 +174,8 @@ def finetune(
         keras.config.set_dtype_policy("mixed_bfloat16")
     source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
     settings = _recipe(
-        recipe or data,
+        recipe,
+        data,
         total_steps=steps,
         warmup_steps=warmup,
         base_lr=tuple(lr) if lr else None,
@@ -172,21 +186,23 @@ def finetune(
         freeze=freeze or None,
         ema=ema,
     )
-    is_file = (
-        weights is not None and Path(weights).suffix != "" and Path(weights).exists()
-    )
-    size = settings.image_size if image_size or not is_file else None
-    numerics: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
     beside: dict[str, Any] = {}
-    if is_file and weights is not None and model is None:
+    if weights is not None and Path(weights).is_file():
         beside = keras_vit.weights.config_beside(weights)
-        network = keras_vit.from_checkpoint(weights, image_size=size, **numerics)
+        gelu = gelu or beside.get("gelu")
+    numerics: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    if weights is not None and model is None and Path(weights).is_file():
+        network = keras_vit.from_checkpoint(
+            weights,
+            image_size=None if image_size is None else settings.image_size,
+            **numerics,
+        )
         console.print(_counts(network.checkpoint_report))
     else:
         network = _builder(model or "ViT-B/16")(
             include_top=False,
             pooling="token",
-            input_shape=(*(size or (224, 224)), 3),
+            input_shape=(*settings.image_size, 3),
             **({} if weights is None else {"weights": _none(weights)}),
             **numerics,
         )
@@ -199,7 +215,14 @@ def finetune(
         f"{network.count_params():,} parameters"
     )
     result = keras_vit.training.fit(
-        network, settings, source, mean=mean, std=std, seed=seed, output=output
+        network,
+        settings,
+        source,
+        mean=mean,
+        std=std,
+        seed=seed,
+        output=output,
+        verbose=_progress(),
     )
     details = {
         "data": data,
@@ -220,11 +243,21 @@ def finetune(
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
 
 
-def _recipe(name: str, **changes: Any) -> Any:
+def _progress() -> int:
+    """Keras's `verbose`: bars for a terminal, a line an epoch for a file."""
+    return 1 if sys.stdout.isatty() else 2
+
+
+def _recipe(name: str | None, data: str, **changes: Any) -> Any:
     """A row of Table 4 with the options that were given."""
     from keras_vit.recipes import FINETUNE
 
-    row = FINETUNE.get(name.split(":")[0], FINETUNE["oxford_flowers102"])
+    if name is not None and name not in FINETUNE:
+        raise ValueError(
+            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
+        )
+    own = data.split(":")[0]
+    row = FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
     changes = {key: value for key, value in changes.items() if value is not None}
     total = changes.get("total_steps", row.total_steps)
     changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
@@ -258,7 +291,8 @@ def _builder(variant: str) -> Any:
     name = builder_name(variant)
     if name not in keras_vit.VARIANTS:
         raise ValueError(
-            f"Expected one of {', '.join(VIT_VARIANTS)}. Received: --model {variant}"
+            f"Expected one of {', '.join(VIT_VARIANTS)}, or a folder that `keras-vit "
+            f"finetune` wrote. Received: --model {variant}"
         )
     return getattr(keras_vit, name)
 
@@ -268,7 +302,7 @@ def _counts(report: Any) -> str:
 
 
 def _open_model(
-    model: str, weights: str | None, mean: Triple | None, std: Triple | None
+    model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
 ) -> tuple[Any, Run]:
     """A trained model and its run: from a run's folder, a variant, or a file."""
     import keras
@@ -276,20 +310,26 @@ def _open_model(
     import keras_vit
     from keras_vit.applications import imagenet2012_labels
 
-    folder = Path(model)
-    if folder.is_dir():
-        run = Run.load(folder)
-        network = keras.models.load_model(folder / "model.keras")
+    if model is not None and Path(model).is_dir():
+        run = Run.load(Path(model))
+        network = keras.models.load_model(Path(model) / "model.keras")
     else:
-        tag = weights or "imagenet21k+imagenet2012"
         run = Run([], HALF, HALF, {})
-        if Path(tag).is_file():
-            beside = keras_vit.weights.config_beside(tag)
-            network = keras_vit.from_checkpoint(tag)
+        if weights is not None and model is None and Path(weights).is_file():
+            beside = keras_vit.weights.config_beside(weights)
             run.mean = tuple(beside.get("mean", HALF))
             run.std = tuple(beside.get("std", HALF))
+            network = keras_vit.from_checkpoint(weights)
         else:
-            network = _builder(model)(weights=tag, classifier_activation=None)
+            network = _builder(model or "ViT-B/16")(
+                weights=weights or "imagenet21k+imagenet2012",
+                classifier_activation=None,
+            )
+        if "head" not in {layer.name for layer in network.layers}:
+            raise ValueError(
+                "Expected weights with a head, one output for each class. Received: "
+                f"{weights} without. keras-vit finetune makes one"
+            )
         count = network.output_shape[-1]
         run.classes = (
             list(imagenet2012_labels())
@@ -301,13 +341,16 @@ def _open_model(
 
 
 ModelOption = Annotated[
-    str,
-    typer.Option(help="A folder that `finetune` wrote, or a variant such as ViT-B/16."),
+    str | None,
+    typer.Option(
+        help="A folder that `finetune` wrote, or a variant [default: ViT-B/16; a "
+        "weights file tells its own]."
+    ),
 ]
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        help="With a variant: a tag or a file [default: imagenet21k+imagenet2012]."
+        help="Of a variant: a tag or a file [default: imagenet21k+imagenet2012]."
     ),
 ]
 
@@ -317,9 +360,11 @@ def predict(
     images: Annotated[
         list[Path], typer.Argument(help="Image files, or folders of them.")
     ],
-    model: ModelOption = "ViT-B/16",
+    model: ModelOption = None,
     weights: WeightsOption = None,
-    top: Annotated[int, typer.Option(help="Classes to print for each image.")] = 5,
+    top: Annotated[
+        int, typer.Option(min=1, help="Classes to print for each image.")
+    ] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object a line.")
     ] = False,
@@ -343,7 +388,7 @@ def predict(
         except (tf.errors.OpError, ValueError) as error:
             failed += 1
             reason = str(getattr(error, "message", error)).splitlines()[0]
-            errors.print(f"{file}: not a readable image ({reason})", style="red")
+            errors.print(f"{file}: not a readable image ({reason})")
             continue
         batch = preprocessing.normalize(
             preprocessing.resize(image, size), run.mean, run.std
@@ -381,7 +426,9 @@ def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) 
         classes = [{"class": name, "probability": score} for name, score in best]
         print(json.dumps({"image": str(file), "top": classes}, ensure_ascii=False))
         return
-    table = Table(title=str(file), title_justify="left", show_header=False, box=None)
+    table = Table(
+        title=Text(str(file)), title_justify="left", show_header=False, box=None
+    )
     for name, score in best:
         table.add_row(f"{score:7.2%}", name)
     console.print(table)
@@ -389,28 +436,43 @@ def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) 
 
 @app.command()
 def evaluate(
-    data: Data,
-    model: ModelOption = "ViT-B/16",
+    data: Annotated[
+        str | None,
+        typer.Option(help="As in `finetune` [default: what the run was trained on]."),
+    ] = None,
+    model: ModelOption = None,
     weights: WeightsOption = None,
-    batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
     mean: MeanOption = None,
     std: StdOption = None,
     on_corrupt: Corrupt = "stop",
     seed: Annotated[
-        int, typer.Option(help="Of the test share, where the data has no test set.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Of the test share, where the data has no test set [default: the "
+            "run's, whose training never saw that share]."
+        ),
+    ] = None,
 ) -> None:
     """Prints accuracy on a data set's test images, every one of them counted."""
     import keras
 
     from keras_vit.data import pipelines, sources
 
+    network, run = _open_model(model, weights, mean, std)
+    data = data or run.details.get("data")
+    if data is None:
+        raise ValueError(
+            "Expected a data set, or a model that `keras-vit finetune` wrote. "
+            "Received: no --data"
+        )
+    if seed is None:
+        seed = run.details.get("seed", 0)
     source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
     if source.test is None:
         raise ValueError(
             f"Expected a data set with test images. Received: --data {data}, without"
         )
-    network, run = _open_model(model, weights, mean, std)
     if network.output_shape[-1] != len(source.classes):
         raise ValueError(
             "Expected a model of the data set's classes. Received: "
@@ -431,7 +493,7 @@ def evaluate(
             keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"),
         ],
     )
-    metrics = network.evaluate(batches, return_dict=True)
+    metrics = network.evaluate(batches, return_dict=True, verbose=_progress())
     for name, value in metrics.items():
         console.print(f"{name:6} {value:.4f}")
     right = round(metrics["top_1"] * len(source.test))
@@ -467,7 +529,7 @@ def doctor() -> None:
         try:
             table.add_row(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            table.add_row(package, "[yellow]missing[/]", remedy)
+            table.add_row(package, Text("missing", "yellow"), remedy)
     table.add_row("devices", ", ".join(_devices()))
     cache = download.cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
@@ -478,7 +540,7 @@ def doctor() -> None:
     table.add_row(
         "weights cache",
         f"{cache}: {len(files)} files, {size:.0f} MiB"
-        + ("" if writable else " [red]not writable[/]"),
+        + ("" if writable else ", not writable"),
         "KERAS_HOME moves it",
     )
     table.add_row(
@@ -505,7 +567,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path(
         "demo"
     ),
-    steps: Annotated[int, typer.Option(help="Updates.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 500,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
     """Trains, explains, exports and serves a small ViT on real digits; no download."""
@@ -536,8 +598,11 @@ def demo(
         f"a ViT of {network.count_params():,} parameters on {len(source.train)} "
         "handwritten digits (scikit-learn), 8x8 px resized to 32x32"
     )
-    result = keras_vit.training.fit(network, recipe, source, seed=seed, output=output)
-    Run(list(source.classes), HALF, HALF, {"data": "digits"}).save(output)
+    result = keras_vit.training.fit(
+        network, recipe, source, seed=seed, output=output, verbose=_progress()
+    )
+    details = {"data": "digits", "seed": seed}
+    Run(list(source.classes), HALF, HALF, details).save(output)
     console.print(
         f"test accuracy {result.test_accuracy:.2%} on {result.test_images} digits"
     )
@@ -580,9 +645,12 @@ def _root(
 
 def main() -> None:
     """Runs the command line; an expected error is one message, not a traceback."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
-        errors.print(f"keras-vit: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"keras-vit: {error}")
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -88,10 +88,10 @@ def fit(
         head = model.get_layer("head")
         for layer in model.layers:
             layer.trainable = layer is head
-    trained = model
     if batches.on_features():
-        trained = _head_alone(model)
-    trained = _accumulating(trained, recipe.accumulation_steps)
+        trained = _head_alone(model)  # A whole batch of features is small.
+    else:
+        trained = _accumulating(model, recipe.accumulation_steps)
     # Dropout's generators count too, which `get_weights` leaves out.
     start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
     sweep: dict[float, float] = {}

@@ -1,0 +1,420 @@
+"""The command line, called as a shell calls it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.conftest import REFERENCE
+
+pytest.importorskip("typer")
+tf = pytest.importorskip("tensorflow")
+
+from keras_vit import cli  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow_only
+
+MINI = str(REFERENCE / "vit_mini.npz")
+CLASSES = ("dark", "light", "middle")
+QUICK = ("--steps", "30", "--batch-size", "8", "--lr", "0.05", "--augment", "none")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three kinds of photos, told apart by their brightness."""
+    root = tmp_path_factory.mktemp("data") / "photos"
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 5)):
+        for name, brightness in zip(CLASSES, (20, 210, 110), strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 40, (50, 60, 3)) + brightness
+                image = tf.io.encode_jpeg(pixels.astype(np.uint8))
+                (folder / f"{i}.jpg").write_bytes(image.numpy())
+    return root
+
+
+@pytest.fixture
+def shell(monkeypatch, capsys):
+    """Runs `keras-vit`: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+    policy = keras.config.dtype_policy()
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            sys.exit(cli.main())
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err
+
+    yield run
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):
+    """A run's folder, as `finetune` writes it."""
+    output = tmp_path_factory.mktemp("runs") / "photos"
+    command = ["finetune", "--data", photos, "--weights", MINI, "--output", output]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["keras-vit", *map(str, command), *QUICK])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert not stop.value.code
+    return output
+
+
+def test_version_and_help(shell):
+    assert shell("--version") == (0, keras_vit.__version__ + "\n", "")
+    code, text, _ = shell("--help")
+    assert code == 0
+    for command in ("demo", "finetune", "predict", "evaluate", "doctor"):
+        assert command in text
+        code, own, _ = shell(command, "--help")
+        assert code == 0
+        assert f"keras-vit {command}" in own
+    assert shell("finetun")[0] == 2
+
+
+def test_finetune_writes_the_run(photos, trained):
+    run = json.loads((trained / "run.json").read_text())
+    assert run["classes"] == list(CLASSES)
+    assert run["mean"] == [0.5, 0.5, 0.5]
+    assert run["details"]["data"] == str(photos)
+    assert run["details"]["test_accuracy"] == 1.0
+    assert {path.name for path in trained.iterdir()} == {
+        "best.keras",
+        "history.csv",
+        "history.json",
+        "model.keras",
+        "run.json",
+    }
+
+
+def test_predict_prints_a_table(shell, photos, trained):
+    code, out, err = shell("predict", "--model", trained, photos / "test")
+    assert (code, err) == (0, "")
+    tables = out.split(".jpg")[1:]
+    assert len(tables) == 15
+    for name, group in zip(CLASSES, np.split(np.array(tables), 3), strict=True):
+        for table in group:
+            shown = table.splitlines()[1:4]
+            shares = [float(line.split("%")[0]) for line in shown]
+            assert shown[0].split()[-1] == name
+            assert sum(shares) == pytest.approx(100, abs=0.02)
+            assert shares == sorted(shares, reverse=True)
+
+
+def test_predict_prints_json(shell, photos, trained):
+    files = [photos / "test" / "light" / f"{i}.jpg" for i in (1, 0)]
+    code, out, _ = shell("predict", "--model", trained, "--json", "--top", 2, *files)
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["image"] for row in rows] == [str(file) for file in files]
+    assert [len(row["top"]) for row in rows] == [2, 2]
+    assert {row["top"][0]["class"] for row in rows} == {"light"}
+
+
+def test_predict_is_the_model_on_the_image(shell, photos, trained):
+    file = photos / "test" / "dark" / "0.jpg"
+    _, out, _ = shell("predict", "--model", trained, "--json", file)
+    model = keras.models.load_model(trained / "model.keras")
+    image = tf.image.resize(tf.io.decode_jpeg(file.read_bytes()), (64, 64))
+    logits = model.predict(keras_vit.preprocess_input(image)[None], verbose=0)
+    shares = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    expected = dict(zip(CLASSES, shares, strict=True))
+    for row in json.loads(out)["top"]:
+        assert row["probability"] == pytest.approx(expected[row["class"]], abs=1e-5)
+
+
+def test_predict_names_corrupt_images_and_goes_on(shell, photos, trained, tmp_path):
+    shutil.copy(photos / "test" / "dark" / "0.jpg", tmp_path / "b.jpg")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    (tmp_path / "c.jpg").write_bytes(b"<html>not found</html>")
+    code, out, err = shell("predict", "--model", trained, "--json", tmp_path)
+    assert code == 1
+    assert [json.loads(line)["top"][0]["class"] for line in out.splitlines()] == [
+        "dark"
+    ]
+    assert f"{tmp_path / 'a.jpg'}: not a readable image" in err
+    assert f"{tmp_path / 'c.jpg'}: not a readable image" in err
+
+
+def test_predict_with_a_weights_file_alone(shell, photos):
+    file = photos / "test" / "dark" / "0.jpg"
+    code, out, _ = shell("predict", "--weights", MINI, "--json", file)
+    assert code == 0
+    names = {row["class"] for row in json.loads(out)["top"]}
+    assert names <= {f"class {i}" for i in range(10)}
+
+
+def test_evaluate_counts_every_image(shell, photos, trained):
+    code, out, _ = shell("evaluate", "--model", trained, "--batch-size", 4)
+    assert code == 0
+    assert "15 of 15 images right" in out
+    code, out, _ = shell("evaluate", "--model", trained, "--data", photos)
+    assert "top_1  1.0000" in out
+
+
+def test_evaluate_draws_the_test_share_training_did_not_see(
+    shell, photos, tmp_path, monkeypatch
+):
+    from keras_vit.data import sources
+
+    command = ("finetune", "--data", photos / "train", "--weights", MINI, *QUICK)
+    assert shell(*command, "--seed", 5, "--output", tmp_path)[0] == 0
+    seeds = []
+    opened = sources.open_source
+
+    def spy(spec, *, seed, on_corrupt):
+        seeds.append(seed)
+        return opened(spec, seed=seed, on_corrupt=on_corrupt)
+
+    monkeypatch.setattr(sources, "open_source", spy)
+    assert shell("evaluate", "--model", tmp_path)[0] == 0
+    assert seeds == [5]
+
+
+def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
+    code, out, _ = shell(
+        *("finetune", "--data", photos, "--weights", MINI, "--output", tmp_path),
+        *("--steps", 4, "--warmup", 1, "--batch-size", 6, "--parts", 3),
+        *("--lr", 0.01, "--lr", 0.02, "--image-size", "48x80", "--augment", "flip"),
+        *("--ema", 0.9, "--mixed-precision", "--gelu", "erf", "--seed", 3),
+        *("--mean", 0.4, 0.5, 0.6, "--std", 0.2, 0.2, 0.2),
+    )
+    assert code == 0
+    assert "48x80 px" in out
+    history = json.loads((tmp_path / "history.json").read_text())
+    recipe = history["recipe"]
+    assert recipe["total_steps"] == 4
+    assert recipe["warmup_steps"] == 1
+    assert recipe["batch_size"] == 6
+    assert recipe["accumulation_steps"] == 3
+    assert recipe["base_lr"] == [0.01, 0.02]
+    assert recipe["augment"] == "flip"
+    assert recipe["ema"] == 0.9
+    assert history["sweep"].keys() == {"0.01", "0.02"}
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["mean"] == [0.4, 0.5, 0.6]
+    model = keras.models.load_model(tmp_path / "model.keras")
+    block = model.get_layer("encoderblock_0")
+    assert block.compute_dtype == "bfloat16"
+    assert block.get_config()["gelu"] == "erf"
+
+
+def test_config_beside_the_weights_sets_the_numerics(shell, photos, tmp_path):
+    shutil.copy(MINI, tmp_path / "mine.npz")
+    beside = {"gelu": "erf", "mean": [0.4] * 3, "std": [0.25] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(beside))
+    output = tmp_path / "run"
+    command = ("finetune", "--data", photos, "--weights", tmp_path / "mine.npz")
+    assert shell(*command, *QUICK, "--output", output)[0] == 0
+    assert json.loads((output / "run.json").read_text())["std"] == [0.25] * 3
+    model = keras.models.load_model(output / "model.keras")
+    assert model.get_layer("encoderblock_0").get_config()["gelu"] == "erf"
+
+
+def test_variant_without_weights(shell, photos, tmp_path):
+    code, out, _ = shell(
+        *("finetune", "--data", photos, "--model", "ViT_Ti16", "--weights", "none"),
+        *("--image-size", 32, "--output", tmp_path, "--freeze", *QUICK),
+    )
+    assert code == 0
+    assert "36 training images of 3 classes, 32x32 px" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "no-such-set"], "no-such-set"),
+        (["--data", "./nowhere"], "Expected a folder or an .npz that exists"),
+        (["--model", "ViT-G/14"], "Expected one of ViT-Ti/16, ViT-S/16"),
+        (["--recipe", "imagenet"], "Expected one of imagenet2012, cifar100"),
+        (["--image-size", "17"], "multiples of patch_size"),
+        (["--image-size", "big"], "Expected pixels as 384 or 384x512"),
+        (["--batch-size", "6", "--parts", "4"], "multiple of accumulation_steps"),
+        (["--weights", "missing.npz"], "missing.npz"),
+        (["--weights", "no-such-tag"], "no-such-tag"),
+        (
+            ["--weights", MINI, "--model", "ViT-B/16"],
+            "a checkpoint of the model's architecture",
+        ),
+    ],
+)
+def test_bad_options_are_one_message(
+    shell, photos, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    given = [*QUICK, *words]
+    if "--data" not in words:
+        given += ["--data", photos]
+    if not {"--weights", "--model"} & set(words):
+        given += ["--weights", MINI]
+    code, _, err = shell("finetune", *given, "--output", "out")
+    assert code == 1, err
+    assert err.startswith("keras-vit: Expected")
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out" / "model.keras").exists()
+
+
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--lr", "fast"], ["--augment"]])
+def test_malformed_options_are_usage_errors(shell, photos, words):
+    code, _, err = shell("finetune", "--data", photos, "--weights", MINI, *words)
+    assert code == 2
+    assert words[0] in err
+
+
+@pytest.mark.parametrize("damage", ["truncated", "html", "empty"])
+def test_damaged_weights_are_one_message(shell, photos, tmp_path, damage):
+    file = tmp_path / "weights.npz"
+    whole = (REFERENCE / "vit_mini.npz").read_bytes()
+    file.write_bytes(
+        {"truncated": whole[:-400], "html": b"<!DOCTYPE html>", "empty": b""}[damage]
+    )
+    code, _, err = shell("finetune", "--data", photos, "--weights", file, *QUICK)
+    assert code == 1
+    assert err.startswith("keras-vit: Expected")
+    assert str(file) in err.replace("\n", "")
+
+
+def test_corrupt_photos_stop_or_are_skipped(shell, photos, tmp_path):
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    (data / "train" / "dark" / "0.jpg").write_bytes(b"\xff\xd8\xff")
+    command = ("finetune", "--data", data, "--weights", MINI, *QUICK)
+    code, _, err = shell(*command, "--output", tmp_path / "out")
+    assert code == 1
+    assert str(data / "train" / "dark" / "0.jpg") in err.replace("\n", "")
+    assert not (tmp_path / "out").exists()
+    with pytest.warns(UserWarning, match=r"dark/0\.jpg"):
+        code, out, _ = shell(
+            *command, "--output", tmp_path / "out", "--on-corrupt", "skip"
+        )
+    assert code == 0
+    assert "35 training images" in out
+
+
+def test_unwritable_output_fails_before_training(shell, photos, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    code, out, err = shell(
+        *("finetune", "--data", photos, "--weights", MINI, *QUICK),
+        *("--output", tmp_path / "file" / "run"),
+    )
+    assert code == 1
+    assert str(tmp_path / "file") in err
+    assert "Epoch" not in out
+
+
+def test_folders_that_are_no_runs(shell, photos, trained, tmp_path):
+    image = photos / "test" / "dark" / "0.jpg"
+    code, _, err = shell("predict", "--model", tmp_path, image)
+    assert code == 1
+    assert "without model.keras and run.json" in err.replace("\n", "")
+    shutil.copy(trained / "model.keras", tmp_path)
+    (tmp_path / "run.json").write_text('{"classes": [')
+    code, _, err = shell("predict", "--model", tmp_path, image)
+    assert code == 1
+    assert "run.json is damaged" in err
+    (tmp_path / "run.json").write_bytes((trained / "run.json").read_bytes())
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04 cut short")
+    code, _, err = shell("predict", "--model", tmp_path, image)
+    assert code == 1
+    assert "model.keras" in err
+
+
+def test_what_cannot_be_predicted_or_evaluated(shell, photos, trained, tmp_path):
+    code, _, err = shell("predict", "--model", trained, tmp_path / "none.jpg")
+    assert code == 1
+    assert "Expected an image or a folder" in err
+    code, _, err = shell("predict", "--model", trained, tmp_path)
+    assert code == 1
+    assert "Expected images" in err
+    code, _, err = shell("evaluate", "--model", trained, "--data", "digits")
+    assert code == 1
+    assert "3 outputs, 10 classes in digits" in err
+    code, _, err = shell("evaluate", "--weights", MINI)
+    assert code == 1
+    assert "no --data" in err
+    headless = keras_vit.from_checkpoint(MINI)
+    features = keras.Model(headless.input, headless.get_layer("head").input)
+    keras_vit.weights.save(features, tmp_path / "features.npz")
+    image = photos / "test" / "dark" / "0.jpg"
+    code, _, err = shell("predict", "--weights", tmp_path / "features.npz", image)
+    assert code == 1
+    assert "Expected weights with a head" in err
+
+
+def test_doctor(shell, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", "http://127.0.0.1:1/weights")
+    code, out, _ = shell("doctor")
+    assert code == 0
+    assert keras.__version__ in out
+    assert keras.backend.backend() in out
+    assert str(tmp_path) in out
+    assert "http://127.0.0.1:1/weights" in out
+
+
+def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
+    installed = cli.importlib.metadata.version
+
+    def version(package):
+        if package == "matplotlib":
+            raise cli.importlib.metadata.PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(cli.importlib.metadata, "version", version)
+    _, out, _ = shell("doctor")
+    assert "missing" in out
+    assert "pip install 'keras-vit-paper[plots]'" in out
+
+
+@pytest.mark.slow
+def test_interrupted_run_leaves_whole_files(photos, tmp_path):
+    """Ctrl-C in the middle of training: no traceback, nothing half-written."""
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "keras_vit.cli", "finetune", "--data", photos),
+            *("--weights", MINI, "--output", output, "--steps", "100000"),
+            *("--batch-size", "8", "--lr", "0.01"),
+        ],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not (output / "history.csv").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert {path.name for path in output.iterdir()} <= {"history.csv", "best.keras"}
+
+
+def test_demo(shell, tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    code, out, _ = shell("demo", "--output", tmp_path / "demo", "--steps", 20)
+    assert code == 0
+    assert "test accuracy" in out
+    assert "handwritten digits" in out
+    assert (tmp_path / "demo" / "attention.png").read_bytes()[1:4] == b"PNG"
+    code, out, _ = shell("evaluate", "--model", tmp_path / "demo")
+    assert code == 0
+    assert "of 359 images right" in out

@@ -30,7 +30,7 @@ def agree():
     return compare
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared():
     """The folder of data beside a checkout; tests that need it skip without it."""
     if not SHARED.is_dir():

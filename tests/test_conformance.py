@@ -192,7 +192,7 @@ def test_reload_in_a_fresh_process(file, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), numpy(ours))
 
 
-def test_full_size_depth_agrees_with_float64():
+def test_full_size_agrees_with_reference_equations(agree):
     """Twelve layers of B/16's width within 5e-5 of the equations in float64."""
     config = keras_vit.VARIANTS["ViT-B/16"]
     model = perturbed_like_trained(
@@ -202,7 +202,7 @@ def test_full_size_depth_agrees_with_float64():
     logits = numpy(model(images))
     reference = equations_1_to_4(model, images, config)
     assert np.abs(reference).max() > 0.5
-    np.testing.assert_allclose(logits, reference, atol=5e-5)
+    agree("ViT-B/16 against float64", logits, reference, 5e-5)
 
 
 def perturbed_like_trained(model):

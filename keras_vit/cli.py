@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import typer
 from rich.console import Console
@@ -186,16 +186,10 @@ def finetune(
         freeze=freeze or None,
         ema=ema,
     )
-    beside: dict[str, Any] = {}
-    if weights is not None and Path(weights).is_file():
-        beside = keras_vit.weights.config_beside(weights)
-        gelu = gelu or beside.get("gelu")
-    numerics: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
-    if weights is not None and model is None and Path(weights).is_file():
+    if model is None and _is_file(weights):
+        size = None if image_size is None else settings.image_size
         network = keras_vit.from_checkpoint(
-            weights,
-            image_size=None if image_size is None else settings.image_size,
-            **numerics,
+            weights, image_size=size, **_numerics(weights, gelu)
         )
         console.print(_counts(network.checkpoint_report))
     else:
@@ -204,11 +198,10 @@ def finetune(
             pooling="token",
             input_shape=(*settings.image_size, 3),
             **({} if weights is None else {"weights": _none(weights)}),
-            **numerics,
+            **_numerics(weights, gelu),
         )
     network = keras_vit.for_task(network, len(source.classes))
-    mean = mean or tuple(beside.get("mean", HALF))
-    std = std or tuple(beside.get("std", HALF))
+    mean, std = _normalization(weights, mean, std)
     console.print(
         f"{len(source.train)} training images of {len(source.classes)} classes, "
         f"{network.input_shape[1]}x{network.input_shape[2]} px, "
@@ -241,6 +234,33 @@ def finetune(
             f"({right} of {result.test_images} images)"
         )
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
+
+
+def _is_file(weights: str | None) -> TypeGuard[str]:
+    return weights is not None and Path(weights).is_file()
+
+
+def _beside(weights: str | None) -> dict[str, Any]:
+    """The config.json beside a weights file; nothing for a tag."""
+    import keras_vit
+
+    return keras_vit.weights.config_beside(weights) if _is_file(weights) else {}
+
+
+def _numerics(weights: str | None, gelu: str | None) -> dict[str, Any]:
+    """What a builder must be told: the option, else the file's config.json."""
+    chosen = gelu or _beside(weights).get("gelu")
+    return {} if chosen is None else {"gelu": chosen}
+
+
+def _normalization(
+    weights: str | None, mean: Triple | None, std: Triple | None
+) -> tuple[Triple, Triple]:
+    """Mean and deviation: the options, else the file's config.json, else 0.5."""
+    beside = _beside(weights)
+    mean = mean or tuple(beside.get("mean", HALF))
+    std = std or tuple(beside.get("std", HALF))
+    return mean, std
 
 
 def _progress() -> int:
@@ -314,16 +334,13 @@ def _open_model(
         run = Run.load(Path(model))
         network = keras.models.load_model(Path(model) / "model.keras")
     else:
-        run = Run([], HALF, HALF, {})
-        if weights is not None and model is None and Path(weights).is_file():
-            beside = keras_vit.weights.config_beside(weights)
-            run.mean = tuple(beside.get("mean", HALF))
-            run.std = tuple(beside.get("std", HALF))
+        if model is None and _is_file(weights):
             network = keras_vit.from_checkpoint(weights)
         else:
             network = _builder(model or "ViT-B/16")(
                 weights=weights or "imagenet21k+imagenet2012",
                 classifier_activation=None,
+                **_numerics(weights, None),
             )
         if "head" not in {layer.name for layer in network.layers}:
             raise ValueError(
@@ -331,11 +348,12 @@ def _open_model(
                 f"{weights} without. keras-vit finetune makes one"
             )
         count = network.output_shape[-1]
-        run.classes = (
+        classes = (
             list(imagenet2012_labels())
             if count == 1000
             else [f"class {i}" for i in range(count)]
         )
+        run = Run(classes, *_normalization(weights, mean, std), {})
     run.mean, run.std = mean or run.mean, std or run.std
     return network, run
 

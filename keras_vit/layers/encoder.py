@@ -126,6 +126,9 @@ class MlpBlock(keras.layers.Layer):
         dropout_rate: fraction of units dropped after each dense layer (B.1).
         gelu: "tanh", the approximation the published weights were trained with
             (Flax's default), or "erf", the exact function.
+
+    Raises:
+        ValueError: if `gelu` is neither.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class MlpBlock(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if gelu not in ("tanh", "erf"):
+            raise ValueError(f"Expected gelu 'tanh' or 'erf'. Received: gelu={gelu!r}")
         self.mlp_dim = mlp_dim
         self.dropout_rate = dropout_rate
         self.gelu = gelu

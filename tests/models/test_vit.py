@@ -100,6 +100,11 @@ def test_impossible_configs(changes, law):
         dataclasses.replace(TINY, **changes)
 
 
+def test_gelu_of_a_layer_alone_is_checked_too():
+    with pytest.raises(ValueError, match="'tanh' or 'erf'. Received: gelu='relu'"):
+        keras_vit.MlpBlock(8, gelu="relu")
+
+
 @pytest.mark.parametrize("image_size", [(17, 24), (16, 23), (0, 8)])
 def test_image_size_is_a_multiple_of_the_patch(image_size):
     with pytest.raises(ValueError, match=r"N = HW / P\^2.*Received: image_size="):

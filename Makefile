@@ -7,7 +7,7 @@ QUIET = TF_CPP_MIN_LOG_LEVEL=2
 .PHONY: demo test check format quick parity floor bench notebooks clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
-	$(BIN)/keras-vit demo --output demo
+	$(QUIET) $(BIN)/keras-vit demo --output demo
 
 test: check test-tensorflow test-jax test-torch  ## Lint, types, tests on every backend.
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from keras_vit import layers, models, recipes, weights
+from keras_vit import layers, models, recipes, training, weights
 from keras_vit._version import __version__
 from keras_vit.applications import (
     ViT_B8,
@@ -66,7 +66,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`keras_vit.training` and the like on first use: they import TensorFlow."""
-    if name in ("data", "inspection", "training"):
+    """`keras_vit.data` and `inspection` on first use: they import what few need."""
+    if name in ("data", "inspection"):
         return importlib.import_module(f"keras_vit.{name}")
     raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")

@@ -6,6 +6,7 @@ are stated in `_DOC`. This is the only module that puts models and weights toget
 
 import dataclasses
 import functools
+import operator
 import os
 import warnings
 from collections.abc import Callable
@@ -76,7 +77,12 @@ def _build(
     if input_shape is None:
         size = published.image_size if published else (224, 224)
         input_shape = (*size, 3)
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"Expected input_shape (H, W, C). Received: input_shape={input_shape}"
+        )
     images = _images(input_tensor, input_shape)
+    classes = None if classes is None else operator.index(classes)
     own_classes = published.num_classes if published else _classes_in(source)
     num_classes = own_classes if classes is None else classes
     tokens = encode(images, config)
@@ -86,7 +92,10 @@ def _build(
         outputs = tokens
     else:
         outputs = _pool(tokens, pooling)
-    inputs = images if input_tensor is None else keras.utils.get_source_inputs(images)
+    inputs = images
+    if input_tensor is not None:
+        sources = keras.utils.get_source_inputs(images)
+        inputs = sources[0] if len(sources) == 1 else sources
     model = keras.Model(inputs, outputs, name=name)
     if source is None:
         return model

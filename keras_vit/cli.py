@@ -398,7 +398,7 @@ def predict(
 
     files = [file for path in images for file in _image_files(path)]
     network, run = _open_model(model, weights, mean, std)
-    size = network.input_shape[1:3]
+    size, channels = network.input_shape[1:3], network.input_shape[-1]
     failed = 0
     for file in files:
         try:
@@ -406,11 +406,11 @@ def predict(
         except (tf.errors.OpError, ValueError) as error:
             failed += 1
             reason = str(getattr(error, "message", error)).splitlines()[0]
+            reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
             errors.print(f"{file}: not a readable image ({reason})")
             continue
-        batch = preprocessing.normalize(
-            preprocessing.resize(image, size), run.mean, run.std
-        )[None]
+        image = preprocessing.to_channels(preprocessing.resize(image, size), channels)
+        batch = preprocessing.normalize(image, run.mean, run.std)[None]
         logits = network(np.asarray(batch), training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
         best = np.argsort(-scores)[:top]
@@ -503,6 +503,7 @@ def evaluate(
         batch_size=batch_size,
         mean=run.mean,
         std=run.std,
+        channels=network.input_shape[-1],
     )
     network.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -563,10 +564,19 @@ def doctor() -> None:
     )
     table.add_row(
         "KERAS_VIT_WEIGHTS",
-        os.environ.get("KERAS_VIT_WEIGHTS", "not set"),
+        _own_mirror(),
         "a directory or base URL that comes before any mirror",
     )
     console.print(table)
+
+
+def _own_mirror() -> str:
+    value = os.environ.get("KERAS_VIT_WEIGHTS")
+    if not value:
+        return "not set"
+    is_url = value.startswith(("http://", "https://"))
+    is_there = is_url or Path(value).expanduser().is_dir()
+    return value if is_there else f"{value}: no such directory"
 
 
 def _devices() -> list[str]:

@@ -38,6 +38,11 @@ class Recipe:
                 "Expected at least one step and one learning rate. Received: "
                 f"total_steps={self.total_steps}, base_lr={self.base_lr}"
             )
+        if len(self.base_lr) > 1 and not 0 < self.held_out < 1:
+            raise ValueError(
+                "Expected a share between 0 and 1 to judge several learning rates on. "
+                f"Received: held_out={self.held_out}, base_lr={self.base_lr}"
+            )
 
 
 _SWEEP = (0.001, 0.003, 0.01, 0.03)

@@ -100,6 +100,21 @@ def test_finetune_writes_the_run(photos, trained):
     }
 
 
+def test_trained_model_reloads_in_a_fresh_process(trained):
+    """With its optimizer, after only `import keras_vit`."""
+    code = (
+        "import sys, keras, keras_vit; model = keras.models.load_model(sys.argv[1]); "
+        "print(type(model.optimizer).__name__, int(model.optimizer.iterations))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, trained / "model.keras"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["MomentumSGD", "30"]
+
+
 def test_predict_prints_a_table(shell, photos, trained):
     code, out, err = shell("predict", "--model", trained, photos / "test")
     assert (code, err) == (0, "")
@@ -357,6 +372,8 @@ def test_what_cannot_be_predicted_or_evaluated(shell, photos, trained, tmp_path)
 
 def test_doctor(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path / "nowhere"))
+    assert "nowhere: no such directory" in shell("doctor")[1]
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", "http://127.0.0.1:1/weights")
     code, out, _ = shell("doctor")
     assert code == 0

@@ -18,6 +18,7 @@ def train_pipeline(
     seed: int,
     mean: Channels = HALF,
     std: Channels = HALF,
+    channels: int = 3,
     augment: Literal["inception", "flip", "none"] = "inception",
 ) -> tf.data.Dataset:
     """Endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
@@ -32,6 +33,7 @@ def train_pipeline(
         seed: of order and augmentation.
         mean: of `preprocessing.normalize`.
         std: likewise.
+        channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "flip"; or "none".
     """
     if augment not in ("inception", "flip", "none"):
@@ -50,6 +52,7 @@ def train_pipeline(
         if augment != "none":
             flip = tf.random.experimental.stateless_fold_in(key, 1)
             image = preprocessing.random_flip(image, flip)
+        image = preprocessing.to_channels(image, channels)
         return preprocessing.normalize(image, mean, std), item["label"]
 
     return endless(split, example, batch_size=batch_size, seed=seed)
@@ -97,6 +100,7 @@ def eval_pipeline(
     batch_size: int,
     mean: Channels = HALF,
     std: Channels = HALF,
+    channels: int = 3,
 ) -> tf.data.Dataset:
     """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
 
@@ -105,6 +109,7 @@ def eval_pipeline(
 
     def example(item: dict[str, Any]) -> tuple[Any, Any]:
         image = preprocessing.resize(_decoded(item["image"]), image_size)
+        image = preprocessing.to_channels(image, channels)
         return preprocessing.normalize(image, mean, std), item["label"]
 
     return (

@@ -31,6 +31,25 @@ def resize(image: Tensor, image_size: Size) -> Tensor:
     return tf.image.resize(image, image_size, method="bilinear", antialias=False)
 
 
+def to_channels(image: Tensor, channels: int) -> Tensor:
+    """[..., C] -> [..., channels]: gray repeated, RGB as its luma for one channel.
+
+    Raises:
+        ValueError: if the image has another number of channels than these.
+    """
+    own = image.shape[-1]
+    if own == channels:
+        return image
+    if own == 1:
+        return tf.repeat(image, channels, axis=-1)
+    if (own, channels) == (3, 1):
+        return tf.image.rgb_to_grayscale(image)
+    raise ValueError(
+        f"Expected images of {channels} channels, as the model has them. Received: "
+        f"images of {own} channels"
+    )
+
+
 def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
     """The Inception crop's place in an image of `shape`: int32 [top, left, h, w].
 

@@ -64,6 +64,12 @@ def open_source(
         raise ValueError(
             f"Expected on_corrupt 'stop' or 'skip'. Received: on_corrupt={on_corrupt!r}"
         )
+    if not isinstance(spec, str | os.PathLike):
+        raise ValueError(
+            "Expected a folder, an .npz, 'digits' or a TFDS name. Received: "
+            f"{type(spec).__name__}. Arrays become ready batches by "
+            "tf.data.Dataset.from_tensor_slices((images, labels)).batch(B)"
+        )
     path = Path(spec)
     if path.is_dir():
         return _folder(path, seed, on_corrupt)
@@ -293,8 +299,6 @@ def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
             f"{where} with images {images.dtype} {images.shape}, labels "
             f"{labels.dtype} {labels.shape}. Images are stored as 0..255, not scaled"
         )
-    if images.shape[-1] == 1:
-        images = np.repeat(images, 3, axis=-1)
     return Arrays(images, labels)
 
 
@@ -307,7 +311,7 @@ def _digits(seed: int) -> Source:
         ) from error
     digits = load_digits()
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # 0..16 in the file.
-    whole = Arrays(np.repeat(gray[..., None], 3, axis=-1), digits.target)
+    whole = Arrays(gray[..., None], digits.target)
     train, test = whole.split(TEST_SHARE, seed)
     return Source("digits", tuple("0123456789"), train, test)
 

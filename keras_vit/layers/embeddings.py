@@ -19,6 +19,71 @@ Shape: TypeAlias = tuple[int | None, ...]
 register = keras.saving.register_keras_serializable(package="keras_vit")
 
 
+class Composite(keras.layers.Layer):
+    """A layer of layers, made when built, that saves what became of them.
+
+    Without it a reloaded `.keras` file forgets what the outer configuration does not
+    hold: that the layer was frozen, its projections' LoRA, their quantization.
+    """
+
+    def build(self, input_shape: Shape) -> None:
+        """Comes last in a subclass's `build`."""
+        super().build(input_shape)
+        for layer in self.sublayers():
+            layer.trainable = self.trainable
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        """The layers this one has made, in order."""
+        raise NotImplementedError
+
+    def projections(self) -> list[keras.layers.Layer]:
+        """Those inside that LoRA and quantization act on, in order."""
+        return [
+            projection
+            for layer in self.sublayers()
+            for projection in (
+                layer.projections() if isinstance(layer, Composite) else [layer]
+            )
+            if hasattr(projection, "enable_lora")
+        ]
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        config = super().get_build_config()
+        if config is None:
+            return None
+        return {
+            **config,
+            "projections": [
+                (layer.quantization_mode, layer.lora_rank)
+                for layer in self.projections()
+            ],
+        }
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        super().build_from_config(config)
+        kept = config.get("projections") or [(None, None)] * len(self.projections())
+        for layer, (mode, rank) in zip(self.projections(), kept, strict=True):
+            if mode:
+                layer.quantize(mode)
+            if rank:
+                layer.enable_lora(rank)
+
+
+def adapted(model: keras.Model) -> tuple[list[str], list[str]]:
+    """The paths of a model's layers that have LoRA, and of those quantized."""
+    inner = [
+        projection
+        for layer in model.layers
+        for projection in (
+            layer.projections() if isinstance(layer, Composite) else [layer]
+        )
+    ]
+    return (
+        [layer.path for layer in inner if getattr(layer, "lora_enabled", False)],
+        [layer.path for layer in inner if layer.quantization_mode],
+    )
+
+
 def patch_grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:
     """The patches along each side, (H / P, W / P).
 
@@ -36,7 +101,7 @@ def patch_grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:
 
 
 @register
-class PatchEmbedding(keras.layers.Layer):
+class PatchEmbedding(Composite):
     """The projection E of Equation 1: [B, H, W, C] -> [B, N, D], row by row.
 
     Cutting patches and projecting them is one convolution with stride P.
@@ -76,6 +141,10 @@ class PatchEmbedding(keras.layers.Layer):
             name="projection",
         )
         self.projection.build(input_shape)
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        return [self.projection]
 
     def call(self, images: Tensor) -> Tensor:
         patches = self.projection(images)  # [B, H/P, W/P, D]

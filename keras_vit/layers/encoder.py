@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.layers.embeddings import Shape, Tensor, register
+from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
 
 def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
@@ -24,7 +24,7 @@ def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
 
 
 @register
-class SelfAttention(keras.layers.Layer):
+class SelfAttention(Composite):
     """Multihead self-attention, Appendix A: [B, T, D] -> [B, T, D].
 
     [q, k, v] = z U_qkv;  A = softmax(q k^T / sqrt(D_h));  SA(z) = A v
@@ -76,6 +76,10 @@ class SelfAttention(keras.layers.Layer):
         )
         self.qkv.build(input_shape)
         self.out.build(input_shape)
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        return [self.qkv, self.dropout, self.out]
 
     def call(self, z: Tensor) -> Tensor:
         q, k, v = self._project(z)
@@ -118,7 +122,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 @register
-class MlpBlock(keras.layers.Layer):
+class MlpBlock(Composite):
     """The MLP of Equation 3, "two layers with a GELU": [B, T, D] -> [B, T, D].
 
     Args:
@@ -152,6 +156,10 @@ class MlpBlock(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(
             self.dropout_rate, dtype=self.dtype_policy, name="dropout"
         )
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        return [self.dense_0, self.dense_1, self.dropout]
 
     def _dense(self, name: str, inputs: Any, outputs: Any) -> keras.layers.Dense:
         dense = keras.layers.Dense(
@@ -181,7 +189,7 @@ class MlpBlock(keras.layers.Layer):
 
 
 @register
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(Composite):
     """One encoder layer, Equations 2 and 3: [B, T, D] -> [B, T, D].
 
     z' = MSA(LN(z)) + z
@@ -239,8 +247,18 @@ class TransformerBlock(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(
             self.dropout_rate, dtype=policy, name="dropout"
         )
-        for layer in (self.layer_norm_0, self.attention, self.layer_norm_1, self.mlp):
+        for layer in self.sublayers():
             layer.build(input_shape)
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        return [
+            self.layer_norm_0,
+            self.attention,
+            self.dropout,
+            self.layer_norm_1,
+            self.mlp,
+        ]
 
     def call(self, z: Tensor) -> Tensor:
         y = self.attention(self.layer_norm_0(z))

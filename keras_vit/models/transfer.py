@@ -1,9 +1,11 @@
 """Section 3.2: a new task, a new resolution."""
 
+import numbers
+
 import keras
 
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
-from keras_vit.layers.embeddings import patch_grid
+from keras_vit.layers.embeddings import Composite, adapted, patch_grid
 from keras_vit.models import heads
 from keras_vit.models.vit import describe
 
@@ -26,17 +28,18 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
         ValueError: if `classes` is not positive, or `model`'s output has no features
             for a head.
     """
-    if not isinstance(classes, int) or classes < 1:
+    if not isinstance(classes, numbers.Integral) or classes < 1:
         raise ValueError(
             f"Expected a positive number of classes. Received: classes={classes!r}"
         )
+    describe(model)  # Raises for a ViT inside another model.
     features = _features(model)
     if len(features.shape) not in (2, 3) or features.shape[-1] is None:
         raise ValueError(
             "Expected features [B, D] or tokens [B, T, D] to put a head on. Received: "
             f"model={model.name!r} with output {features.shape}"
         )
-    return keras.Model(model.input, heads.head(features, classes), name=model.name)
+    return keras.Model(model.input, heads.head(features, int(classes)), name=model.name)
 
 
 def _features(model: keras.Model) -> keras.KerasTensor:
@@ -45,6 +48,13 @@ def _features(model: keras.Model) -> keras.KerasTensor:
     for name in ("pre_logits", "head"):
         if name in named:
             return named[name].input
+    last = model.layers[-1]
+    if isinstance(last, keras.layers.Dense):
+        raise ValueError(
+            "Expected the old head to be named 'head', or features without one. "
+            f"Received: model={model.name!r}, which ends in the Dense layer "
+            f"{last.name!r}. Pass keras.Model(model.input, FEATURES) to keep it out"
+        )
     return model.output
 
 
@@ -62,8 +72,19 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
         A `keras.Model` of the same layers and weights (copies).
 
     Raises:
-        ValueError: if `image_size` is no multiple of the patch size (section 3.1).
+        ValueError: if `image_size` is no multiple of the patch size (section 3.1), or
+            the model has LoRA or is quantized.
     """
+    if not isinstance(image_size, tuple | list) or len(image_size) != 2:
+        raise ValueError(
+            f"Expected image_size (H, W) in pixels. Received: image_size={image_size!r}"
+        )
+    changed = [path for paths in adapted(model) for path in paths]
+    if changed:
+        raise ValueError(
+            "Expected a model without LoRA or quantization: change the resolution "
+            f"first. Received: model={model.name!r}, {', '.join(changed[:3])}"
+        )
     facts = describe(model)
     grid = patch_grid(image_size, facts["patch_size"])
 
@@ -88,5 +109,13 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
                 for table in weights
             ]
         new.set_weights(weights)
-        new.trainable = old.trainable
+        _copy_trainable(old, new)
     return resized
+
+
+def _copy_trainable(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
+    """Freezes in `new` what is frozen in `old`, inside a block too."""
+    new.trainable = old.trainable
+    if isinstance(old, Composite):
+        for inner, copy in zip(old.sublayers(), new.sublayers(), strict=True):
+            _copy_trainable(inner, copy)

@@ -1,10 +1,12 @@
 """Fine-tuning with `model.fit` as section 4.1 and B.1.1 prescribe it."""
 
+import contextlib
 import csv
 import dataclasses
 import json
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,9 @@ def fit(
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
 
     Where the recipe has several learning rates, each is tried on the training set less
-    its held-out share, and the best one trains the final model on all of it.
+    its held-out share, and the best one trains the final model on all of it. A recipe
+    that freezes does so while it trains: afterwards every layer is as trainable as
+    before.
 
     Args:
         model: images to logits, one for each class: see `for_task`. Its own input size
@@ -84,14 +88,51 @@ def fit(
     if folder is not None:
         _write_csv(folder / "history.csv", [])  # Fails now rather than after hours.
     batches = _Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
-    if recipe.freeze:
-        head = model.get_layer("head")
-        for layer in model.layers:
-            layer.trainable = layer is head
     if batches.on_features():
         trained = _head_alone(model)  # A whole batch of features is small.
-    else:
+    elif recipe.accumulation_steps > 1:
         trained = _accumulating(model, recipe.accumulation_steps)
+    elif recipe.freeze:  # A twin: the optimizer of a head is none of the whole model's.
+        trained = keras.Model(model.input, model.output, name=model.name)
+    else:
+        trained = model
+    with _frozen(model) if recipe.freeze else contextlib.nullcontext():
+        result = _follow(recipe, model, trained, batches, folder, verbose)
+    if folder is not None:
+        save_model(model, folder / "model.keras")
+        _write_json(
+            folder / "history.json",
+            {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
+        )
+    return result
+
+
+@contextlib.contextmanager
+def _frozen(model: keras.Model) -> Iterator[None]:
+    """The head alone trains, inside; its variables, not its layers, are told so."""
+    head = {id(variable) for variable in model.get_layer("head").variables}
+    frozen = [v for v in model.trainable_variables if id(v) not in head]
+    for variable in frozen:
+        variable.trainable = False
+    try:
+        yield
+    finally:
+        for variable in frozen:
+            variable.trainable = True
+
+
+def _follow(
+    recipe: Recipe,
+    model: keras.Model,
+    trained: keras.Model,
+    batches: "_Batches",
+    folder: Path | None,
+    verbose: int | str,
+) -> Result:
+    """The sweep, where there is one, and the final training of `trained`.
+
+    `trained` is `model`, or a part or a twin of it with the same variables.
+    """
     # Dropout's generators count too, which `get_weights` leaves out.
     start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
     sweep: dict[float, float] = {}
@@ -111,20 +152,13 @@ def fit(
     train, test = batches.all()
     callbacks = [] if folder is None else _recording(model, folder)
     history = _train(trained, recipe, train, test, callbacks, verbose)
-    result = Result(
+    return Result(
         base_lr,
         sweep,
         history,
         history[-1].get("val_accuracy"),
         batches.test_images,
     )
-    if folder is not None:
-        save_model(model, folder / "model.keras")
-        _write_json(
-            folder / "history.json",
-            {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
-        )
-    return result
 
 
 class _Batches:
@@ -147,6 +181,11 @@ class _Batches:
         self.draws = _draws(model)
         self.test_images = 0
         self.sparse = True
+        if recipe.freeze and "head" not in {layer.name for layer in model.layers}:
+            raise ValueError(
+                "Expected a layer named 'head' to train alone. Received: "
+                f"model={model.name!r} without. keras_vit.for_task puts one on"
+            )
         if isinstance(data, tf.data.Dataset):
             self._check_ready(model, data, mean, std)
             self.ready = data.repeat()
@@ -162,6 +201,7 @@ class _Batches:
             "image_size": model.input_shape[1:3],
             "mean": mean,
             "std": std,
+            "channels": model.input_shape[-1],
         }
         if self.on_features():
             self._read_features(model)
@@ -185,7 +225,17 @@ class _Batches:
         std: tuple[float, ...],
     ) -> None:
         """Looks at the first batch for what would go wrong, or silently badly."""
-        images, labels = (x.numpy() for x in next(iter(data))[:2])
+        spec = data.element_spec
+        shapes = [part.shape for part in spec] if isinstance(spec, tuple) else [spec]
+        if len(shapes) not in (2, 3) or shapes[0].rank != 4 or not shapes[1].rank:
+            raise ValueError(
+                "Expected batches (images [B, H, W, C], labels [B] or [B, K]). "
+                f"Received: a tf.data.Dataset of {spec}. Dataset.batch makes batches"
+            )
+        first = next(iter(data), None)
+        if first is None:
+            raise ValueError("Expected batches. Received: an empty tf.data.Dataset")
+        images, labels = (x.numpy() for x in first[:2])
         self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
         classes = (
             max(int(labels.max()) + 1, model.output_shape[-1])
@@ -193,6 +243,10 @@ class _Batches:
             else labels.shape[-1]
         )
         _check_head(model, classes, "the first batch")
+        if labels.min() < 0:
+            raise ValueError(
+                f"Expected labels from 0. Received: {labels.min()} in the first batch"
+            )
         parts = self.recipe.accumulation_steps
         if len(images) % parts:
             raise ValueError(
@@ -409,9 +463,7 @@ def _head_alone(model: keras.Model) -> keras.Model:
 
 
 def _accumulating(model: keras.Model, parts: int) -> keras.Model:
-    """`model` itself, or its twin that cuts each batch in parts."""
-    if parts == 1:
-        return model
+    """A twin of `model` that cuts each batch in parts."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             "Expected accumulation_steps=1 on this backend: accumulation is written "

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ import numpy as np
 
 from keras_vit import configs
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
+from keras_vit.layers.embeddings import adapted
 from keras_vit.weights import names
 from keras_vit.weights.files import replacing
 from keras_vit.weights.npz import Npz
@@ -196,6 +198,12 @@ def assign(
     grid: Grid | None = None,
 ) -> Report:
     """`load` for tensors already under their canonical names."""
+    changed = [path for paths in adapted(model) for path in paths]
+    if changed:
+        raise ValueError(
+            "Expected a model without LoRA or quantization: load first, then enable "
+            f"them. Received: model={model.name!r}, {', '.join(changed[:3])}"
+        )
     _check_pre_logits(model, tensors, where)
     rows: list[Row] = []
     values: list[tuple[Any, np.ndarray]] = []
@@ -220,11 +228,6 @@ def assign(
                     "Expected finite weights. Received: NaN or infinity in "
                     f"{name} of {where}"
                 )
-        if not isinstance(entry.variable, keras.Variable):
-            raise ValueError(
-                "Expected a model without LoRA or int8 quantization: load first, then "
-                f"enable them. Received: model={model.name!r}, {entry.names[0]}"
-            )
         values.append((entry.variable, entry.merge(found)))
     rows += _unused(model, tensors, where, {row.name for row in rows})
     for variable, value in values:
@@ -421,6 +424,8 @@ def save(
 ) -> None:
     """Writes a model's weights as an official npz, whole or not at all.
 
+    LoRA is merged into the kernels.
+
     Args:
         model: a ViT of this library.
         path: of the file to write.
@@ -428,8 +433,8 @@ def save(
         numbering: "pre-linen", as the released files, or "linen", as today's code.
 
     Raises:
-        ValueError: if `format` or `numbering` is unknown, or the model has weights
-            the format has no names for.
+        ValueError: if `format` or `numbering` is unknown, or the model is quantized or
+            has weights the format has no names for.
         OSError: if the disk is full or the folder not writable.
     """
     if format != "npz" or numbering not in ("pre-linen", "linen"):
@@ -437,18 +442,44 @@ def save(
             "Expected format='npz' and numbering='pre-linen' or 'linen'. "
             f"Received: format={format!r}, numbering={numbering!r}"
         )
+    _, quantized = adapted(model)
+    if quantized:
+        raise ValueError(
+            "Expected a model in floating point. Received: "
+            f"model={model.name!r}, quantized in {', '.join(quantized[:3])}. Save "
+            "before quantizing, or use model.save('model.keras')"
+        )
+    unnamed = [
+        layer.name
+        for layer in model.layers
+        if layer.weights and not list(names.of_layer(layer))
+    ]
+    if unnamed:
+        raise ValueError(
+            f"Expected a model of ViT layers alone. Received: model={model.name!r} "
+            f"with layers that format={format!r} has no names for: "
+            f"{', '.join(unnamed)}. Use model.save('model.keras')"
+        )
+    _warn_of_grid(model, path)
     table = names.PRE_LINEN if numbering == "pre-linen" else {}
     tensors = {
         names.renumber(name, table): tensor
         for entry in names.entries(model)
         for name, tensor in entry.split().items()
     }
-    written = sum(tensor.size for tensor in tensors.values())
-    if written != model.count_params():
-        raise ValueError(
-            f"Expected a model of ViT layers alone. Received: model={model.name!r} "
-            f"with {model.count_params()} parameters, {written} of which have names in "
-            f"format={format!r}. Use model.save('model.keras') for the others"
-        )
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **tensors)
+
+
+def _warn_of_grid(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """The official format has no grid: one that could pass for a square is named."""
+    for layer in model.layers:
+        if not isinstance(layer, AddPositionEmbs) or layer.grid is None:
+            continue
+        rows, columns = layer.grid
+        if rows != columns and round((rows * columns) ** 0.5) ** 2 == rows * columns:
+            warnings.warn(
+                f"The official format does not say that positions are of a {rows}x"
+                f"{columns} grid: read {path} back with grid={layer.grid}",
+                stacklevel=3,
+            )

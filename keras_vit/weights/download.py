@@ -186,7 +186,7 @@ def _file_name(checkpoint: Checkpoint, dialect: Format) -> str:
 
 def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Path:
     """Downloads into `root`, from one's own base URL first, then from the mirrors."""
-    _, base = _own_mirror()
+    directory, base = _own_mirror()
     failures: list[tuple[str, str]] = []
     for dialect in formats:
         name = _file_name(checkpoint, dialect)
@@ -196,6 +196,9 @@ def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Pa
             official["sha256"] = checkpoint.sha256
         public = [m.url for m in checkpoint.mirrors if m.format == dialect]
         own = [f"{base}/{quote(name)}"] if base else []
+        if directory is not None:
+            files = (directory / name, directory / Path(name).name)
+            own = [file.resolve().as_uri() for file in files if file.is_file()]
         for urls, checks in ((own, {}), (public, official)):
             if not urls:
                 continue

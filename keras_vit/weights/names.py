@@ -95,18 +95,23 @@ class Entry:
 def entries(model: keras.Model) -> Iterator[Entry]:
     """Every variable of a ViT under its canonical names, in the model's order."""
     for layer in model.layers:
-        if isinstance(layer, PatchEmbedding):
-            yield from _dense("embedding", layer.projection)
-        elif isinstance(layer, ClassToken):
-            yield _plain("cls", layer.cls)
-        elif isinstance(layer, AddPositionEmbs):
-            yield _plain(POSITIONS, layer.pos_embedding)
-        elif isinstance(layer, TransformerBlock):
-            yield from _block(f"Transformer/{layer.name}", layer)
-        elif layer.name == "encoder_norm":
-            yield from _norm("Transformer/encoder_norm", layer)
-        elif layer.name in ("pre_logits", "head"):
-            yield from _dense(layer.name, layer)
+        yield from of_layer(layer)
+
+
+def of_layer(layer: keras.layers.Layer) -> Iterator[Entry]:
+    """The entries of one layer; none where a checkpoint has no name for it."""
+    if isinstance(layer, PatchEmbedding):
+        yield from _dense("embedding", layer.projection)
+    elif isinstance(layer, ClassToken):
+        yield _plain("cls", layer.cls)
+    elif isinstance(layer, AddPositionEmbs):
+        yield _plain(POSITIONS, layer.pos_embedding)
+    elif isinstance(layer, TransformerBlock):
+        yield from _block(f"Transformer/{layer.name}", layer)
+    elif layer.name == "encoder_norm":
+        yield from _norm("Transformer/encoder_norm", layer)
+    elif layer.name in ("pre_logits", "head"):
+        yield from _dense(layer.name, layer)
 
 
 def _plain(name: str, variable: Any) -> Entry:

@@ -31,6 +31,8 @@ class Npz(Mapping[str, np.ndarray]):
         if not zipfile.is_zipfile(self.path):
             raise ValueError(_not_an_npz(self.path))
         self._file = np.load(self.path, allow_pickle=False)
+        if not self._file.files or "config.json" in self._file.files:
+            raise ValueError(_not_an_npz(self.path))  # Another zip, e.g. a .keras.
         self._names = names.canonical(self._file.files)
         self._read: dict[str, np.ndarray] = {}
 
@@ -80,6 +82,8 @@ def _not_an_npz(path: Path) -> str:
     size = path.stat().st_size
     if start.lstrip()[:1] == b"<":
         what = "a web page saved under that name"
+    elif zipfile.is_zipfile(path):
+        what = "another kind of zip (of a .keras file: keras.models.load_model)"
     elif start[:2] == b"PK":
         what = "the beginning of one: the file is truncated"
     elif start[:6] == b"\x93NUMPY":

@@ -241,10 +241,10 @@ def test_npz_without_test_images_is_divided(tmp_path, keys):
     assert len(source.train) == 16
 
 
-def test_gray_images_become_rgb(tmp_path):
+def test_gray_images_keep_one_channel(tmp_path):
     gray = _images(4)[..., 0]
     source = open_source(_npz(tmp_path, x_train=gray, y_train=np.array([0, 1, 0, 1])))
-    assert source.train.images.shape[1:] == (6, 7, 3)
+    assert source.train.images.shape[1:] == (6, 7, 1)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_digits():
     assert len(source.test) == pytest.approx(0.2 * 1797, abs=5)
     assert source.classes == tuple("0123456789")
     images = source.train.images
-    assert (images.shape[1:], images.dtype) == ((8, 8, 3), np.uint8)
+    assert (images.shape[1:], images.dtype) == ((8, 8, 1), np.uint8)
     assert (images.min(), images.max()) == (0, 255)
     again, other = (open_source("digits", seed=seed).train.images for seed in (0, 1))
     np.testing.assert_array_equal(again, images)

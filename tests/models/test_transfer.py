@@ -36,6 +36,27 @@ def test_for_task_wants_classes(classes):
         keras_vit.for_task(tiny(), classes)
 
 
+def test_for_task_takes_numpy_integers():
+    assert keras_vit.for_task(tiny(), np.int64(3)).output_shape == (None, 3)
+
+
+def test_for_task_never_puts_a_head_on_logits():
+    images = keras.Input((16, 24, 3))
+    nested = keras.Model(images, tiny()(images))
+    with pytest.raises(ValueError, match=r"reached as model\.get_layer"):
+        keras_vit.for_task(nested, 3)
+    features = tiny(num_classes=None)
+    mine = keras.layers.Dense(7, name="mine")(features.output)
+    with pytest.raises(ValueError, match="ends in the Dense layer 'mine'"):
+        keras_vit.for_task(keras.Model(features.input, mine), 3)
+
+
+@pytest.mark.parametrize("image_size", [64, (64,), (64, 64, 3)])
+def test_at_resolution_wants_two_sides(image_size):
+    with pytest.raises(ValueError, match=r"Expected image_size \(H, W\)"):
+        keras_vit.at_resolution(tiny(), image_size)
+
+
 def test_at_resolution_keeps_weights_and_leaves_the_model():
     model = perturbed(tiny())
     model.get_layer("encoderblock_0").trainable = False

@@ -101,7 +101,7 @@ def test_impossible_configs(changes, law):
 
 
 def test_gelu_of_a_layer_alone_is_checked_too():
-    with pytest.raises(ValueError, match="'tanh' or 'erf'. Received: gelu='relu'"):
+    with pytest.raises(ValueError, match=r"'tanh' or 'erf'\. Received: gelu='relu'"):
         keras_vit.MlpBlock(8, gelu="relu")
 
 

@@ -235,6 +235,55 @@ def test_features_computed_once_change_nothing(source, monkeypatch, changes):
         assert a == pytest.approx(b, abs=1e-5)
 
 
+@pytest.mark.parametrize("augment", ["none", "flip"])
+def test_a_second_stage_trains_every_layer(source, tmp_path, augment):
+    """Frozen while the recipe says so, in no file and not afterwards."""
+    model = tiny()
+    model.get_layer("encoderblock_0").mlp.trainable = False  # The user's own wish.
+    trainable = [v.path for v in model.trainable_variables]
+    stage = recipe(freeze=True, augment=augment)
+    fit(model, stage, source, output=tmp_path, verbose=0)
+    assert [v.path for v in model.trainable_variables] == trainable
+    before = model.get_layer("embedding").get_weights()
+    for name in ("model.keras", "best.keras"):
+        saved = keras.models.load_model(tmp_path / name)
+        assert len(saved.trainable_variables) == len(tiny().trainable_variables)
+    fit(model, recipe(), source, verbose=0)
+    assert np.abs(model.get_layer("embedding").get_weights()[0] - before[0]).max() > 0
+
+
+def test_freezing_wants_a_head(source):
+    features = tiny(classes=None)
+    mine = keras.layers.Dense(CLASSES, name="mine")(features.output)
+    model = keras.Model(features.input, mine)
+    with pytest.raises(ValueError, match=r"layer named 'head'.*for_task"):
+        fit(model, recipe(freeze=True), source, verbose=0)
+
+
+def test_gray_models_and_gray_images(source):
+    gray = keras_vit.vit(
+        keras_vit.ViTConfig(
+            patch_size=16, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=2
+        ),
+        image_size=(32, 32),
+        num_classes=CLASSES,
+        num_channels=1,
+    )
+    images = source.train.images[..., :1]
+    data = dataclasses.replace(
+        source, train=splits.Arrays(images, source.train.labels), test=None
+    )
+    fit(gray, recipe(), data, verbose=0)  # One channel as it is.
+    fit(gray, recipe(), source, verbose=0)  # RGB as its luma.
+    fit(tiny(), recipe(), data, verbose=0)  # Gray repeated.
+    four = np.repeat(images, 4, axis=-1)
+    data = dataclasses.replace(
+        source, train=splits.Arrays(four, source.train.labels), test=None
+    )
+    with pytest.raises(ValueError, match=r"of 3 channels, .*Received: .*of 4 channels"):
+        fit(tiny(), recipe(), data, verbose=0)
+
+
 def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch):
     model = tiny(dropout_rate=0.5)
     monkeypatch.setattr(fitting._Batches, "_read_features", None)
@@ -330,6 +379,27 @@ def test_one_hot_and_integer_labels_train_alike():
         assert_close(models[0].get_weights(), model.get_weights(), 1e-6)
         for a, b in zip(histories[0], history, strict=True):
             assert a == pytest.approx(b, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: (np.zeros((4, 32, 32, 3)), np.zeros(4)), r"Received: tuple\. Arrays"),
+        (lambda: ready().unbatch(), r"Dataset\.batch makes batches"),
+        (lambda: ready().map(lambda image, label: image), r"Received: a tf\.data"),
+        (lambda: ready().take(0), "an empty tf"),
+        (lambda: ready().map(lambda image, label: (image, label - 1)), "Received: -1"),
+    ],
+)
+def test_what_is_no_ready_batches_is_one_error(data, message):
+    with pytest.raises(ValueError, match=message):
+        fit(tiny(), recipe(), data(), verbose=0)
+
+
+@pytest.mark.parametrize("held_out", [0.0, 1.0, -0.1])
+def test_a_sweep_wants_a_share(held_out):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        recipe(base_lr=(0.1, 0.2), held_out=held_out)
 
 
 def test_ready_batches_repeat_until_the_steps_are_done(trajectory):

@@ -303,3 +303,17 @@ def test_lora_and_int8_models_are_loaded_first():
     model = mini()
     model.get_layer("encoderblock_0").attention.qkv.enable_lora(2)
     refuses(MINI, "LoRA", model)
+
+
+def test_a_keras_file_is_not_an_npz(tmp_path):
+    mini().save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"another kind of zip .*load_model"):
+        keras_vit.from_checkpoint(tmp_path / "model.keras")
+
+
+def test_a_grid_that_could_pass_for_a_square_is_named(tmp_path):
+    model = mini(image_size=(16, 64))
+    with pytest.warns(UserWarning, match=r"1x4 grid: read .* with grid=\(1, 4\)"):
+        weights.save(model, tmp_path / "strip.npz")
+    again = keras_vit.from_checkpoint(tmp_path / "strip.npz", grid=(1, 4))
+    assert again.input_shape == (None, 16, 64, 3)

@@ -527,6 +527,17 @@ def test_fetch_then_offline(server, tmp_path, monkeypatch, home):
         locate(find("ViT-B/16", "gsam"))
 
 
+def test_fetch_copies_from_own_directory(tmp_path, monkeypatch, home):
+    own = tmp_path / "own" / "gsam" / "ViT-B_16.npz"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(npz())
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path / "own"))
+    [path] = fetch("gsam", to=tmp_path / "usb", variant="ViT_B16")
+    assert path.read_bytes() == own.read_bytes()
+    assert (tmp_path / "usb" / "SHA256SUMS").is_file()
+    assert not home.exists()
+
+
 def test_a_whole_tag_is_fetched(monkeypatch, tmp_path):
     asked = []
 

@@ -1,0 +1,132 @@
+"""LoRA, quantization and freezing: Keras's own, reaching every projection, and kept."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.models.test_vit import perturbed, tiny
+
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("float32")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Layer .* does not have a `quantize` method"  # Keras's, of LayerNorm.
+)
+PER_BLOCK = {"qkv", "out", "Dense_0", "Dense_1"}
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(x)
+
+
+def blocks(model):
+    return [
+        layer for layer in model.layers if isinstance(layer, keras_vit.TransformerBlock)
+    ]
+
+
+def with_lora(model):
+    """The model with adapters of rank 2 that do something."""
+    rng = np.random.default_rng(1)
+    for block in blocks(model):
+        for layer in block.projections():
+            layer.enable_lora(2)
+            shape = layer.lora_kernel_b.shape
+            layer.lora_kernel_b.assign(0.1 * rng.standard_normal(shape))
+    return model
+
+
+def reloaded(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    return keras.models.load_model(tmp_path / "model.keras")
+
+
+def test_lora_reaches_every_projection_and_trains_alone():
+    model = with_lora(perturbed(tiny()))
+    for block in blocks(model):
+        assert {layer.name for layer in block.projections()} == PER_BLOCK
+        names = {v.path.split("/")[-1] for v in block.trainable_variables}
+        assert {"lora_kernel_a", "lora_kernel_b", "bias"} <= names
+        assert not block.mlp.dense_0.weights[0].trainable  # The frozen kernel.
+
+
+def test_lora_is_merged_where_it_is_saved(tmp_path):
+    model = with_lora(perturbed(tiny()))
+    expected = numpy(model(IMAGES))
+    assert np.abs(expected - numpy(perturbed(tiny())(IMAGES))).max() > 0.01
+    keras_vit.weights.save(model, tmp_path / "merged.npz")
+    plain = tiny()
+    keras_vit.weights.load(plain, tmp_path / "merged.npz")
+    np.testing.assert_allclose(numpy(plain(IMAGES)), expected, atol=1e-5)
+    again = reloaded(model, tmp_path)
+    np.testing.assert_allclose(numpy(again(IMAGES)), expected, atol=1e-5)
+    assert [v.path for v in again.trainable_variables] == [
+        v.path for v in model.trainable_variables
+    ]
+
+
+def test_int8_reaches_every_projection_and_is_near():
+    model = perturbed(tiny())
+    expected = numpy(model(IMAGES))
+    model.quantize("int8")
+    for block in blocks(model):
+        for layer in block.projections():
+            assert layer.quantization_mode == "int8"
+            assert keras.backend.standardize_dtype(layer.kernel.dtype) == "int8"
+    off = np.abs(numpy(model(IMAGES)) - expected).max() / np.abs(expected).max()
+    assert 0 < off < 0.05
+
+
+def test_int8_reloads_with_zero_difference(tmp_path):
+    model = perturbed(tiny())
+    model.quantize("int8")
+    again = reloaded(model, tmp_path)
+    np.testing.assert_array_equal(numpy(again(IMAGES)), numpy(model(IMAGES)))
+
+
+@pytest.mark.parametrize("change", ["lora", "int8"])
+def test_changed_kernels_are_not_overwritten(tmp_path, change):
+    keras_vit.weights.save(tiny(), tmp_path / "plain.npz")
+    model = tiny()
+    if change == "lora":
+        with_lora(model)
+    else:
+        model.quantize("int8")
+    before = numpy(model(IMAGES))
+    with pytest.raises(ValueError, match="without LoRA or quantization: load first"):
+        keras_vit.weights.load(model, tmp_path / "plain.npz")
+    with pytest.raises(ValueError, match="change the resolution first"):
+        keras_vit.at_resolution(model, (32, 32))
+    np.testing.assert_array_equal(numpy(model(IMAGES)), before)
+
+
+def test_int8_has_no_official_format(tmp_path):
+    model = tiny()
+    model.quantize("int8")
+    with pytest.raises(ValueError, match=r"in floating point.*Save before quantizing"):
+        keras_vit.weights.save(model, tmp_path / "int8.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def freeze_all_but_the_head(model):
+    for layer in model.layers:
+        layer.trainable = layer.name == "head"
+    return model
+
+
+@pytest.mark.parametrize("how", ["keras", "clone", "resolution"])
+def test_frozen_layers_stay_frozen(tmp_path, how):
+    model = freeze_all_but_the_head(tiny())
+    again = {
+        "keras": lambda: reloaded(model, tmp_path),
+        "clone": lambda: keras.models.clone_model(model),
+        "resolution": lambda: keras_vit.at_resolution(model, (32, 32)),
+    }[how]()
+    assert [v.path for v in again.trainable_variables] == ["head/kernel", "head/bias"]
+
+
+def test_part_of_a_block_stays_frozen_at_another_resolution():
+    model = tiny()
+    model.layers[-3].attention.trainable = False
+    expected = [v.path for v in model.trainable_variables]
+    resized = keras_vit.at_resolution(model, (32, 32))
+    assert [v.path for v in resized.trainable_variables] == expected

@@ -401,24 +401,30 @@ def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
 def test_interrupted_run_leaves_whole_files(photos, tmp_path):
     """Ctrl-C in the middle of training: no traceback, nothing half-written."""
     output = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "keras_vit.cli", "finetune", "--data", photos),
-            *("--weights", MINI, "--output", output, "--steps", "100000"),
-            *("--batch-size", "8", "--lr", "0.01"),
-        ],
+    command = [
+        *(sys.executable, "-m", "keras_vit.cli", "finetune", "--data", photos),
+        *("--weights", MINI, "--output", output, "--steps", "100000"),
+        *("--batch-size", "8", "--lr", "0.01"),
+    ]
+    with subprocess.Popen(
+        command,
         env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not (output / "history.csv").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    time.sleep(5)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+        # A shell starts its background jobs deaf to Ctrl-C; this one listens.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not (output / "history.csv").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert {path.name for path in output.iterdir()} <= {"history.csv", "best.keras"}

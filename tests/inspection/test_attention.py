@@ -26,7 +26,7 @@ def test_scores_are_the_references(name, agree):
             f"inter/Transformer/encoderblock_{i}/"
             "MultiHeadDotProductAttention_0/attention_weights"
         ]
-        agree(f"{name}_io: attention {i}", scores[:, i], theirs, 1e-5)
+        agree(f"{name}: attention {i}", scores[:, i], theirs, 1e-5)
 
 
 def rollout_by_hand(scores, prefix, grid):

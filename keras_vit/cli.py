@@ -191,7 +191,7 @@ def finetune(
         network = keras_vit.from_checkpoint(
             weights, image_size=size, **_numerics(weights, gelu)
         )
-        console.print(_counts(network.checkpoint_report))
+        console.print(str(network.checkpoint_report).splitlines()[0])
     else:
         network = _builder(model or "ViT-B/16")(
             include_top=False,
@@ -317,10 +317,6 @@ def _builder(variant: str) -> Any:
     return getattr(keras_vit, name)
 
 
-def _counts(report: Any) -> str:
-    return str(report).splitlines()[0]
-
-
 def _open_model(
     model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
 ) -> tuple[Any, Run]:
@@ -332,30 +328,28 @@ def _open_model(
 
     if model is not None and Path(model).is_dir():
         run = Run.load(Path(model))
-        network = keras.models.load_model(Path(model) / "model.keras")
+        run.mean, run.std = mean or run.mean, std or run.std
+        return keras.models.load_model(Path(model) / "model.keras"), run
+    if model is None and _is_file(weights):
+        network = keras_vit.from_checkpoint(weights)
     else:
-        if model is None and _is_file(weights):
-            network = keras_vit.from_checkpoint(weights)
-        else:
-            network = _builder(model or "ViT-B/16")(
-                weights=weights or "imagenet21k+imagenet2012",
-                classifier_activation=None,
-                **_numerics(weights, None),
-            )
-        if "head" not in {layer.name for layer in network.layers}:
-            raise ValueError(
-                "Expected weights with a head, one output for each class. Received: "
-                f"{weights} without. keras-vit finetune makes one"
-            )
-        count = network.output_shape[-1]
-        classes = (
-            list(imagenet2012_labels())
-            if count == 1000
-            else [f"class {i}" for i in range(count)]
+        network = _builder(model or "ViT-B/16")(
+            weights=weights or "imagenet21k+imagenet2012",
+            classifier_activation=None,
+            **_numerics(weights, None),
         )
-        run = Run(classes, *_normalization(weights, mean, std), {})
-    run.mean, run.std = mean or run.mean, std or run.std
-    return network, run
+    if "head" not in {layer.name for layer in network.layers}:
+        raise ValueError(
+            "Expected weights with a head, one output for each class. Received: "
+            f"{weights} without. keras-vit finetune makes one"
+        )
+    count = network.output_shape[-1]
+    classes = (
+        list(imagenet2012_labels())
+        if count == 1000
+        else [f"class {i}" for i in range(count)]
+    )
+    return network, Run(classes, *_normalization(weights, mean, std), {})
 
 
 ModelOption = Annotated[
@@ -409,9 +403,8 @@ def predict(
             reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
             errors.print(f"{file}: not a readable image ({reason})")
             continue
-        image = preprocessing.to_channels(preprocessing.resize(image, size), channels)
-        batch = preprocessing.normalize(image, run.mean, run.std)[None]
-        logits = network(np.asarray(batch), training=False)
+        image = preprocessing.prepare(image, size, run.mean, run.std, channels)
+        logits = network(np.asarray(image)[None], training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
         best = np.argsort(-scores)[:top]
         _print_prediction(

@@ -108,9 +108,9 @@ def eval_pipeline(
     """
 
     def example(item: dict[str, Any]) -> tuple[Any, Any]:
-        image = preprocessing.resize(_decoded(item["image"]), image_size)
-        image = preprocessing.to_channels(image, channels)
-        return preprocessing.normalize(image, mean, std), item["label"]
+        image = _decoded(item["image"])
+        image = preprocessing.prepare(image, image_size, mean, std, channels)
+        return image, item["label"]
 
     return (
         split.dataset()

@@ -112,6 +112,18 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
     return (tf.cast(image, tf.float32) - offset) / scale
 
 
+def prepare(
+    image: Tensor,
+    image_size: Size,
+    mean: Channels = HALF,
+    std: Channels = HALF,
+    channels: int = 3,
+) -> Tensor:
+    """An image as the model sees it in evaluation: [H, W, C] -> [*image_size, C]."""
+    image = to_channels(resize(image, image_size), channels)
+    return normalize(image, mean, std)
+
+
 def per_channel(values: Channels, channels: int) -> Channels:
     """`values` for each of `channels`; equal values stretch to any number of them.
 

@@ -38,14 +38,7 @@ class Composite(keras.layers.Layer):
 
     def projections(self) -> list[keras.layers.Layer]:
         """Those inside that LoRA and quantization act on, in order."""
-        return [
-            projection
-            for layer in self.sublayers()
-            for projection in (
-                layer.projections() if isinstance(layer, Composite) else [layer]
-            )
-            if hasattr(projection, "enable_lora")
-        ]
+        return _projections(self.sublayers())
 
     def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
@@ -69,19 +62,31 @@ class Composite(keras.layers.Layer):
                 layer.enable_lora(rank)
 
 
-def adapted(model: keras.Model) -> tuple[list[str], list[str]]:
-    """The paths of a model's layers that have LoRA, and of those quantized."""
+def _projections(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
     inner = [
         projection
-        for layer in model.layers
+        for layer in layers
         for projection in (
             layer.projections() if isinstance(layer, Composite) else [layer]
         )
     ]
-    return (
-        [layer.path for layer in inner if getattr(layer, "lora_enabled", False)],
-        [layer.path for layer in inner if layer.quantization_mode],
-    )
+    return [layer for layer in inner if hasattr(layer, "enable_lora")]
+
+
+def quantized(model: keras.Model) -> list[str]:
+    """The paths of a model's quantized layers."""
+    return [at.path for at in _projections(model.layers) if at.quantization_mode]
+
+
+def check_unadapted(model: keras.Model, instead: str) -> None:
+    """Raises for a model with LoRA or quantization, saying what to do `instead`."""
+    lora = [at.path for at in _projections(model.layers) if at.lora_enabled]
+    changed = lora + quantized(model)
+    if changed:
+        raise ValueError(
+            f"Expected a model without LoRA or quantization: {instead}. "
+            f"Received: model={model.name!r}, {', '.join(changed[:3])}"
+        )
 
 
 def patch_grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:

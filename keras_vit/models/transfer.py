@@ -5,7 +5,7 @@ import numbers
 import keras
 
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
-from keras_vit.layers.embeddings import Composite, adapted, patch_grid
+from keras_vit.layers.embeddings import Composite, check_unadapted, patch_grid
 from keras_vit.models import heads
 from keras_vit.models.vit import describe
 
@@ -79,12 +79,7 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
         raise ValueError(
             f"Expected image_size (H, W) in pixels. Received: image_size={image_size!r}"
         )
-    changed = [path for paths in adapted(model) for path in paths]
-    if changed:
-        raise ValueError(
-            "Expected a model without LoRA or quantization: change the resolution "
-            f"first. Received: model={model.name!r}, {', '.join(changed[:3])}"
-        )
+    check_unadapted(model, "change the resolution first")
     facts = describe(model)
     grid = patch_grid(image_size, facts["patch_size"])
 

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import pipelines, preprocessing, sources, splits
+from keras_vit.data.preprocessing import HALF
 from keras_vit.recipes import Recipe
 from keras_vit.training import optim
 from keras_vit.weights.files import replacing
-
-HALF = (0.5, 0.5, 0.5)  # Mean and standard deviation that scale to [-1, 1].
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +132,10 @@ def _follow(
 
     `trained` is `model`, or a part or a twin of it with the same variables.
     """
-    # Dropout's generators count too, which `get_weights` leaves out.
-    start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
     sweep: dict[float, float] = {}
     if len(recipe.base_lr) > 1:
+        # Dropout's generators count too, which `get_weights` leaves out.
+        start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
         rest, held_out = batches.hold_out()
         for base_lr in recipe.base_lr:
             _compile(trained, recipe, base_lr, batches.sparse)

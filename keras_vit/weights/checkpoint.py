@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_vit import configs
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
-from keras_vit.layers.embeddings import adapted
+from keras_vit.layers.embeddings import check_unadapted, quantized
 from keras_vit.weights import names
 from keras_vit.weights.files import replacing
 from keras_vit.weights.npz import Npz
@@ -198,12 +198,7 @@ def assign(
     grid: Grid | None = None,
 ) -> Report:
     """`load` for tensors already under their canonical names."""
-    changed = [path for paths in adapted(model) for path in paths]
-    if changed:
-        raise ValueError(
-            "Expected a model without LoRA or quantization: load first, then enable "
-            f"them. Received: model={model.name!r}, {', '.join(changed[:3])}"
-        )
+    check_unadapted(model, "load first, then enable them")
     _check_pre_logits(model, tensors, where)
     rows: list[Row] = []
     values: list[tuple[Any, np.ndarray]] = []
@@ -442,18 +437,14 @@ def save(
             "Expected format='npz' and numbering='pre-linen' or 'linen'. "
             f"Received: format={format!r}, numbering={numbering!r}"
         )
-    _, quantized = adapted(model)
-    if quantized:
+    if found := quantized(model):
         raise ValueError(
             "Expected a model in floating point. Received: "
-            f"model={model.name!r}, quantized in {', '.join(quantized[:3])}. Save "
+            f"model={model.name!r}, quantized in {', '.join(found[:3])}. Save "
             "before quantizing, or use model.save('model.keras')"
         )
-    unnamed = [
-        layer.name
-        for layer in model.layers
-        if layer.weights and not list(names.of_layer(layer))
-    ]
+    entries = [(layer, list(names.of_layer(layer))) for layer in model.layers]
+    unnamed = [layer.name for layer, named in entries if layer.weights and not named]
     if unnamed:
         raise ValueError(
             f"Expected a model of ViT layers alone. Received: model={model.name!r} "
@@ -464,7 +455,8 @@ def save(
     table = names.PRE_LINEN if numbering == "pre-linen" else {}
     tensors = {
         names.renumber(name, table): tensor
-        for entry in names.entries(model)
+        for _, named in entries
+        for entry in named
         for name, tensor in entry.split().items()
     }
     with replacing(path) as temporary, temporary.open("wb") as file:

@@ -77,7 +77,7 @@ def locate(checkpoint: Checkpoint, formats: Sequence[Format] = ("npz",)) -> Path
     """
     directory, _ = _own_mirror()
     for name in [_file_name(checkpoint, dialect) for dialect in formats]:
-        own = [directory / name, directory / Path(name).name] if directory else []
+        own = _own_files(directory, name)
         for path in (*own, cache_dir() / name):
             if path.is_file():
                 _verify(path, None if path in own else checkpoint.sha256)
@@ -177,6 +177,12 @@ def _own_mirror() -> tuple[Path | None, str | None]:
     return (Path(value).expanduser() if value else None), None
 
 
+def _own_files(directory: Path | None, name: str) -> list[Path]:
+    """The file in one's own directory: under the bucket's path, or beside others."""
+    places = [directory / name, directory / Path(name).name] if directory else []
+    return [path for path in places if path.is_file()]
+
+
 def _file_name(checkpoint: Checkpoint, dialect: Format) -> str:
     """The bucket's path; a copy in another dialect does not pass for the npz."""
     if dialect == "npz":
@@ -196,9 +202,7 @@ def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Pa
             official["sha256"] = checkpoint.sha256
         public = [m.url for m in checkpoint.mirrors if m.format == dialect]
         own = [f"{base}/{quote(name)}"] if base else []
-        if directory is not None:
-            files = (directory / name, directory / Path(name).name)
-            own = [file.resolve().as_uri() for file in files if file.is_file()]
+        own += [path.resolve().as_uri() for path in _own_files(directory, name)]
         for urls, checks in ((own, {}), (public, official)):
             if not urls:
                 continue

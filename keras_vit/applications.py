@@ -17,14 +17,32 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.configs import VIT_VARIANTS, Classifier, Gelu, ViTConfig, builder_name
+from keras_vit.configs import (
+    AXIAL_RESNETS,
+    AXIAL_VARIANTS,
+    BIT_VARIANTS,
+    CLASS_TOKENS,
+    HYBRID_VARIANTS,
+    NUMERICS,
+    VIT_VARIANTS,
+    Classifier,
+    Gelu,
+    PoolPadding,
+    ResNetConfig,
+    ViTConfig,
+    builder_name,
+    numerics_of,
+)
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models import heads
+from keras_vit.models.resnet import classify as classify_map
+from keras_vit.models.resnet import encode as feature_map
 from keras_vit.models.vit import encode
-from keras_vit.weights import checkpoint, download, registry
-from keras_vit.weights.npz import Npz
+from keras_vit.weights import checkpoint, contents, download, registry
+from keras_vit.weights.contents import Contents
 
 POOLINGS = (None, "token", "avg", "max")
+FORMATS: tuple[registry.Format, ...] = ("npz", "timm", "hf")  # The official one first.
 
 _DOC = """Builds {variant} (Table 1, section 3.1), pretrained unless `weights=None`.
 
@@ -33,7 +51,7 @@ Args:
     weights: None (random), a tag ({tags}), a file,
         or a directory holding the tag's file or one checkpoint file.
     input_tensor: Keras tensor to use as the images.
-    input_shape: (H, W, C). Any multiple of the patch size, {patch_size}, works with
+    input_shape: (H, W, C). {size} with
         pretrained weights: positions are resized (3.2), the first kernel is adapted to
         C. Default: the weights' own size, else (224, 224, 3).
     pooling: with `include_top=False`: None returns all tokens [B, T, D], "token" the
@@ -42,12 +60,41 @@ Args:
         weights' makes a new, zero-initialised head.
     classifier_activation: of the head; None returns logits.
     name: of the model.
-    classifier: "token", "gap", "unpooled" or "token_unpooled" (D.3).
+    classifier: "token", "gap", "map", "unpooled" or "token_unpooled" (D.3).
     representation_size: width of the tanh layer `pre_logits` before the head, or None.
     dropout_rate: after every dense layer but query, key and value (B.1); default
         {dropout_rate}.
     attention_dropout_rate: of the attention probabilities.
-    gelu: "tanh" (the published weights') or "erf".
+    gelu: "tanh" (the published weights') or "erf"; default: the weights' own.
+    numerics: "paper", "timm" or "hf": whose GELU and epsilons to compute with in the
+        place of the weights' own. A tag's are the paper's, whatever copy is loaded.
+
+Returns:
+    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K]; what
+    was loaded is `model.checkpoint_report`.
+
+Raises:
+    ValueError: if an argument is impossible or the weights do not fit.
+    OSError: if no mirror has the weights.
+"""
+
+_RESNET_DOC = """Builds {variant} (sections 4.1 and D.6).
+
+Args:
+    include_top: whether to put the classifier on top.
+    weights: None (random), a tag ({tags}), a file,
+        or a directory holding the tag's file or one checkpoint file.
+    input_tensor: Keras tensor to use as the images.
+    input_shape: (H, W, C), any. Default: the weights' own size, else (224, 224, 3).
+    pooling: with `include_top=False`: None returns the feature map [B, H/32, W/32, C'],
+        "avg" and "max" its mean and maximum.
+    classes: K. Default: the weights' own classes, else 1000; another number than the
+        weights' makes a new, zero-initialised head.
+    classifier_activation: of the head; None returns logits.
+    name: of the model.
+    pool_padding: of the root's pool: "zero", as big_transfer, or "inf", as big_vision.
+    numerics: "paper", "timm" or "hf": whose epsilons to compute with in the place of
+        the weights' own.
 
 Returns:
     A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K].
@@ -60,7 +107,7 @@ Raises:
 
 def _build(
     variant: str,
-    config: ViTConfig,
+    config: ViTConfig | ResNetConfig,
     *,
     include_top: bool,
     weights: str | os.PathLike[str] | None,
@@ -70,10 +117,21 @@ def _build(
     classes: int | None,
     classifier_activation: Any,
     name: str,
+    numerics: str | None,
+    **chosen: Any,
 ) -> keras.Model:
-    """What every builder does: resolve, build, load."""
-    _check_pooling(config, include_top, pooling)
+    """What every builder does: resolve, read, build, load."""
     source, published = _resolve(variant, weights)
+    found = None
+    if source is not None:
+        # A tag's training computes as the paper's code does, whoever keeps the copy.
+        own = numerics or ("paper" if published else None)
+        found = contents.read(source, numerics=own)
+        chosen = _numerics_in(found) | chosen
+    elif numerics is not None:
+        chosen = numerics_of(config, numerics) | chosen
+    config = dataclasses.replace(config, **chosen)
+    _check_pooling(config, include_top, pooling)
     if input_shape is None:
         size = published.image_size if published else (224, 224)
         input_shape = (*size, 3)
@@ -83,23 +141,23 @@ def _build(
         )
     images = _images(input_tensor, input_shape)
     classes = None if classes is None else operator.index(classes)
-    own_classes = published.num_classes if published else _classes_in(source)
+    own_classes = published.num_classes if published else None
+    if own_classes is None:
+        own_classes = (found.num_classes if found else None) or 1000
     num_classes = own_classes if classes is None else classes
-    tokens = encode(images, config)
     if include_top:
-        outputs = heads.classify(tokens, config, num_classes, classifier_activation)
-    elif pooling is None:
-        outputs = tokens
+        outputs = _classify(images, config, num_classes, classifier_activation)
     else:
-        outputs = _pool(tokens, pooling)
+        outputs = _pool(_features(images, config), pooling)
     inputs = images
     if input_tensor is not None:
         sources = keras.utils.get_source_inputs(images)
         inputs = sources[0] if len(sources) == 1 else sources
     model = keras.Model(inputs, outputs, name=name)
-    if source is None:
+    if found is None:
         return model
-    report = checkpoint.load(model, source)
+    report = checkpoint.assign(model, found)
+    model.checkpoint_report = dataclasses.replace(report, published=published)
     headless = "head/kernel" in report.names("fresh")
     if include_top and classes is None and (report.zero_head or headless):
         what = "has no head" if headless else "has a head of zeros, as published"
@@ -112,25 +170,68 @@ def _build(
     return model
 
 
-def _check_pooling(config: ViTConfig, include_top: bool, pooling: str | None) -> None:
+def _numerics_in(found: Contents) -> dict[str, Any]:
+    """The fields of a config that a file's dialect or `config.json` sets."""
+    config = found.config
+    if isinstance(config, ResNetConfig):
+        names = NUMERICS["paper"]["v2"].keys()
+        return {name: getattr(config, name) for name in names}
+    fields = {name: getattr(config, name) for name in NUMERICS["paper"]["vit"]}
+    return fields | ({"resnet": config.resnet} if config.resnet else {})
+
+
+def _features(images: Tensor, config: ViTConfig | ResNetConfig) -> Tensor:
+    if isinstance(config, ResNetConfig):
+        return feature_map(images, config)
+    return encode(images, config)
+
+
+def _classify(
+    images: Tensor,
+    config: ViTConfig | ResNetConfig,
+    num_classes: int | None,
+    activation: Any = None,
+) -> Tensor:
+    features = _features(images, config)
+    if isinstance(config, ResNetConfig):
+        return classify_map(features, config, num_classes, activation)
+    return heads.classify(features, config, num_classes, activation)
+
+
+def _check_pooling(
+    config: ViTConfig | ResNetConfig, include_top: bool, pooling: str | None
+) -> None:
     if pooling not in POOLINGS:
         raise ValueError(
             "Expected pooling to be None, 'token', 'avg' or 'max'. "
             f"Received: pooling={pooling!r}"
         )
-    if pooling == "token" and not include_top and not config.num_prefix_tokens:
-        raise ValueError(
-            "Expected a class token for pooling='token' (Equation 4). Received: "
+    token = isinstance(config, ViTConfig) and CLASS_TOKENS[config.classifier]
+    if pooling == "token" and not include_top and not token:
+        what = (
             f"classifier={config.classifier!r}, which has none"
+            if isinstance(config, ViTConfig)
+            else "a ResNet"
+        )
+        raise ValueError(
+            f"Expected a class token for pooling='token' (Equation 4). Received: {what}"
         )
 
 
-def _pool(tokens: Tensor, pooling: str) -> Tensor:
+def _pool(features: Tensor, pooling: str | None) -> Tensor:
+    """Tokens [B, T, D] or a feature map [B, H, W, C] as one vector, if asked for."""
+    if pooling is None:
+        return features
     if pooling == "token":
-        return tokens[:, 0]
-    if pooling == "avg":
-        return keras.layers.GlobalAveragePooling1D(name="avg_pool")(tokens)
-    return keras.layers.GlobalMaxPooling1D(name="max_pool")(tokens)
+        return features[:, 0]
+    layers = keras.layers
+    kinds = {
+        ("avg", 3): layers.GlobalAveragePooling1D,
+        ("max", 3): layers.GlobalMaxPooling1D,
+        ("avg", 4): layers.GlobalAveragePooling2D,
+        ("max", 4): layers.GlobalMaxPooling2D,
+    }
+    return kinds[pooling, len(features.shape)](name=f"{pooling}_pool")(features)
 
 
 def _images(tensor: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
@@ -153,31 +254,30 @@ def _resolve(
     if path.is_file() or path.suffix:
         if not path.is_file() and str(weights) in registry.tags(variant):
             published = registry.find(variant, str(weights))
-            return download.locate(published), published
+            return download.locate(published, FORMATS), published
         return path, None
     published = registry.find(variant, str(weights))
-    return download.locate(published), published
+    return download.locate(published, FORMATS), published
 
 
 def _in_directory(variant: str, directory: Path) -> Path:
     """The one checkpoint of `variant` in a directory: by its name, else the only."""
-    files = sorted(directory.glob("*.npz"))
+    if any(directory.glob("model.safetensors*")):
+        return directory
+    files = sorted(
+        file
+        for file in directory.iterdir()
+        if file.suffix in (".npz", ".safetensors", ".h5")
+    )
     named = [file for file in files if file.stem == variant.replace("/", "_")]
     for candidates in (named, files):
         if len(candidates) == 1:
             return candidates[0]
     raise ValueError(
         f"Expected one checkpoint for {variant} in the directory "
-        f"({variant.replace('/', '_')}.npz, or a single .npz). Received: "
-        f"{str(directory)!r} with {[file.name for file in files] or 'none'}"
+        f"({variant.replace('/', '_')}.npz, model.safetensors, or a single file). "
+        f"Received: {str(directory)!r} with {[file.name for file in files] or 'none'}"
     )
-
-
-def _classes_in(source: Path | None) -> int:
-    if source is None:
-        return 1000
-    with Npz(source) as tensors:
-        return tensors["head/bias"].shape[0] if "head/bias" in tensors else 1000
 
 
 def _trained_head(variant: str) -> str:
@@ -191,15 +291,38 @@ def _trained_head(variant: str) -> str:
     )
 
 
-def _default_weights(variant: str) -> str:
-    """The paper's ImageNet-21k weights; AugReg's, where a variant has only those."""
+def _default_weights(variant: str) -> str | None:
+    """The paper's ImageNet-21k weights, else AugReg's, else none were published."""
     tags = registry.tags(variant)
-    return next(tag for tag in ("imagenet21k", "augreg-imagenet21k") if tag in tags)
+    wanted = ("imagenet21k", "augreg-imagenet21k")
+    return next((tag for tag in wanted if tag in tags), None)
 
 
-def _builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
-    """The public function of one variant."""
-    function_name = builder_name(variant)
+def _named(
+    build: Callable[..., keras.Model], variant: str, config: ViTConfig | ResNetConfig
+) -> Callable[..., keras.Model]:
+    """`build` under the variant's public name, with its documentation."""
+    tags = ", ".join(repr(tag) for tag in registry.tags(variant))
+    build.__name__ = build.__qualname__ = builder_name(variant)
+    if isinstance(config, ResNetConfig):
+        build.__doc__ = _RESNET_DOC.format(
+            variant=variant, tags=tags or "none is known"
+        )
+        return build
+    size = f"Any multiple of the patch size, {config.patch_size}, works"
+    if config.resnet is not None:
+        size = "Any size works"
+    build.__doc__ = _DOC.format(
+        variant=variant,
+        tags=tags or "none is known",
+        size=size,
+        dropout_rate=config.dropout_rate,
+    )
+    return build
+
+
+def _vit_builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
+    """The public function of a ViT, a hybrid or an axial ViT."""
     default_weights = _default_weights(variant)
 
     def build(
@@ -210,25 +333,18 @@ def _builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
         pooling: str | None = None,
         classes: int | None = None,
         classifier_activation: Any = "softmax",
-        name: str = function_name.lower(),
+        name: str = builder_name(variant).lower(),
         *,
         classifier: Classifier = config.classifier,
         representation_size: int | None = config.representation_size,
         dropout_rate: float = config.dropout_rate,
         attention_dropout_rate: float = config.attention_dropout_rate,
-        gelu: Gelu = config.gelu,
+        gelu: Gelu | None = None,
+        numerics: str | None = None,
     ) -> keras.Model:
-        chosen = dataclasses.replace(
-            config,
-            classifier=classifier,
-            representation_size=representation_size,
-            dropout_rate=dropout_rate,
-            attention_dropout_rate=attention_dropout_rate,
-            gelu=gelu,
-        )
         return _build(
             variant,
-            chosen,
+            config,
             include_top=include_top,
             weights=weights,
             input_tensor=input_tensor,
@@ -237,27 +353,80 @@ def _builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
             classes=classes,
             classifier_activation=classifier_activation,
             name=name,
+            numerics=numerics,
+            classifier=classifier,
+            representation_size=representation_size,
+            dropout_rate=dropout_rate,
+            attention_dropout_rate=attention_dropout_rate,
+            **({} if gelu is None else {"gelu": gelu}),
         )
 
-    build.__name__ = build.__qualname__ = function_name
-    build.__doc__ = _DOC.format(
-        variant=variant,
-        tags=", ".join(repr(tag) for tag in registry.tags(variant)),
-        patch_size=config.patch_size,
-        dropout_rate=config.dropout_rate,
-    )
-    return build
+    return _named(build, variant, config)
 
 
-ViT_Ti16 = _builder("ViT-Ti/16", VIT_VARIANTS["ViT-Ti/16"])
-ViT_S16 = _builder("ViT-S/16", VIT_VARIANTS["ViT-S/16"])
-ViT_S32 = _builder("ViT-S/32", VIT_VARIANTS["ViT-S/32"])
-ViT_B8 = _builder("ViT-B/8", VIT_VARIANTS["ViT-B/8"])
-ViT_B16 = _builder("ViT-B/16", VIT_VARIANTS["ViT-B/16"])
-ViT_B32 = _builder("ViT-B/32", VIT_VARIANTS["ViT-B/32"])
-ViT_L16 = _builder("ViT-L/16", VIT_VARIANTS["ViT-L/16"])
-ViT_L32 = _builder("ViT-L/32", VIT_VARIANTS["ViT-L/32"])
-ViT_H14 = _builder("ViT-H/14", VIT_VARIANTS["ViT-H/14"])
+def _resnet_builder(variant: str, config: ResNetConfig) -> Callable[..., keras.Model]:
+    """The public function of a BiT ResNet or an axial one."""
+    default_weights = _default_weights(variant)
+
+    def build(
+        include_top: bool = True,
+        weights: str | os.PathLike[str] | None = default_weights,
+        input_tensor: Tensor | None = None,
+        input_shape: tuple[int, int, int] | None = None,
+        pooling: str | None = None,
+        classes: int | None = None,
+        classifier_activation: Any = "softmax",
+        name: str = builder_name(variant).lower(),
+        *,
+        pool_padding: PoolPadding = config.pool_padding,
+        numerics: str | None = None,
+    ) -> keras.Model:
+        return _build(
+            variant,
+            config,
+            include_top=include_top,
+            weights=weights,
+            input_tensor=input_tensor,
+            input_shape=input_shape,
+            pooling=pooling,
+            classes=classes,
+            classifier_activation=classifier_activation,
+            name=name,
+            numerics=numerics,
+            pool_padding=pool_padding,
+        )
+
+    return _named(build, variant, config)
+
+
+ViT_Ti16 = _vit_builder("ViT-Ti/16", VIT_VARIANTS["ViT-Ti/16"])
+ViT_S16 = _vit_builder("ViT-S/16", VIT_VARIANTS["ViT-S/16"])
+ViT_S32 = _vit_builder("ViT-S/32", VIT_VARIANTS["ViT-S/32"])
+ViT_B8 = _vit_builder("ViT-B/8", VIT_VARIANTS["ViT-B/8"])
+ViT_B16 = _vit_builder("ViT-B/16", VIT_VARIANTS["ViT-B/16"])
+ViT_B32 = _vit_builder("ViT-B/32", VIT_VARIANTS["ViT-B/32"])
+ViT_L16 = _vit_builder("ViT-L/16", VIT_VARIANTS["ViT-L/16"])
+ViT_L32 = _vit_builder("ViT-L/32", VIT_VARIANTS["ViT-L/32"])
+ViT_H14 = _vit_builder("ViT-H/14", VIT_VARIANTS["ViT-H/14"])
+R_ViT_Ti16 = _vit_builder("R+ViT-Ti/16", HYBRID_VARIANTS["R+ViT-Ti/16"])
+R26_ViT_S32 = _vit_builder("R26+ViT-S/32", HYBRID_VARIANTS["R26+ViT-S/32"])
+R26_ViT_B32 = _vit_builder("R26+ViT-B/32", HYBRID_VARIANTS["R26+ViT-B/32"])
+R50_ViT_B16 = _vit_builder("R50+ViT-B/16", HYBRID_VARIANTS["R50+ViT-B/16"])
+R50_ViT_B32 = _vit_builder("R50+ViT-B/32", HYBRID_VARIANTS["R50+ViT-B/32"])
+R50_ViT_L16 = _vit_builder("R50+ViT-L/16", HYBRID_VARIANTS["R50+ViT-L/16"])
+R50_ViT_L32 = _vit_builder("R50+ViT-L/32", HYBRID_VARIANTS["R50+ViT-L/32"])
+Axial_ViT_B16 = _vit_builder("Axial-ViT-B/16", AXIAL_VARIANTS["Axial-ViT-B/16"])
+Axial_ViT_B32 = _vit_builder("Axial-ViT-B/32", AXIAL_VARIANTS["Axial-ViT-B/32"])
+BiT_R50x1 = _resnet_builder("BiT-R50x1", BIT_VARIANTS["BiT-R50x1"])
+BiT_R50x2 = _resnet_builder("BiT-R50x2", BIT_VARIANTS["BiT-R50x2"])
+BiT_R50x3 = _resnet_builder("BiT-R50x3", BIT_VARIANTS["BiT-R50x3"])
+BiT_R101x1 = _resnet_builder("BiT-R101x1", BIT_VARIANTS["BiT-R101x1"])
+BiT_R101x3 = _resnet_builder("BiT-R101x3", BIT_VARIANTS["BiT-R101x3"])
+BiT_R152x1 = _resnet_builder("BiT-R152x1", BIT_VARIANTS["BiT-R152x1"])
+BiT_R152x2 = _resnet_builder("BiT-R152x2", BIT_VARIANTS["BiT-R152x2"])
+BiT_R152x4 = _resnet_builder("BiT-R152x4", BIT_VARIANTS["BiT-R152x4"])
+BiT_R200x3 = _resnet_builder("BiT-R200x3", BIT_VARIANTS["BiT-R200x3"])
+Axial_ResNet50 = _resnet_builder("Axial-ResNet50", AXIAL_RESNETS["Axial-ResNet50"])
 
 
 def from_checkpoint(
@@ -266,24 +435,30 @@ def from_checkpoint(
     image_size: tuple[int, int] | None = None,
     classes: int | None = None,
     grid: tuple[int, int] | None = None,
+    numerics: str | None = None,
     **overrides: Any,
 ) -> keras.Model:
-    """Builds the model a checkpoint file needs, and fills it.
+    """Builds the model a checkpoint needs, and fills it.
 
     The architecture is read off the tensors: channels from the first kernel, heads
-    from the query's, `pre_logits` kept when present, a class token by `cls`. A
-    `config.json` beside the file sets what tensors cannot tell (`gelu`,
-    `layer_norm_epsilon`, `grid`).
+    from the query's where its axes show them, `pre_logits` kept when present, a class
+    token by `cls`, MAP by `MAPHead_0`, BiT by its names. Numerics (GELU, epsilons)
+    are those of the library that wrote the file; a `config.json` beside it, ours,
+    timm's or transformers', is stronger. The report says what was chosen.
 
     Args:
-        source: an official npz, in either numbering.
+        source: an npz (official in either numbering, big_vision, BiT), safetensors
+            (timm, Hugging Face; an index of shards or a folder, too), or h5 (TFViT,
+            keras-hub); "file.npz:img" is one tower of a big_vision file.
         image_size: (H, W) in pixels the model is built for. Default: the size of the
-            file's own position grid.
+            file's own position grid, else (224, 224).
         classes: K; another number than the file's makes a new head, without
             `pre_logits`. Default: the file's; without a head, features.
         grid: (rows, columns) of the file's position table; needed when it is not
             square and not that of `image_size`.
-        **overrides: fields of `ViTConfig`, e.g. `classifier="unpooled"`, `gelu="erf"`.
+        numerics: "paper", "timm" or "hf" in the place of the file's own.
+        **overrides: fields of `ViTConfig` or `ResNetConfig`, stronger than all, e.g.
+            `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
     Returns:
         A `keras.Model` to logits, never softmax; its weights' `Report` is
@@ -293,33 +468,41 @@ def from_checkpoint(
         FileNotFoundError: if there is no such file.
         ValueError: if it is damaged or not a ViT's, or the grid cannot be known.
     """
-    fields = {field.name for field in dataclasses.fields(ViTConfig)}
+    fields = contents.VIT_FIELDS | contents.RESNET_FIELDS
     unknown = overrides.keys() - fields
     if unknown:
         raise ValueError(
             f"Expected overrides among {', '.join(sorted(fields))}. "
             f"Received: {', '.join(sorted(unknown))}"
         )
-    beside = checkpoint.config_beside(source)
-    chosen = {key: beside[key] for key in beside.keys() & fields} | overrides
-    grid = grid or beside.get("grid")
-    with Npz(source) as tensors:
-        contents = checkpoint.infer(tensors, str(source))
-        if classes is not None and classes != contents.num_classes:
-            chosen.setdefault("representation_size", None)
-        config = dataclasses.replace(contents.config, **chosen)
-        if image_size is None:
-            own = checkpoint.position_grid(
-                contents.num_positions, None, grid, str(source)
-            )
-            image_size = (own[0] * config.patch_size, own[1] * config.patch_size)
-        images = keras.Input((*image_size, contents.num_channels), name="images")
-        num_classes = contents.num_classes if classes is None else classes
-        outputs = heads.classify(encode(images, config), config, num_classes)
-        model = keras.Model(images, outputs, name="vit")
-        report = checkpoint.assign(model, tensors, str(source), grid=grid)
-    model.checkpoint_report = report
+    found = contents.read(source, grid=grid, numerics=numerics, overrides=overrides)
+    config = found.config
+    new_head = classes is not None and classes != found.num_classes
+    if isinstance(config, ViTConfig) and new_head:
+        fresh = {"representation_size": None} | overrides
+        config = dataclasses.replace(
+            config, representation_size=fresh["representation_size"]
+        )
+    size = image_size or _own_size(found)
+    images = keras.Input((*size, found.num_channels), name="images")
+    num_classes = found.num_classes if classes is None else classes
+    outputs = _classify(images, config, num_classes)
+    name = "resnet" if isinstance(config, ResNetConfig) else "vit"
+    model = keras.Model(images, outputs, name=name)
+    model.checkpoint_report = checkpoint.assign(model, found)
     return model
+
+
+def _own_size(found: Contents) -> tuple[int, int]:
+    """The pixels that a checkpoint's positions are for."""
+    config = found.config
+    if found.num_positions is None or isinstance(config, ResNetConfig):
+        return 224, 224
+    rows, columns = checkpoint.position_grid(
+        found.num_positions, None, found.grid, found.where
+    )
+    pixels = config.patch_size * (config.resnet.stride if config.resnet else 1)
+    return rows * pixels, columns * pixels
 
 
 def preprocess_input(x: Tensor) -> Tensor:

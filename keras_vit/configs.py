@@ -1,58 +1,128 @@
 """Table 1 and the variants around it, as values (arXiv:2010.11929v2, section 4.1).
 
-One row of a table is one `ViTConfig`; `dataclasses.replace` is the override.
+One row of a table is one config; `dataclasses.replace` is the override.
 Standard library only.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
-Classifier = Literal["token", "gap", "unpooled", "token_unpooled"]
+Classifier = Literal["token", "gap", "map", "unpooled", "token_unpooled", "distilled"]
 Gelu = Literal["tanh", "erf"]
+Position = Literal["none", "1d", "2d", "sincos2d", "relative"]
+PositionAt = Literal["stem", "every_layer", "every_layer_shared"]
+Attention = Literal["full", "axial"]
+Unit = Literal["v1", "v2", "axial"]
+PoolPadding = Literal["zero", "inf"]
 
-CLASSIFIERS = ("token", "gap", "unpooled", "token_unpooled")
-GELUS = ("tanh", "erf")
+CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
+    "token": 1,
+    "gap": 0,
+    "map": 0,
+    "unpooled": 0,
+    "token_unpooled": 1,
+    "distilled": 2,
+}
+
+
+def _check_choice(config: Any, field: str, choices: Any) -> None:
+    value = getattr(config, field)
+    if value not in choices:
+        raise ValueError(
+            f"Expected {field} to be one of {', '.join(choices)}. "
+            f"Received: {field}={value!r}"
+        )
+
+
+def _check_positive(config: Any, *fields: str) -> None:
+    for field in fields:
+        value = getattr(config, field)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"Expected {field} to be a positive integer. "
+                f"Received: {field}={value!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """A ResNet of bottleneck units, group-normalised, with standardised kernels (4.1).
+
+    The stem of a hybrid is of units "v1" (vit_jax/models_resnet.py), a BiT model of
+    "v2" (pre-activation, big_transfer); "axial" is "v2" with row and column attention
+    in the place of the 3x3 convolution (D.6). The families differ in every epsilon.
+
+    Raises:
+        ValueError: if a size is not positive or a choice is unknown.
+    """
+
+    num_layers: tuple[int, ...]  # Units of each stage; (): the root alone.
+    width: int = 64  # Channels of the root; stage i has 4 * width * 2^i.
+    unit: Unit = "v2"
+    kernel_epsilon: float = 1e-10
+    # w / (std + epsilon) where outside, w / sqrt(variance + epsilon) where not.
+    epsilon_outside: bool = False
+    group_norm_epsilon: float = 1e-5
+    # BiT pads its max-pool with zeros, "subtly not the same" as minus infinity, which
+    # big_vision's copy pads with; "v1" always has minus infinity.
+    pool_padding: PoolPadding = "zero"
+    num_heads: int = 8  # Of "axial".
+    head_bias_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(units, int) or units < 1 for units in self.num_layers):
+            raise ValueError(
+                "Expected num_layers to be positive integers, the units of each stage. "
+                f"Received: num_layers={self.num_layers!r}"
+            )
+        object.__setattr__(self, "num_layers", tuple(self.num_layers))
+        _check_positive(self, "width", "num_heads")
+        _check_choice(self, "unit", ("v1", "v2", "axial"))
+        _check_choice(self, "pool_padding", ("zero", "inf"))
+
+    @property
+    def stride(self) -> int:
+        """Pixels to a place of the feature map: 4 after the root, then 2 a stage."""
+        return 4 << max(len(self.num_layers) - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """One row of Table 1, a patch size, and what section D.3 and B.1 vary.
+    """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
 
     Raises:
         ValueError: if a size is not positive, a choice is unknown, or
             `hidden_size` is not a multiple of `num_heads` (Appendix A).
     """
 
-    patch_size: int  # P, in pixels; the embedding's kernel and stride.
+    patch_size: int  # P, in pixels (of the feature map, in a hybrid).
     num_layers: int  # "Layers".
     hidden_size: int  # "Hidden size D".
     mlp_dim: int  # "MLP size".
     num_heads: int  # "Heads", k.
     dropout_rate: float = 0.0  # B.1, Table 3.
     attention_dropout_rate: float = 0.0  # Zero in every published config.
-    classifier: Classifier = "token"  # D.3; "unpooled": the head on every token.
+    # D.3; "map" is big_vision's; "unpooled": the head on every token; "distilled": on
+    # the class and the distillation token side by side (DeiT's two heads in one).
+    classifier: Classifier = "token"
     representation_size: int | None = None  # Width of the tanh `pre_logits`, or none.
     head_bias_init: float = 0.0
     # The published weights were trained with Flax's default, the tanh approximation;
     # torch's and Keras's default is "erf" (up to 8e-4 apart in the logits).
     gelu: Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6  # Flax's LayerNorm default; Keras's is 1e-3.
+    resnet: ResNetConfig | None = None  # 3.1, hybrid: patches of its feature map.
+    position: Position = "1d"  # D.4; "sincos2d" is big_vision's, and not learned.
+    position_at: PositionAt = "stem"  # D.4; "relative" is in every layer.
+    attention: Attention = "full"  # D.6.
+    num_registers: int = 0  # Learned tokens of no class (DINOv2), after the class's.
 
     def __post_init__(self) -> None:
-        for field in (
-            "patch_size",
-            "num_layers",
-            "hidden_size",
-            "mlp_dim",
-            "num_heads",
-            "representation_size",
-        ):
-            value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"Expected {field} to be a positive integer. "
-                    f"Received: {field}={value!r}"
-                )
+        _check_positive(
+            self, "patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"
+        )
+        if self.representation_size is not None:
+            _check_positive(self, "representation_size")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 "Expected hidden_size to be a multiple of num_heads (Appendix A: "
@@ -65,18 +135,40 @@ class ViTConfig:
                 raise ValueError(
                     f"Expected {field} in [0, 1). Received: {field}={value!r}"
                 )
-        for field, choices in (("classifier", CLASSIFIERS), ("gelu", GELUS)):
-            value = getattr(self, field)
-            if value not in choices:
-                raise ValueError(
-                    f"Expected {field} to be one of {', '.join(choices)}. "
-                    f"Received: {field}={value!r}"
-                )
+        _check_choice(self, "classifier", CLASS_TOKENS)
+        _check_choice(self, "gelu", ("tanh", "erf"))
+        _check_choice(self, "position", ("none", "1d", "2d", "sincos2d", "relative"))
+        _check_choice(
+            self, "position_at", ("stem", "every_layer", "every_layer_shared")
+        )
+        _check_choice(self, "attention", ("full", "axial"))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        divisor = {"2d": 2, "sincos2d": 4}.get(self.position, 1)
+        if self.hidden_size % divisor:
+            raise ValueError(
+                f"Expected hidden_size to be a multiple of {divisor} for "
+                f"position={self.position!r} (D.4: halves for X and Y). "
+                f"Received: hidden_size={self.hidden_size}"
+            )
+        if self.resnet is not None and self.resnet.unit != "v1":
+            raise ValueError(
+                "Expected a hybrid's resnet to have unit='v1' (FACTS 2: the official "
+                f"code's post-activation unit). Received: unit={self.resnet.unit!r}"
+            )
+        if self.attention == "axial" and self.num_prefix_tokens:
+            raise ValueError(
+                "Expected a classifier without a class token, and no registers, for "
+                "attention='axial': rows and columns have no place for them (D.6). "
+                f"Received: classifier={self.classifier!r}, "
+                f"num_registers={self.num_registers}"
+            )
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: 1 with a class token, else 0."""
-        return 1 if self.classifier in ("token", "token_unpooled") else 0
+        """Tokens before the patches: the class token, if any, then registers."""
+        return CLASS_TOKENS[self.classifier] + self.num_registers
 
 
 def _row(num_layers: int, hidden_size: int, mlp_dim: int, num_heads: int) -> ViTConfig:
@@ -103,8 +195,8 @@ def builder_name(variant: str) -> str:
     return variant.replace("/", "").replace("-", "_").replace("+", "_")
 
 
-# vit_jax/configs/models.py: L/16 and H/14 fine-tune with dropout 0.1, the others
-# with none.
+# vit_jax/configs/models.py: L/16, H/14 and the R50 hybrids fine-tune with dropout 0.1,
+# the others with none.
 VIT_VARIANTS = {
     f"ViT-{size}/{patch_size}": dataclasses.replace(
         TABLE_1[size],
@@ -124,7 +216,141 @@ VIT_VARIANTS = {
     )
 }
 
-# Every variant under the paper's spelling and under its builder's name.
-VARIANTS = VIT_VARIANTS | {
-    builder_name(variant): config for variant, config in VIT_VARIANTS.items()
+
+def _hybrid(
+    size: str, units: tuple[int, ...], patch_size: int = 1, dropout_rate: float = 0.0
+) -> ViTConfig:
+    """Patches of a feature map (3.1): of one place, but for R+ViT-Ti/16's 8x8."""
+    resnet = ResNetConfig(
+        num_layers=units,
+        unit="v1",
+        kernel_epsilon=1e-5,
+        epsilon_outside=True,
+        group_norm_epsilon=1e-6,
+    )
+    return dataclasses.replace(
+        TABLE_1[size], patch_size=patch_size, dropout_rate=dropout_rate, resnet=resnet
+    )
+
+
+# vit_jax/configs/models.py; the /16 ones move stage 4's units into stage 3 (section
+# 4.1), which makes their sequence four times as long. R50+B/32 and R50+L/16 are Table
+# 6's; the official code lists neither, so they follow their siblings.
+# R+ViT-Ti/16 cuts 8x8 patches of the root's map: 32 pixels, despite its name.
+HYBRID_VARIANTS = {
+    "R+ViT-Ti/16": _hybrid("Ti", (), patch_size=8),
+    "R26+ViT-S/32": _hybrid("S", (2, 2, 2, 2)),
+    "R26+ViT-B/32": _hybrid("B", (2, 2, 2, 2)),
+    "R50+ViT-B/16": _hybrid("B", (3, 4, 9), dropout_rate=0.1),
+    "R50+ViT-B/32": _hybrid("B", (3, 4, 6, 3), dropout_rate=0.1),
+    "R50+ViT-L/16": _hybrid("L", (3, 4, 9), dropout_rate=0.1),
+    "R50+ViT-L/32": _hybrid("L", (3, 4, 6, 3), dropout_rate=0.1),
 }
+
+BIT_DEPTHS = {  # 200 is big_vision's (bit.py); the others are big_transfer's.
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+BIT_VARIANTS = {
+    f"BiT-R{depth}x{factor}": ResNetConfig(
+        num_layers=BIT_DEPTHS[depth], width=64 * factor
+    )
+    for depth, factor in (
+        (50, 1),
+        (50, 2),
+        (50, 3),
+        (101, 1),
+        (101, 3),
+        (152, 1),
+        (152, 2),
+        (152, 4),
+        (200, 3),
+    )
+}
+
+# D.6. Rows and columns leave no place for a class token, so the tokens are averaged.
+AXIAL_VARIANTS = {
+    f"Axial-ViT-B/{patch_size}": dataclasses.replace(
+        TABLE_1["B"], patch_size=patch_size, classifier="gap", attention="axial"
+    )
+    for patch_size in (16, 32)
+}
+AXIAL_RESNETS = {
+    "Axial-ResNet50": ResNetConfig(num_layers=BIT_DEPTHS[50], unit="axial")
+}
+
+# Every variant under the paper's spelling and under its builder's name.
+VARIANTS: dict[str, ViTConfig | ResNetConfig] = {
+    **VIT_VARIANTS,
+    **HYBRID_VARIANTS,
+    **BIT_VARIANTS,
+    **AXIAL_VARIANTS,
+    **AXIAL_RESNETS,
+}
+VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
+
+# What libraries compute with, where tensors do not say: "paper" is vit_jax, big_vision
+# and big_transfer. A hybrid's kernels are standardised as "v1", a BiT's as "v2".
+NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {
+        "vit": {"gelu": "tanh", "layer_norm_epsilon": 1e-6},
+        "v1": {
+            "kernel_epsilon": 1e-5,
+            "epsilon_outside": True,
+            "group_norm_epsilon": 1e-6,
+        },
+        "v2": {
+            "kernel_epsilon": 1e-10,
+            "epsilon_outside": False,
+            "group_norm_epsilon": 1e-5,
+        },
+    },
+    "timm": {
+        "vit": {"gelu": "erf", "layer_norm_epsilon": 1e-6},
+        "v1": {
+            "kernel_epsilon": 1e-8,
+            "epsilon_outside": False,
+            "group_norm_epsilon": 1e-5,
+        },
+        "v2": {
+            "kernel_epsilon": 1e-8,
+            "epsilon_outside": False,
+            "group_norm_epsilon": 1e-5,
+        },
+    },
+    "hf": {
+        "vit": {"gelu": "erf", "layer_norm_epsilon": 1e-12},
+        "v1": {
+            "kernel_epsilon": 1e-8,
+            "epsilon_outside": False,
+            "group_norm_epsilon": 1e-5,
+        },
+        "v2": {
+            "kernel_epsilon": 1e-8,
+            "epsilon_outside": False,
+            "group_norm_epsilon": 1e-5,
+        },
+    },
+}
+
+
+def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, Any]:
+    """The fields of `config` that `numerics` sets.
+
+    Raises:
+        ValueError: if `numerics` is unknown.
+    """
+    if numerics not in NUMERICS:
+        raise ValueError(
+            f"Expected numerics to be one of {', '.join(NUMERICS)}. "
+            f"Received: numerics={numerics!r}"
+        )
+    table = NUMERICS[numerics]
+    if isinstance(config, ResNetConfig):
+        return dict(table["v1" if config.unit == "v1" else "v2"])
+    fields = dict(table["vit"])
+    if config.resnet is not None:
+        fields["resnet"] = dataclasses.replace(config.resnet, **table["v1"])
+    return fields

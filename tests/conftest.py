@@ -30,6 +30,15 @@ def agree():
     return compare
 
 
+def reference(name):
+    """A fixture of the official code: the small ones are here, the others beside."""
+    folders = (REFERENCE, SHARED / "reference" / "mini", SHARED / "reference" / "extra")
+    for folder in folders:
+        if (folder / f"{name}.npz").is_file():
+            return folder / f"{name}.npz"
+    pytest.skip(f"LOUD: {name}.npz is not in {REFERENCE}, and {SHARED} is absent")
+
+
 @pytest.fixture(scope="session")
 def shared():
     """The folder of data beside a checkout; tests that need it skip without it."""

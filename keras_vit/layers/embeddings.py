@@ -89,14 +89,18 @@ def check_unadapted(model: keras.Model, instead: str) -> None:
         )
 
 
-def patch_grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:
-    """The patches along each side, (H / P, W / P).
+def patch_grid(
+    image_size: tuple[int, int], patch_size: int, crop: bool = False
+) -> tuple[int, int]:
+    """The patches along each side, (H / P, W / P), rounded down where `crop`.
 
     Raises:
-        ValueError: if a side is not a positive multiple of `patch_size`.
+        ValueError: if a side is not a positive multiple of `patch_size`; with `crop`,
+            if it is smaller.
     """
     height, width = image_size
-    if min(height, width) < 1 or height % patch_size or width % patch_size:
+    whole = crop or not (height % patch_size or width % patch_size)
+    if min(height, width) < patch_size or not whole:
         raise ValueError(
             "Expected image_size (H, W) to be positive multiples of patch_size "
             f"(section 3.1: N = HW / P^2). Received: image_size={(height, width)}, "
@@ -113,16 +117,21 @@ class PatchEmbedding(Composite):
 
     Args:
         hidden_size: D.
-        patch_size: P, in pixels; must divide H and W.
+        patch_size: P, in pixels; must divide H and W unless `crop`.
+        crop: whether to leave out the last rows and columns that fill no patch: for a
+            hybrid's feature map, whose sides are rounded already.
 
     Raises:
         ValueError: when built on images whose sides P does not divide.
     """
 
-    def __init__(self, hidden_size: int, patch_size: int, **kwargs: Any) -> None:
+    def __init__(
+        self, hidden_size: int, patch_size: int, crop: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.hidden_size = hidden_size
         self.patch_size = patch_size
+        self.crop = crop
 
     def build(self, input_shape: Shape) -> None:
         _, height, width, _ = input_shape
@@ -133,7 +142,7 @@ class PatchEmbedding(Composite):
                 f"input_shape={tuple(input_shape)}. Build one model for each size "
                 "(keras_vit.at_resolution shares nothing but the values)"
             )
-        patch_grid((height, width), self.patch_size)
+        patch_grid((height, width), self.patch_size, self.crop)
         self.projection = keras.layers.Conv2D(
             self.hidden_size,
             self.patch_size,
@@ -158,7 +167,7 @@ class PatchEmbedding(Composite):
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         batch, height, width, _ = input_shape
-        rows, columns = patch_grid((height, width), self.patch_size)  # type: ignore[arg-type]
+        rows, columns = patch_grid((height, width), self.patch_size, self.crop)  # type: ignore[arg-type]
         return batch, rows * columns, self.hidden_size
 
     def get_config(self) -> dict[str, Any]:
@@ -166,26 +175,40 @@ class PatchEmbedding(Composite):
             **super().get_config(),
             "hidden_size": self.hidden_size,
             "patch_size": self.patch_size,
+            "crop": self.crop,
         }
 
 
 @register
 class ClassToken(keras.layers.Layer):
-    """Prepends the learned x_class of Equation 1: [B, N, D] -> [B, N + 1, D].
+    """Prepends the learned x_class of Equation 1: [B, N, D] -> [B, n + N, D].
 
     The token starts at zero, as in vit_jax/models_vit.py (`cls`).
+
+    Args:
+        num_tokens: n; more than 1 where a distillation token (DeiT) or registers
+            (DINOv2) follow the class token.
     """
+
+    def __init__(self, num_tokens: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_tokens = num_tokens
 
     def build(self, input_shape: Shape) -> None:
         self.cls = self.add_weight(
-            name="cls", shape=(1, 1, input_shape[-1]), initializer="zeros"
+            name="cls",
+            shape=(1, self.num_tokens, input_shape[-1]),
+            initializer="zeros",
         )
 
     def call(self, patches: Tensor) -> Tensor:
         batch, _, hidden_size = ops.shape(patches)
-        cls = ops.broadcast_to(self.cls, (batch, 1, hidden_size))
+        cls = ops.broadcast_to(self.cls, (batch, self.num_tokens, hidden_size))
         return ops.concatenate([cls, patches], axis=1)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        batch, num_patches, hidden_size = input_shape
-        return batch, None if num_patches is None else num_patches + 1, hidden_size
+        batch, patches, hidden_size = input_shape
+        return batch, patches and patches + self.num_tokens, hidden_size
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "num_tokens": self.num_tokens}

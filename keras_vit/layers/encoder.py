@@ -36,20 +36,27 @@ class SelfAttention(Composite):
     Args:
         num_heads: k; must divide D.
         dropout_rate: fraction of the attention probabilities dropped in training.
+        relative: whether a learned embedding r of every offset between a query's and
+            a key's place, as a second key, adds q r^T / sqrt(D_h) to the logits (D.4).
 
     Raises:
         ValueError: when built, if D is not a multiple of `num_heads`.
     """
 
     def __init__(
-        self, num_heads: int, dropout_rate: float = 0.0, **kwargs: Any
+        self,
+        num_heads: int,
+        dropout_rate: float = 0.0,
+        relative: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.dropout_rate = dropout_rate
+        self.relative = relative
 
     def build(self, input_shape: Shape) -> None:
-        hidden_size = input_shape[-1]
+        _, tokens, hidden_size = input_shape
         if hidden_size is None or hidden_size % self.num_heads:
             raise ValueError(
                 "Expected hidden_size to be a multiple of num_heads (Appendix A: "
@@ -76,6 +83,22 @@ class SelfAttention(Composite):
         )
         self.qkv.build(input_shape)
         self.out.build(input_shape)
+        self.relative_embedding = None
+        if self.relative:  # Row i is the offset i - (T - 1) from query to key.
+            if tokens is None:
+                raise ValueError(
+                    "Expected sequences of a known length for relative positions. "
+                    f"Received: input_shape={tuple(input_shape)}"
+                )
+            self.relative_embedding = self.add_weight(
+                name="relative_embedding",
+                shape=(
+                    2 * tokens - 1,
+                    self.num_heads,
+                    hidden_size // self.num_heads,
+                ),
+                initializer=keras.initializers.RandomNormal(stddev=0.02),
+            )
         super().build(input_shape)
 
     def sublayers(self) -> list[keras.layers.Layer]:
@@ -83,7 +106,7 @@ class SelfAttention(Composite):
 
     def call(self, z: Tensor) -> Tensor:
         q, k, v = self._project(z)
-        weights = self.dropout(ops.cast(_scores(q, k), v.dtype))
+        weights = self.dropout(ops.cast(self._scores(q, k), v.dtype))
         y = ops.matmul(weights, v)
         y = ops.transpose(y, (0, 2, 1, 3))  # [B, T, k, D_h]
         return self.out(ops.reshape(y, (-1, *z.shape[1:])))
@@ -94,7 +117,7 @@ class SelfAttention(Composite):
         A method, not a second output of `call`: ordinary calls never pay for it.
         """
         q, k, _ = self._project(z)
-        return _scores(q, k)
+        return self._scores(q, k)
 
     def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, D] -> q, k, v, each [B, k, T, D_h]."""
@@ -102,6 +125,15 @@ class SelfAttention(Composite):
         heads = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
         qkv = ops.transpose(ops.reshape(self.qkv(z), heads), (2, 0, 3, 1, 4))
         return qkv[0], qkv[1], qkv[2]
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """softmax(q k^T / sqrt(D_h)) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
+        q = q * (q.shape[-1] ** -0.5)
+        logits = ops.matmul(q, ops.swapaxes(k, -1, -2))
+        if self.relative_embedding is not None:
+            keys = ops.transpose(ops.cast(self.relative_embedding, q.dtype), (1, 2, 0))
+            logits = logits + _by_offset(ops.matmul(q, keys))
+        return ops.softmax(ops.cast(logits, "float32"), axis=-1)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -111,14 +143,21 @@ class SelfAttention(Composite):
             **super().get_config(),
             "num_heads": self.num_heads,
             "dropout_rate": self.dropout_rate,
+            "relative": self.relative,
         }
 
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D_h)) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
-    q = q * (q.shape[-1] ** -0.5)
-    logits = ops.matmul(q, ops.swapaxes(k, -1, -2))
-    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+def _by_offset(logits: Tensor) -> Tensor:
+    """Logits of offsets as logits of keys: [B, k, T, 2T - 1] -> [B, k, T, T].
+
+    Entry (i, j) is entry (i, j - i + T - 1) of `logits`: read in one run, with one
+    number put behind every row, each row starts a place earlier than the one before.
+    """
+    heads, tokens, offsets = logits.shape[1:]
+    run = ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1)))
+    run = ops.reshape(run, (-1, heads, tokens * (offsets + 1)))
+    run = run[..., tokens - 1 : tokens - 1 + tokens * offsets]
+    return ops.reshape(run, (-1, heads, tokens, offsets))[..., :tokens]
 
 
 @register
@@ -204,6 +243,7 @@ class TransformerBlock(Composite):
         gelu: "tanh" or "erf", see `MlpBlock`.
         layer_norm_epsilon: 1e-6 in Flax and the published weights; Keras's own
             default is 1e-3.
+        relative: whether attention reads relative positions, see `SelfAttention`.
 
     Raises:
         ValueError: when built, if D is not a multiple of `num_heads`.
@@ -217,6 +257,7 @@ class TransformerBlock(Composite):
         attention_dropout_rate: float = 0.0,
         gelu: str = "tanh",
         layer_norm_epsilon: float = 1e-6,
+        relative: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -226,6 +267,7 @@ class TransformerBlock(Composite):
         self.attention_dropout_rate = attention_dropout_rate
         self.gelu = gelu
         self.layer_norm_epsilon = layer_norm_epsilon
+        self.relative = relative
 
     def build(self, input_shape: Shape) -> None:
         policy = self.dtype_policy  # Sub-layers would otherwise take the global one.
@@ -235,6 +277,7 @@ class TransformerBlock(Composite):
         self.attention = SelfAttention(
             self.num_heads,
             self.attention_dropout_rate,
+            self.relative,
             dtype=policy,
             name="MultiHeadDotProductAttention_0",
         )
@@ -281,4 +324,5 @@ class TransformerBlock(Composite):
             "attention_dropout_rate": self.attention_dropout_rate,
             "gelu": self.gelu,
             "layer_norm_epsilon": self.layer_norm_epsilon,
+            "relative": self.relative,
         }

@@ -1,16 +1,19 @@
-"""The position embeddings of Equation 1, and their resizing (section 3.2)."""
+"""The position embeddings of Equation 1, the kinds of D.4, and resizing (3.2)."""
 
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vit.layers.embeddings import Shape, Tensor, register
+
+KINDS = ("1d", "2d", "sincos2d")
 
 
 @register
 class AddPositionEmbs(keras.layers.Layer):
-    """Adds the learned E_pos of Equation 1: [B, T, D] -> [B, T, D].
+    """Adds the E_pos of Equation 1: [B, T, D] -> [B, T, D].
 
     Initialised N(0, 0.02), "from BERT" (vit_jax/models_vit.py); Keras's
     "random_normal" string would give 0.05.
@@ -19,23 +22,35 @@ class AddPositionEmbs(keras.layers.Layer):
         grid: (rows, columns) of the patches; None where tokens have no grid, and
             then the table cannot be resized.
         num_prefix_tokens: tokens before the patches (1 with a class token).
+        kind: "1d", a learned row for every token in raster order; "2d", half of D
+            learned for the column (X) and half for the row (Y) of a patch (D.4), and a
+            row for each prefix token; "sincos2d", big_vision's sines and cosines, not
+            learned, nothing for prefix tokens.
 
     Raises:
-        ValueError: when built on T other than `num_prefix_tokens` + rows * columns.
+        ValueError: if `kind` is unknown or lacks a grid, or when built on T other than
+            `num_prefix_tokens` + rows * columns.
     """
 
     def __init__(
         self,
         grid: tuple[int, int] | None = None,
         num_prefix_tokens: int = 0,
+        kind: str = "1d",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if kind not in KINDS or (grid is None and kind != "1d"):
+            raise ValueError(
+                f"Expected kind to be one of {', '.join(KINDS)}, with a grid for the "
+                f"last two. Received: kind={kind!r}, grid={grid}"
+            )
         self.grid = None if grid is None else (grid[0], grid[1])
         self.num_prefix_tokens = num_prefix_tokens
+        self.kind = kind
 
-    def build(self, input_shape: Shape) -> None:
-        _, tokens, hidden_size = input_shape
+    def build(self, input_shape: Any) -> None:
+        _, tokens, depth = input_shape
         if self.grid is not None:
             rows, columns = self.grid
             if tokens != self.num_prefix_tokens + rows * columns:
@@ -44,14 +59,48 @@ class AddPositionEmbs(keras.layers.Layer):
                     f"(Equation 1). Received: T={tokens}, grid={self.grid}, "
                     f"num_prefix_tokens={self.num_prefix_tokens}"
                 )
-        self.pos_embedding = self.add_weight(
-            name="pos_embedding",
-            shape=(1, tokens, hidden_size),
+        if self.kind == "1d":
+            self.pos_embedding = self._table("pos_embedding", tokens, depth)
+        elif self.kind == "2d":
+            self.x_embedding = self._table("x_embedding", columns, depth // 2)
+            self.y_embedding = self._table("y_embedding", rows, depth // 2)
+            if self.num_prefix_tokens:
+                self.prefix_embedding = self._table(
+                    "prefix_embedding", self.num_prefix_tokens, depth
+                )
+        else:
+            table = sincos2d(self.grid, depth)
+            prefix = ((0, 0), (self.num_prefix_tokens, 0), (0, 0))
+            self.constant = np.pad(table, prefix)
+
+    def _table(self, name: str, places: int, depth: int) -> keras.Variable:
+        return self.add_weight(
+            name=name,
+            shape=(1, places, depth),
             initializer=keras.initializers.RandomNormal(stddev=0.02),
         )
 
     def call(self, tokens: Tensor) -> Tensor:
-        return tokens + self.pos_embedding
+        if self.kind == "1d":
+            return tokens + self.pos_embedding
+        if self.kind == "sincos2d":
+            return tokens + ops.cast(self.constant, tokens.dtype)
+        return tokens + self._joined()
+
+    def _joined(self) -> Tensor:
+        """The learned halves of every patch side by side, X first: [1, T, D]."""
+        rows, columns = self.grid or (0, 0)  # "2d" has one.
+        half = self.x_embedding.shape[-1]
+        x = ops.broadcast_to(
+            ops.reshape(self.x_embedding, (1, columns, half)), (rows, columns, half)
+        )
+        y = ops.broadcast_to(
+            ops.reshape(self.y_embedding, (rows, 1, half)), (rows, columns, half)
+        )
+        table = ops.reshape(ops.concatenate([x, y], -1), (1, rows * columns, 2 * half))
+        if not self.num_prefix_tokens:
+            return table
+        return ops.concatenate([self.prefix_embedding, table], axis=1)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -61,7 +110,28 @@ class AddPositionEmbs(keras.layers.Layer):
             **super().get_config(),
             "grid": self.grid,
             "num_prefix_tokens": self.num_prefix_tokens,
+            "kind": self.kind,
         }
+
+
+def sincos2d(grid: tuple[int, int] | None, depth: int) -> np.ndarray:
+    """big_vision's fixed positions: (rows, columns), D -> [1, rows * columns, D].
+
+    sin and cos of x * w, then of y * w, w = 10000^(-i / (D/4 - 1)) for D/4 values of i.
+
+    Raises:
+        ValueError: if D is not a multiple of 4 and at least 8.
+    """
+    if grid is None or depth % 4 or depth < 8:
+        raise ValueError(
+            "Expected a grid and a depth that is a multiple of 4, at least 8. "
+            f"Received: grid={grid}, depth={depth}"
+        )
+    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
+    quarter = np.arange(depth // 4) / (depth // 4 - 1)
+    omega = 1 / 10_000**quarter
+    parts = (np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega))
+    return np.concatenate(parts, axis=1)[None].astype(np.float32)
 
 
 def resize_position_embeddings(

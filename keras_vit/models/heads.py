@@ -5,18 +5,32 @@ from typing import Any
 import keras
 
 from keras_vit.configs import ViTConfig
+from keras_vit.layers import MAPHead
 from keras_vit.layers.embeddings import Tensor
 
 
-def pool(tokens: Tensor, classifier: str) -> Tensor:
+def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
     """What the head reads (Equation 4, D.3): [B, T, D] -> [B, D], or [B, T, D].
 
-    The pooling comes after the last LayerNorm, for "gap" too.
+    The pooling comes after the last LayerNorm; "gap" and "map" read the patches alone,
+    "distilled" the class and the distillation token, side by side.
     """
-    if classifier == "token":
+    if config.classifier == "token":
         return tokens[:, 0]
-    if classifier == "gap":
+    if config.classifier == "distilled":
+        return keras.layers.Flatten(name="two_tokens")(tokens[:, :2])
+    if config.classifier in ("gap", "map") and config.num_registers:
+        tokens = tokens[:, config.num_registers :]
+    if config.classifier == "gap":
         return keras.layers.GlobalAveragePooling1D(dtype="float32", name="gap")(tokens)
+    if config.classifier == "map":
+        return MAPHead(
+            config.num_heads,
+            config.mlp_dim,
+            config.gelu,
+            config.layer_norm_epsilon,
+            name="MAPHead_0",
+        )(tokens)
     return tokens
 
 
@@ -53,7 +67,7 @@ def classify(
     tokens: Tensor, config: ViTConfig, num_classes: int | None, activation: Any = None
 ) -> Tensor:
     """Equation 4 and the head: [B, T, D] -> logits [B, K] (or features, without K)."""
-    y = pool(tokens, config.classifier)
+    y = pool(tokens, config)
     if config.representation_size is not None:
         y = pre_logits(y, config.representation_size)
     if num_classes:

@@ -1,10 +1,18 @@
 """Section 3.2: a new task, a new resolution."""
 
 import numbers
+from typing import Any
 
 import keras
+import numpy as np
 
-from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
+from keras_vit.layers import (
+    AddPositionEmbs,
+    AxialBlock,
+    PatchEmbedding,
+    StdConv2D,
+    resize_position_embeddings,
+)
 from keras_vit.layers.embeddings import Composite, check_unadapted, patch_grid
 from keras_vit.models import heads
 from keras_vit.models.vit import describe
@@ -17,7 +25,7 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
     zero-initialized linear layer" (B.1.1): `pre_logits` and `head` go.
 
     Args:
-        model: a ViT of this library, with its head or without.
+        model: of this library, with its head or without.
         classes: K of the new task.
 
     Returns:
@@ -32,7 +40,7 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
         raise ValueError(
             f"Expected a positive number of classes. Received: classes={classes!r}"
         )
-    describe(model)  # Raises for a ViT inside another model.
+    _check_ours(model)
     features = _features(model)
     if len(features.shape) not in (2, 3) or features.shape[-1] is None:
         raise ValueError(
@@ -40,6 +48,12 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
             f"model={model.name!r} with output {features.shape}"
         )
     return keras.Model(model.input, heads.head(features, int(classes)), name=model.name)
+
+
+def _check_ours(model: keras.Model) -> None:
+    """Raises for a model that only holds one of ours, or none."""
+    if not any(isinstance(at, PatchEmbedding | StdConv2D) for at in model.layers):
+        describe(model)
 
 
 def _features(model: keras.Model) -> keras.KerasTensor:
@@ -65,47 +79,86 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
     interpolated by their place in the image.
 
     Args:
-        model: a ViT of this library; left as it is.
-        image_size: (H, W) in pixels; each a multiple of the patch size.
+        model: of this library; left as it is.
+        image_size: (H, W) in pixels; each a multiple of the patch size, but for a
+            hybrid or a ResNet, whose maps round up.
 
     Returns:
         A `keras.Model` of the same layers and weights (copies).
 
     Raises:
-        ValueError: if `image_size` is no multiple of the patch size (section 3.1), or
-            the model has LoRA or is quantized.
+        ValueError: if `image_size` is no multiple of the patch size (section 3.1), the
+            model has LoRA or is quantized, or its positions are relative (D.4).
     """
     if not isinstance(image_size, tuple | list) or len(image_size) != 2:
         raise ValueError(
             f"Expected image_size (H, W) in pixels. Received: image_size={image_size!r}"
         )
+    _check_ours(model)
     check_unadapted(model, "change the resolution first")
-    facts = describe(model)
-    grid = patch_grid(image_size, facts["patch_size"])
+    images = keras.Input((*image_size, model.input_shape[-1]), name="images")
+    resized = _cloned(model, images, image_size)
+    for old, new in zip(model.layers, resized.layers, strict=True):
+        new.set_weights(_moved(old, new))
+        _copy_trainable(old, new)
+    return resized
+
+
+def _cloned(
+    model: keras.Model, images: keras.KerasTensor, image_size: tuple[int, int]
+) -> keras.Model:
+    """The model's layers anew, on other images; layers with a grid get the new one."""
+    grid: tuple[int, int] | None = None
+    if any(isinstance(layer, PatchEmbedding) for layer in model.layers):
+        facts = describe(model)
+        stride = facts["stride"]
+        places = (-(-image_size[0] // stride), -(-image_size[1] // stride))
+        grid = patch_grid(places, facts["patch_size"], crop=stride > 1)
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         config = layer.get_config()
-        if isinstance(layer, AddPositionEmbs):
+        if isinstance(layer, AddPositionEmbs | AxialBlock) and layer.grid is not None:
             config["grid"] = grid
         return layer.__class__.from_config(config)
 
-    images = keras.Input((*image_size, facts["num_channels"]), name="images")
-    resized = keras.models.clone_model(
+    return keras.models.clone_model(
         model,
         input_tensors=keras.tree.map_structure(lambda _: images, model.input),
         clone_function=clone,
     )
-    for old, new in zip(model.layers, resized.layers, strict=True):
-        weights = old.get_weights()
-        if isinstance(old, AddPositionEmbs):
-            prefix = facts["num_prefix_tokens"]
-            weights = [
-                resize_position_embeddings(table, facts["grid"], grid, prefix)
+
+
+def _moved(old: Any, new: Any) -> list[np.ndarray]:
+    """The weights of `old` for the places of `new`."""
+    weights: list[np.ndarray] = old.get_weights()
+    old_grid, new_grid = getattr(old, "grid", None), getattr(new, "grid", None)
+    if isinstance(old, AddPositionEmbs) and old_grid and new_grid:
+        if old.kind == "1d":
+            prefix = old.num_prefix_tokens
+            return [
+                resize_position_embeddings(table, old_grid, new_grid, prefix)
                 for table in weights
             ]
-        new.set_weights(weights)
-        _copy_trainable(old, new)
-    return resized
+        sides = {"x_embedding": 1, "y_embedding": 0}  # The axis of the grid.
+        return [
+            table
+            if variable.name not in sides
+            else resize_position_embeddings(
+                table,
+                (1, old_grid[sides[variable.name]]),
+                (1, new_grid[sides[variable.name]]),
+                0,
+            )
+            for variable, table in zip(old.weights, weights, strict=True)
+        ]
+    for table, variable in zip(weights, new.weights, strict=True):
+        if table.shape != tuple(variable.shape):
+            raise ValueError(
+                "Expected positions that can be resized (3.2). Received: "
+                f"{variable.path}, {table.shape}, which holds offsets in a sequence "
+                "(D.4, relative) and has no place in a longer one"
+            )
+    return weights
 
 
 def _copy_trainable(old: keras.layers.Layer, new: keras.layers.Layer) -> None:

@@ -7,12 +7,17 @@ import keras
 from keras_vit.configs import ViTConfig
 from keras_vit.layers import (
     AddPositionEmbs,
+    AxialBlock,
     ClassToken,
     PatchEmbedding,
+    ResidualUnit,
+    StdConv2D,
     TransformerBlock,
 )
+from keras_vit.layers.convolution import RootPool
 from keras_vit.layers.embeddings import Tensor, patch_grid
 from keras_vit.models import heads
+from keras_vit.models.resnet import encode as feature_map
 
 
 def vit(
@@ -23,11 +28,12 @@ def vit(
     num_channels: int = 3,
     name: str = "vit",
 ) -> keras.Model:
-    """Builds the Vision Transformer of section 3.1.
+    """Builds the Vision Transformer or the hybrid of section 3.1.
 
     Args:
         config: a `ViTConfig`, e.g. `VARIANTS["ViT-B/16"]`.
-        image_size: (H, W) in pixels; each a multiple of `config.patch_size`.
+        image_size: (H, W) in pixels; each a multiple of `config.patch_size`, but for a
+            hybrid, whose feature map rounds up.
         num_classes: K; None or 0 leaves the head out, and the model returns what the
             head would read.
         num_channels: C.
@@ -51,29 +57,62 @@ def vit(
 
 
 def encode(images: Tensor, config: ViTConfig) -> Tensor:
-    """Equations 1 to 3 and the last LayerNorm: images [B, H, W, C] -> [B, T, D]."""
-    z = PatchEmbedding(config.hidden_size, config.patch_size, name="embedding")(images)
-    if config.num_prefix_tokens:
-        z = ClassToken(name="cls")(z)
-    z = AddPositionEmbs(
-        grid=patch_grid(images.shape[1:3], config.patch_size),
-        num_prefix_tokens=config.num_prefix_tokens,
-        name="posembed_input",
+    """Equations 1 to 3 and the last LayerNorm: images [B, H, W, C] -> [B, T, D].
+
+    In a hybrid the patches are those of a ResNet's feature map (3.1).
+    """
+    z = images
+    if config.resnet is not None:
+        z = feature_map(images, config.resnet)
+    hybrid = config.resnet is not None
+    grid = patch_grid(z.shape[1:3], config.patch_size, crop=hybrid)
+    z = PatchEmbedding(
+        config.hidden_size, config.patch_size, crop=hybrid, name="embedding"
     )(z)
-    z = keras.layers.Dropout(config.dropout_rate, name="posembed_dropout")(z)
+    if config.num_prefix_tokens:
+        z = ClassToken(config.num_prefix_tokens, name="cls")(z)
+    positions = _positions(config, grid)
     for layer in range(config.num_layers):
-        z = TransformerBlock(
-            config.num_heads,
-            config.mlp_dim,
-            config.dropout_rate,
-            config.attention_dropout_rate,
-            config.gelu,
-            config.layer_norm_epsilon,
-            name=f"encoderblock_{layer}",
-        )(z)
+        if add := positions.get(layer):
+            z = add(z)
+        if layer == 0:
+            z = keras.layers.Dropout(config.dropout_rate, name="posembed_dropout")(z)
+        z = _block(config, grid, f"encoderblock_{layer}")(z)
     return keras.layers.LayerNormalization(
         epsilon=config.layer_norm_epsilon, name="encoder_norm"
     )(z)
+
+
+def _positions(config: ViTConfig, grid: tuple[int, int]) -> dict[int, Any]:
+    """The layers that add positions (D.4), by the block they come before."""
+    if config.position in ("none", "relative"):
+        return {}
+    arguments = (grid, config.num_prefix_tokens, config.position)
+    first = AddPositionEmbs(*arguments, name="posembed_input")
+    if config.position_at == "stem":
+        return {0: first}
+    if config.position_at == "every_layer_shared":
+        return dict.fromkeys(range(config.num_layers), first)
+    others = range(1, config.num_layers)
+    return {0: first} | {
+        layer: AddPositionEmbs(*arguments, name=f"posembed_{layer}") for layer in others
+    }
+
+
+def _block(config: ViTConfig, grid: tuple[int, int], name: str) -> keras.layers.Layer:
+    arguments: dict[str, Any] = {
+        "num_heads": config.num_heads,
+        "mlp_dim": config.mlp_dim,
+        "dropout_rate": config.dropout_rate,
+        "attention_dropout_rate": config.attention_dropout_rate,
+        "gelu": config.gelu,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "relative": config.position == "relative",
+        "name": name,
+    }
+    if config.attention == "axial":
+        return AxialBlock(grid, **arguments)
+    return TransformerBlock(**arguments)
 
 
 def describe(model: keras.Model) -> dict[str, Any]:
@@ -83,18 +122,35 @@ def describe(model: keras.Model) -> dict[str, Any]:
         ValueError: if `model` is not made of this library's layers.
     """
     embedding = _only(model, PatchEmbedding)
-    positions = _only(model, AddPositionEmbs)
-    blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
+    blocks = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, TransformerBlock | AxialBlock)
+    ]
+    tokens = [layer for layer in model.layers if isinstance(layer, ClassToken)]
+    places = embedding.input.shape[1:3]
     return {
+        "stride": _stride(model),
         "patch_size": embedding.patch_size,
         "num_layers": len(blocks),
         "hidden_size": embedding.hidden_size,
         "mlp_dim": blocks[0].mlp_dim if blocks else None,
         "num_heads": blocks[0].num_heads if blocks else None,
-        "grid": positions.grid,
-        "num_prefix_tokens": positions.num_prefix_tokens,
+        "grid": patch_grid(places, embedding.patch_size, embedding.crop),
+        "num_prefix_tokens": tokens[0].num_tokens if tokens else 0,
         "num_channels": model.input_shape[-1],
     }
+
+
+def _stride(model: keras.Model) -> int:
+    """Pixels to a place that patches are cut from: 1, or that of a hybrid's map."""
+    stride = 1
+    for layer in model.layers:
+        if isinstance(layer, StdConv2D | ResidualUnit):
+            stride *= layer.strides
+        elif isinstance(layer, RootPool):
+            stride *= 2
+    return stride
 
 
 def _only(model: keras.Model, kind: type) -> Any:

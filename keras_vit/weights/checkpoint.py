@@ -8,25 +8,21 @@ before a single variable has changed.
 
 import collections
 import dataclasses
-import json
 import os
-import re
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit import configs
+from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted, quantized
-from keras_vit.weights import names
+from keras_vit.weights import names, variables
+from keras_vit.weights.contents import Contents, Grid, infer, read
 from keras_vit.weights.files import replacing
-from keras_vit.weights.npz import Npz
-
-Grid: TypeAlias = tuple[int, int]
+from keras_vit.weights.registry import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +43,9 @@ class Report:
     source: str
     rows: tuple[Row, ...]
     zero_head: bool = False  # The file's head was loaded and is all zeros.
+    dialect: str = "official"
+    numerics: tuple[str, ...] = ()  # What the file is computed with, and assumed.
+    published: Checkpoint | None = None  # The row of the registry, of a tag.
 
     def names(self, status: str) -> list[str]:
         """The canonical names of the tensors with this status."""
@@ -61,6 +60,7 @@ class Report:
                 for status in ("loaded", "resized", "fresh", "unused")
             )
         ]
+        lines += [f"  {self.dialect} dialect; {'; '.join(self.numerics)}"]
         width = max(len(row.name) for row in self.rows)
         for row in self.rows:
             shapes = " -> ".join(
@@ -74,105 +74,15 @@ class Report:
         return "\n".join(lines)
 
 
-def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `config.json` beside a checkpoint: `ViTConfig` fields, `mean`, `std`, `grid`.
-
-    Returns:
-        A dict, empty where there is no such file.
-
-    Raises:
-        ValueError: if it is not a JSON object of these fields.
-    """
-    file = Path(path).parent / "config.json"
-    if not file.is_file():
-        return {}
-    known = {field.name for field in dataclasses.fields(configs.ViTConfig)}
-    known |= {"mean", "std", "grid"}
-    try:
-        config = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"Expected a JSON object. Received: {str(file)!r} ({error})"
-        ) from error
-    if not isinstance(config, dict) or config.keys() - known:
-        raise ValueError(
-            f"Expected a JSON object with fields among {', '.join(sorted(known))}. "
-            f"Received: {str(file)!r} with {json.dumps(config)[:200]}"
-        )
-    return config
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What a checkpoint holds, inferred from its tensors."""
-
-    config: configs.ViTConfig
-    num_channels: int
-    num_classes: int | None
-    num_positions: int  # Of patches, without prefix tokens.
-
-
-def infer(tensors: Mapping[str, np.ndarray], where: str) -> Contents:
-    """Reads the architecture off a checkpoint's tensors.
-
-    Raises:
-        ValueError: if they are not those of a ViT.
-    """
-    if any(re.match(r"(conv_root|gn_root|block\d+)/", name) for name in tensors):
-        raise ValueError(
-            "Expected the tensors of a ViT. Received: the ResNet stem of a hybrid "
-            f"(conv_root, block1/...) in {where}"
-        )
-    try:
-        patch_size, _, num_channels, hidden_size = tensors["embedding/kernel"].shape
-        block = "Transformer/encoderblock_0"
-        _, num_heads, _ = tensors[
-            f"{block}/MultiHeadDotProductAttention_0/query/kernel"
-        ].shape
-        mlp_dim = tensors[f"{block}/MlpBlock_0/Dense_0/kernel"].shape[1]
-        positions = tensors[names.POSITIONS].shape[-2]
-    except (KeyError, ValueError) as error:
-        raise ValueError(
-            "Expected the tensors of a ViT under the official names (embedding/kernel, "
-            "Transformer/encoderblock_0/..., see keras_vit/weights/names.py). "
-            f"Received: {where} with {', '.join(sorted(tensors)[:6])}, ... ({error})"
-        ) from error
-    blocks = {
-        int(match[1])
-        for name in tensors
-        if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))
-    }
-    config = configs.ViTConfig(
-        patch_size=patch_size,
-        num_layers=len(blocks),
-        hidden_size=hidden_size,
-        mlp_dim=mlp_dim,
-        num_heads=num_heads,
-        classifier="token" if "cls" in tensors else "gap",
-        representation_size=(
-            tensors["pre_logits/bias"].shape[0]
-            if "pre_logits/bias" in tensors
-            else None
-        ),
-    )
-    head = tensors["head/bias"].shape[0] if "head/bias" in tensors else None
-    return Contents(
-        config=config,
-        num_channels=num_channels,
-        num_classes=head,
-        num_positions=positions - config.num_prefix_tokens,
-    )
-
-
 def load(
     model: keras.Model, source: str | os.PathLike[str], *, grid: Grid | None = None
 ) -> Report:
-    """Fills `model` with the tensors of a checkpoint file.
+    """Fills `model` with the tensors of a checkpoint file, of any dialect.
 
     Args:
-        model: a ViT of this library.
-        source: an official npz, in either numbering, with or without the prefix
-            `opt/target/` or `params/`.
+        model: a model of this library.
+        source: a file, an index of shards, or a folder that holds them; "file.npz:img"
+            is one tower of a big_vision file.
         grid: (rows, columns) of the file's position table, where it is neither the
             model's nor square.
 
@@ -185,24 +95,19 @@ def load(
         ValueError: if the file is damaged, holds pickled objects or NaNs, or is of
             another architecture; the model is then unchanged.
     """
-    grid = grid or config_beside(source).get("grid")
-    with Npz(source) as tensors:
-        return assign(model, tensors, str(source), grid=grid)
+    heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
+    known = {"num_heads": heads.pop()} if len(heads) == 1 else {}
+    return assign(model, read(source, grid=grid, overrides=known))
 
 
-def assign(
-    model: keras.Model,
-    tensors: Mapping[str, np.ndarray],
-    where: str,
-    *,
-    grid: Grid | None = None,
-) -> Report:
-    """`load` for tensors already under their canonical names."""
+def assign(model: keras.Model, contents: Contents) -> Report:
+    """`load` for a checkpoint that has been read."""
     check_unadapted(model, "load first, then enable them")
-    _check_pre_logits(model, tensors, where)
+    _check_pre_logits(model, contents)
+    tensors = contents.tensors
     rows: list[Row] = []
     values: list[tuple[Any, np.ndarray]] = []
-    for entry in names.entries(model):
+    for entry in variables.entries(model):
         found = [tensors[name] for name in entry.names if name in tensors]
         if _is_fresh(entry, found, tensors):
             rows += [
@@ -214,26 +119,43 @@ def assign(
             continue
         if len(found) < len(entry.names):
             missing = next(name for name in entry.names if name not in tensors)
-            raise _mismatch(model, tensors, where, f"{missing} is missing")
+            raise _mismatch(model, contents, f"{missing} is missing")
         for i, (name, tensor) in enumerate(zip(entry.names, found, strict=True)):
-            found[i], row = _fit(model, tensors, where, name, tensor, entry.shape, grid)
+            found[i], row = _fit(model, contents, name, tensor, entry.shape)
             rows.append(row)
             if not np.isfinite(found[i]).all():
                 raise ValueError(
                     "Expected finite weights. Received: NaN or infinity in "
-                    f"{name} of {where}"
+                    f"{name} of {contents.where}"
                 )
         values.append((entry.variable, entry.merge(found)))
-    rows += _unused(model, tensors, where, {row.name for row in rows})
+    rows += _unused(model, contents, {row.name for row in rows})
     for variable, value in values:
         variable.assign(value)
     loaded = {row.name for row in rows if row.status == "loaded"}
     zero_head = "head/kernel" in loaded and not tensors["head/kernel"].any()
-    return Report(where, tuple(rows), zero_head)
+    return Report(
+        contents.where, tuple(rows), zero_head, contents.dialect, _numerics(contents)
+    )
+
+
+def _numerics(contents: Contents) -> tuple[str, ...]:
+    """What the file is to be computed with, in words."""
+    config = contents.config
+    words = [f"{contents.numerics} numerics"]
+    if isinstance(config, ViTConfig):
+        words.append(f"gelu={config.gelu!r}")
+        words.append(f"layer_norm_epsilon={config.layer_norm_epsilon:g}")
+    resnet = config if isinstance(config, ResNetConfig) else config.resnet
+    if resnet is not None:
+        words.append(f"kernel_epsilon={resnet.kernel_epsilon:g}")
+        words.append(f"group_norm_epsilon={resnet.group_norm_epsilon:g}")
+    words += [f"{key}={value}" for key, value in contents.preprocessing.items()]
+    return (*words, *contents.notes)
 
 
 def _is_fresh(
-    entry: names.Entry, found: list[np.ndarray], tensors: Mapping[str, np.ndarray]
+    entry: variables.Entry, found: list[np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> bool:
     """Whether the entry belongs to a classifier that the file cannot fill."""
     name = entry.names[0]
@@ -244,10 +166,9 @@ def _is_fresh(
     return False
 
 
-def _check_pre_logits(
-    model: keras.Model, tensors: Mapping[str, np.ndarray], where: str
-) -> None:
+def _check_pre_logits(model: keras.Model, contents: Contents) -> None:
     """A trained head that stood behind `pre_logits` means nothing without it."""
+    tensors = contents.tensors
     ours = {layer.name: layer for layer in model.layers}
     if (
         "pre_logits/kernel" in tensors
@@ -259,7 +180,7 @@ def _check_pre_logits(
     ):
         raise ValueError(
             "Expected the hidden layer this file's head was trained behind. Received: "
-            f"model={model.name!r} without pre_logits, {where} with "
+            f"model={model.name!r} without pre_logits, {contents.where} with "
             f"pre_logits/kernel {tensors['pre_logits/kernel'].shape}. Build with "
             f"representation_size={tensors['pre_logits/bias'].shape[0]} to keep both, "
             "or with another number of classes for a new head"
@@ -268,55 +189,72 @@ def _check_pre_logits(
 
 def _fit(
     model: keras.Model,
-    tensors: Mapping[str, np.ndarray],
-    where: str,
+    contents: Contents,
     name: str,
     tensor: np.ndarray,
     shape: tuple[int, ...],
-    grid: Grid | None,
 ) -> tuple[np.ndarray, Row]:
     """A tensor in the model's shape, and its row of the report."""
-    if name == names.POSITIONS:
-        return _fit_positions(model, tensors, where, tensor, shape, grid)
+    folder, _, table = name.rpartition("/")
+    if folder.startswith("Transformer/posembed_"):
+        layer = model.get_layer(folder.removeprefix("Transformer/"))
+        if table == "pos_embedding":
+            return _fit_positions(model, contents, layer, name, tensor, shape)
+        if table != "prefix_embedding" and _same_but(1, tensor.shape, shape):
+            return _fit_axis(name, tensor, shape)
     if tensor.shape == shape:
         return tensor, Row(name, "loaded", shape, shape)
-    if name == "embedding/kernel" and _same_but_channels(tensor.shape, shape):
+    first = name in ("embedding/kernel", "conv_root/kernel")
+    if first and _same_but(2, tensor.shape, shape):
         note = f"{tensor.shape[2]} to {shape[2]} channels"
         row = Row(name, "resized", tensor.shape, shape, note)
         return adapt_channels(tensor, shape[2]), row
-    raise _mismatch(
-        model, tensors, where, f"{name} is {tensor.shape}, not {tuple(shape)}"
+    raise _mismatch(model, contents, f"{name} is {tensor.shape}, not {tuple(shape)}")
+
+
+def _same_but(axis: int, file: tuple[int, ...], model: tuple[int, ...]) -> bool:
+    return len(file) == len(model) and all(
+        i == axis or a == b for i, (a, b) in enumerate(zip(file, model, strict=True))
     )
-
-
-def _same_but_channels(file: tuple[int, ...], model: tuple[int, ...]) -> bool:
-    return len(file) == 4 and (*file[:2], file[3]) == (*model[:2], model[3])
 
 
 def _fit_positions(
     model: keras.Model,
-    tensors: Mapping[str, np.ndarray],
-    where: str,
+    contents: Contents,
+    layer: AddPositionEmbs,
+    name: str,
     table: np.ndarray,
     shape: tuple[int, ...],
-    grid: Grid | None,
 ) -> tuple[np.ndarray, Row]:
-    (layer,) = (at for at in model.layers if isinstance(at, AddPositionEmbs))
     prefix, new_grid = layer.num_prefix_tokens, layer.grid
-    if table.shape[-1] != shape[-1] or ("cls" in tensors) != bool(prefix):
-        ours = "a class token" if prefix else "no class token"
-        what = f"{names.POSITIONS} is {table.shape}, the model has {ours}"
-        raise _mismatch(model, tensors, where, what)
+    cls = contents.tensors.get("cls")
+    if len(table.shape) != 3 or table.shape[-1] != shape[-1]:
+        raise _mismatch(model, contents, f"{name} is {table.shape}, not {shape}")
+    if (0 if cls is None else cls.shape[1]) != prefix:
+        ours = f"{prefix} class tokens" if prefix else "no class token"
+        what = f"{name} is {table.shape}, the model has {ours}"
+        raise _mismatch(model, contents, what)
     if new_grid is None and table.shape != shape:
-        what = f"{names.POSITIONS} is {table.shape}, and the model's has no grid"
-        raise _mismatch(model, tensors, where, what)
-    old_grid = position_grid(table.shape[-2] - prefix, new_grid, grid, where)
+        what = f"{name} is {table.shape}, and the model's has no grid"
+        raise _mismatch(model, contents, what)
+    positions = table.shape[-2] - prefix
+    old_grid = position_grid(positions, new_grid, contents.grid, contents.where)
     if new_grid is None or old_grid == new_grid:
-        return table, Row(names.POSITIONS, "loaded", shape, shape)
-    table = resize_position_embeddings(table, old_grid, new_grid, prefix)
+        return table, Row(name, "loaded", shape, shape)
     note = f"grid {old_grid[0]}x{old_grid[1]} to {new_grid[0]}x{new_grid[1]}"
-    row = Row(names.POSITIONS, "resized", tensors[names.POSITIONS].shape, shape, note)
-    return table, row
+    row = Row(name, "resized", table.shape, shape, note)
+    return resize_position_embeddings(table, old_grid, new_grid, prefix), row
+
+
+def _fit_axis(
+    name: str, table: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, Row]:
+    """A table of one axis (D.4, 2-D), by its place along it."""
+    old, new = table.shape[1], shape[1]
+    if old == new:
+        return table, Row(name, "loaded", shape, shape)
+    row = Row(name, "resized", table.shape, shape, f"{old} to {new} places")
+    return resize_position_embeddings(table, (1, old), (1, new), 0), row
 
 
 def position_grid(
@@ -329,13 +267,13 @@ def position_grid(
     Raises:
         ValueError: if none of these holds `positions`.
     """
-    side = round(positions**0.5)
+    side = round(max(positions, 0) ** 0.5)
     for candidate in (
         grid,
         None if grid else model_grid,
         None if grid else (side, side),
     ):
-        if candidate is not None and candidate[0] * candidate[1] == positions:
+        if candidate is not None and candidate[0] * candidate[1] == positions > 0:
             return candidate[0], candidate[1]
     raise ValueError(
         f"Expected a position table of a known grid: {positions} positions are neither "
@@ -360,54 +298,56 @@ def adapt_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     return np.asarray(kernel[:, :, source] / copies[:, None])
 
 
-def _unused(
-    model: keras.Model, tensors: Mapping[str, np.ndarray], where: str, used: set[str]
-) -> list[Row]:
+def _unused(model: keras.Model, contents: Contents, used: set[str]) -> list[Row]:
     """Rows of the file's classifier tensors the model has no place for; else raises."""
     rows = []
-    for name in sorted(set(tensors) - used):
-        if not name.startswith(("head/", "pre_logits/")):
-            raise _mismatch(model, tensors, where, f"{name} has no place in the model")
-        rows.append(
-            Row(name, "unused", tensors[name].shape, None, "classifier dropped")
-        )
+    for name in sorted(set(contents.tensors) - used):
+        if not name.startswith(("head/", "pre_logits/", "MAPHead_0/")):
+            raise _mismatch(model, contents, f"{name} has no place in the model")
+        shape = contents.tensors[name].shape
+        rows.append(Row(name, "unused", shape, None, "classifier dropped"))
     return rows
 
 
-def _mismatch(
-    model: keras.Model, tensors: Mapping[str, np.ndarray], where: str, what: str
-) -> ValueError:
+def _mismatch(model: keras.Model, contents: Contents, what: str) -> ValueError:
     """The error of a file that is of another architecture, with both described."""
-    ours = {name: entry for entry in names.entries(model) for name in entry.names}
-    shapes = {name: np.broadcast_to(np.float32(0), ours[name].shape) for name in ours}
-    try:
-        file = _words(infer(tensors, where).config)
-    except ValueError as error:
-        file = str(error)
+    shapes = {
+        name: np.broadcast_to(np.float32(0), entry.shape)
+        for entry in variables.entries(model)
+        for name in entry.names
+    }
     return ValueError(
         f"Expected a checkpoint of the model's architecture: {what}. Received: "
         f"model={model.name!r} ({_words(infer(shapes, 'the model').config)}), "
-        f"{where} ({file}). keras_vit.from_checkpoint builds the model a file needs"
+        f"{contents.where} ({_words(contents.config)}). keras_vit.from_checkpoint "
+        "builds the model a file needs"
     )
 
 
-def _words(config: configs.ViTConfig) -> str:
+def _words(config: ViTConfig | ResNetConfig) -> str:
+    """The variant's name if the sizes are one's, and the sizes."""
+    sizes: tuple[str, ...] = ("num_layers", "width", "unit")
+    if isinstance(config, ViTConfig):
+        sizes = ("patch_size", "num_layers", "hidden_size", "mlp_dim")
     variant = next(
         (
             name
-            for name, row in configs.VIT_VARIANTS.items()
-            if all(
-                getattr(row, field) == getattr(config, field)
-                for field in ("patch_size", "num_layers", "hidden_size", "mlp_dim")
-            )
+            for name, row in VARIANTS.items()
+            if type(row) is type(config)
+            and all(getattr(row, size) == getattr(config, size) for size in sizes)
+            and _units(row) == _units(config)
         ),
-        "a ViT",
+        "a hybrid" if _units(config) is not None else "a ViT",
     )
-    return (
-        f"{variant}: patch_size={config.patch_size}, num_layers={config.num_layers}, "
-        f"hidden_size={config.hidden_size}, mlp_dim={config.mlp_dim}, "
-        f"num_heads={config.num_heads}, classifier={config.classifier!r}"
-    )
+    if isinstance(config, ViTConfig):
+        sizes = (*sizes, "num_heads", "classifier")
+    told = [f"{size}={getattr(config, size)!r}" for size in sizes]
+    return f"{variant}: {', '.join(told)}"
+
+
+def _units(config: ViTConfig | ResNetConfig) -> tuple[int, ...] | None:
+    resnet = config if isinstance(config, ResNetConfig) else config.resnet
+    return None if resnet is None else resnet.num_layers
 
 
 def save(
@@ -443,7 +383,7 @@ def save(
             f"model={model.name!r}, quantized in {', '.join(found[:3])}. Save "
             "before quantizing, or use model.save('model.keras')"
         )
-    entries = [(layer, list(names.of_layer(layer))) for layer in model.layers]
+    entries = [(layer, list(variables.of_layer(layer))) for layer in model.layers]
     unnamed = [layer.name for layer, named in entries if layer.weights and not named]
     if unnamed:
         raise ValueError(

@@ -1,24 +1,30 @@
-"""The names of published checkpoints <-> the variables of our models.
+"""Every published dialect of checkpoints <-> our canonical names, as tables.
 
-Canonical names are those of today's official code (flax.linen numbering, one counter
-for each class). The released files were written by pre-linen Flax, which counted all
-sub-modules of a block together; `LINEN` turns one into the other.
+A dialect is a list of rules: our name, theirs, and how the tensor's axes differ.
+`{i}` stands for a number; `{b-1}` for one that they count from 0 and we from 1.
+`{query,key,value}` on our side are the parts of one tensor of theirs, in this order.
+
+| dialect | written by | sets apart |
+|---|---|---|
+| official | vit_jax | one counter for all sub-modules, or one for each class |
+| big_vision | big_vision | positions before the class token; blocks may be stacked |
+| bit | big_transfer | `resnet/block1/unit01/a/standardized_conv2d` |
+| timm | timm | torch axes; query, key and value in one tensor |
+| hf | transformers | torch axes |
+| tfvit | transformers on TensorFlow | hf's modules in an h5, Keras axes |
+| keras-hub | keras-hub | Keras axes, one number a layer |
 """
 
 import dataclasses
+import functools
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_vit.layers import (
-    AddPositionEmbs,
-    ClassToken,
-    PatchEmbedding,
-    TransformerBlock,
-)
+from keras_vit import configs
 
 LINEN = {  # pre-linen: linen, inside an encoder block (official checkpoint.py).
     "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
@@ -26,37 +32,11 @@ LINEN = {  # pre-linen: linen, inside an encoder block (official checkpoint.py).
     "MlpBlock_3": "MlpBlock_0",
 }
 PRE_LINEN = {linen: pre_linen for pre_linen, linen in LINEN.items()}
-PREFIXES = ("opt/target/", "params/")  # Checkpoints saved with optimizer state.
-POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 _BLOCK = re.compile(r"^(Transformer/encoderblock_\d+/)([^/]+)(/.*)$")
 
 
-def canonical(names: Iterable[str]) -> dict[str, str]:
-    """Maps canonical names to the names in the file.
-
-    A prefix of `PREFIXES` is taken off, and what does not carry it (optimizer state)
-    left out; both numberings are accepted.
-    """
-    names = list(names)
-    for prefix in PREFIXES:
-        if any(name.startswith(prefix) for name in names):
-            stripped = {
-                n.removeprefix(prefix): n for n in names if n.startswith(prefix)
-            }
-            break
-    else:
-        stripped = {name: name for name in names}
-    pre_linen = any(
-        (match := _BLOCK.match(name)) and match[2] in LINEN for name in stripped
-    )
-    return {
-        renumber(name, LINEN) if pre_linen else name: original
-        for name, original in stripped.items()
-    }
-
-
-def renumber(name: str, table: dict[str, str]) -> str:
+def renumber(name: str, table: Mapping[str, str]) -> str:
     """A tensor's name with its block's sub-module renamed by `LINEN` or `PRE_LINEN`."""
     match = _BLOCK.match(name)
     if match is None:
@@ -66,80 +46,737 @@ def renumber(name: str, table: dict[str, str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One variable of a model and the checkpoint tensors that make it up.
+class Layout:
+    """How a tensor of theirs becomes ours, and back; k is the number of heads."""
 
-    Several tensors (query, key, value) lie side by side on the variable's last axis.
+    read: Callable[[np.ndarray, int], np.ndarray]
+    write: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Layout(lambda t, k: t, lambda t: t)
+DENSE = Layout(lambda t, k: t.T, lambda t: t.T)  # (out, in) -> (in, out)
+CONV = Layout(  # OIHW -> HWIO
+    lambda t, k: t.transpose(2, 3, 1, 0), lambda t: t.transpose(3, 2, 0, 1)
+)
+HEADS_KERNEL = Layout(  # (k D_h, D) -> (D, k, D_h)
+    lambda t, k: t.T.reshape(t.shape[1], k, -1), lambda t: t.reshape(len(t), -1).T
+)
+HEADS_BIAS = Layout(lambda t, k: t.reshape(k, -1), lambda t: t.reshape(-1))
+OUT_KERNEL = Layout(  # (D, k D_h) -> (k, D_h, D)
+    lambda t, k: t.T.reshape(k, -1, len(t)), lambda t: t.reshape(-1, t.shape[-1]).T
+)
+NORM = Layout(  # (1, 1, 1, C), as the official files have it, -> (C,)
+    lambda t, k: t.reshape(-1), lambda t: t.reshape(1, 1, 1, -1)
+)
+KERAS_HEADS = Layout(  # (D, k D_h) -> (D, k, D_h)
+    lambda t, k: t.reshape(len(t), k, -1), lambda t: t.reshape(len(t), -1)
+)
+KERAS_OUT = Layout(  # (k D_h, D) -> (k, D_h, D)
+    lambda t, k: t.reshape(k, -1, t.shape[-1]), lambda t: t.reshape(-1, t.shape[-1])
+)
+ADD_AXIS = Layout(lambda t, k: t[None], lambda t: t[0])
+HEAD_HWIO = Layout(lambda t, k: t[0, 0], lambda t: t[None, None])
+HEAD_OIHW = Layout(lambda t, k: t[:, :, 0, 0].T, lambda t: t.T[:, :, None, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One line of a table: our name, theirs, and the layout."""
+
+    ours: str
+    theirs: str
+    layout: Layout = SAME
+    scale: str = ""  # Theirs: LayerScale, folded into the output axis on reading.
+
+    @functools.cached_property
+    def parts(self) -> list[str]:
+        """Our names of the parts of their tensor."""
+        match = re.search(r"\{(\w+(?:,\w+)+)\}", self.ours)
+        if match is None:
+            return [self.ours]
+        return [self.ours.replace(match[0], part) for part in match[1].split(",")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+    """How one library names and lays out the tensors of one family of models."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    numerics: str = "paper"  # Which of `configs.NUMERICS` the library computes with.
+    prefixes: tuple[str, ...] = ()  # Put before most names by some of their classes.
+    ignored: str = r"$^"  # Names of what is no weight of the model.
+
+    def translate(
+        self, tensors: Mapping[str, np.ndarray], heads: int, where: str
+    ) -> dict[str, np.ndarray]:
+        """Their tensors under canonical names; raises for one without a rule."""
+        prefix = next(
+            (p for p in self.prefixes if any(n.startswith(p) for n in tensors)), ""
+        )
+        found: dict[str, np.ndarray] = {}
+        used: set[str] = set()
+        for theirs in tensors:
+            rule, numbers = self._rule(theirs.removeprefix(prefix))
+            if rule is None:
+                continue
+            value = tensors[theirs]
+            used.add(theirs)
+            scale = prefix + _fill(rule.scale, numbers) if rule.scale else ""
+            names = [_fill(part, numbers) for part in rule.parts]
+            try:
+                parts = np.split(value, len(names)) if len(names) > 1 else [value]
+                for name, part in zip(names, parts, strict=True):
+                    if name in found:
+                        raise ValueError(f"{name} occurs twice")
+                    found[name] = rule.layout.read(part, heads)
+                    if scale in tensors:
+                        used.add(scale)
+                        found[name] = found[name] * tensors[scale].reshape(-1)
+            except (ValueError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"Expected {theirs} to have the axes of {', '.join(names)} with "
+                    f"{heads} heads. Received: shape {value.shape} in {where} ({error})"
+                ) from error
+        unknown = [
+            n for n in tensors if n not in used and not re.search(self.ignored, n)
+        ]
+        if unknown:
+            raise ValueError(
+                f"Expected the names of a {self.name} checkpoint. Received: {where} "
+                f"with {', '.join(sorted(unknown)[:4])}, for which the table in "
+                "keras_vit/weights/names.py has no place"
+            )
+        return found
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Our tensors under their names; raises KeyError(name) for one without."""
+        written: dict[str, np.ndarray] = {}
+        for ours in tensors:
+            rule, numbers = self._rule_of_ours(ours)
+            if rule is None:
+                raise KeyError(ours)
+            theirs = _fill(rule.theirs, numbers)
+            if theirs not in written:
+                parts = [
+                    rule.layout.write(tensors[_fill(part, numbers)])
+                    for part in rule.parts
+                ]
+                bare = theirs.startswith("classifier") or not self.prefixes
+                prefix = "" if bare else self.prefixes[0]
+                written[prefix + theirs] = np.ascontiguousarray(np.concatenate(parts))
+        return written
+
+    def _rule(self, theirs: str) -> tuple[Rule | None, dict[str, int]]:
+        for rule in self.rules:
+            if (numbers := _match(rule.theirs, theirs)) is not None:
+                return rule, numbers
+        return None, {}
+
+    def _rule_of_ours(self, ours: str) -> tuple[Rule | None, dict[str, int]]:
+        for rule in self.rules:
+            for part in rule.parts:
+                if (numbers := _match(part, ours)) is not None:
+                    return rule, numbers
+        return None, {}
+
+
+_PLACE = re.compile(r"\{(\w)([+-]\d)?(:02)?\}")
+
+
+@functools.cache
+def _pattern(template: str) -> tuple[re.Pattern[str], dict[str, int]]:
+    """A template as a pattern, and what to take off each number found."""
+    offsets = {m[1]: int(m[2] or 0) for m in _PLACE.finditer(template)}
+    pattern, end = "", 0
+    for place in _PLACE.finditer(template):
+        again = f"(?P<{place[1]}>" in pattern
+        number = f"(?P={place[1]})" if again else f"(?P<{place[1]}>[0-9]{{1,4}})"
+        pattern += re.escape(template[end : place.start()]) + number
+        end = place.end()
+    return re.compile(pattern + re.escape(template[end:])), offsets
+
+
+def _match(template: str, name: str) -> dict[str, int] | None:
+    """The numbers of `name` if it is of `template`."""
+    pattern, offsets = _pattern(template)
+    match = pattern.fullmatch(name)
+    if match is None:
+        return None
+    return {letter: int(match[letter]) - offsets[letter] for letter in offsets}
+
+
+def _fill(template: str, numbers: Mapping[str, int]) -> str:
+    def number(place: re.Match[str]) -> str:
+        value = numbers[place[1]] + int(place[2] or 0)
+        return f"{value:02}" if place[3] else str(value)
+
+    return _PLACE.sub(number, template)
+
+
+def _dense(
+    ours: str,
+    theirs: str,
+    layout: Layout = DENSE,
+    bias: Layout = SAME,
+    scale: str = "",
+    endings: tuple[str, str] = (".weight", ".bias"),
+) -> list[Rule]:
+    return [
+        Rule(f"{ours}/kernel", theirs + endings[0], layout, scale),
+        Rule(f"{ours}/bias", theirs + endings[1], bias, scale),
+    ]
+
+
+def _norm(
+    ours: str, theirs: str, endings: tuple[str, str] = (".weight", ".bias")
+) -> list[Rule]:
+    return [
+        Rule(f"{ours}/scale", theirs + endings[0]),
+        Rule(f"{ours}/bias", theirs + endings[1]),
+    ]
+
+
+BLOCK = "Transformer/encoderblock_{i}"
+ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
+MLP = f"{BLOCK}/MlpBlock_0"
+MAP = "MAPHead_0/MultiHeadDotProductAttention_0"
+TABLE = "Transformer/posembed_input/pos_embedding"
+_GAMMA = ("/gamma", "/beta")
+
+
+def _units(theirs: str) -> list[Rule]:
+    """The bottleneck units of a torch ResNet: conv1, norm1, ..., downsample."""
+    unit = "block{b}/unit{u}"
+    rules: list[Rule] = []
+    for n in (1, 2, 3):
+        rules.append(Rule(f"{unit}/conv{n}/kernel", f"{theirs}.conv{n}.weight", CONV))
+        rules += _norm(f"{unit}/gn{n}", f"{theirs}.norm{n}")
+    projection = f"{theirs}.downsample.conv.weight"
+    return [
+        *rules,
+        Rule(f"{unit}/conv_proj/kernel", projection, CONV),
+        *_norm(f"{unit}/gn_proj", f"{theirs}.downsample.norm"),
+    ]
+
+
+def _root(theirs: str, norm: str) -> list[Rule]:
+    return [
+        Rule("conv_root/kernel", f"{theirs}.weight", CONV),
+        *_norm("gn_root", norm),
+    ]
+
+
+def _bit_units() -> list[Rule]:
+    """big_transfer's units: each of a, b and c normalises, then convolves."""
+    ours, theirs = "block{b}/unit{u}", "resnet/block{b}/unit{u:02}"
+    rules: list[Rule] = []
+    for n, letter in ((1, "a"), (2, "b"), (3, "c")):
+        conv = f"{theirs}/{letter}/standardized_conv2d/kernel"
+        rules.append(Rule(f"{ours}/conv{n}/kernel", conv))
+        rules += _norm(f"{ours}/gn{n}", f"{theirs}/{letter}/group_norm", _GAMMA)
+    projection = f"{theirs}/a/proj/standardized_conv2d/kernel"
+    return [*rules, Rule(f"{ours}/conv_proj/kernel", projection)]
+
+
+BIT = Dialect(
+    "bit",
+    (
+        Rule("conv_root/kernel", "resnet/root_block/standardized_conv2d/kernel"),
+        *_bit_units(),
+        *_norm("gn_final", "resnet/group_norm", _GAMMA),
+        Rule("head/kernel", "resnet/head/conv2d/kernel", HEAD_HWIO),
+        Rule("head/bias", "resnet/head/conv2d/bias"),
+    ),
+)
+
+# cls_token and the like keep their names here; `_join_tokens` makes one `cls` of them.
+TIMM = Dialect(
+    "timm",
+    (
+        Rule("cls_token", "cls_token"),
+        Rule("dist_token", "dist_token"),
+        Rule("reg_token", "reg_token"),
+        Rule("pos_embed", "pos_embed"),
+        *_dense("embedding", "patch_embed.proj", CONV),
+        *_norm(f"{BLOCK}/LayerNorm_0", "blocks.{i}.norm1"),
+        *_dense(
+            ATTENTION + "/{query,key,value}",
+            "blocks.{i}.attn.qkv",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+        ),
+        *_dense(
+            f"{ATTENTION}/out",
+            "blocks.{i}.attn.proj",
+            OUT_KERNEL,
+            scale="blocks.{i}.ls1.gamma",
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
+        *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1"),
+        *_dense(f"{MLP}/Dense_1", "blocks.{i}.mlp.fc2", scale="blocks.{i}.ls2.gamma"),
+        *_norm("Transformer/encoder_norm", "norm"),
+        Rule("MAPHead_0/probe", "attn_pool.latent"),
+        *_dense(f"{MAP}/query", "attn_pool.q", HEADS_KERNEL, HEADS_BIAS),
+        *_dense(MAP + "/{key,value}", "attn_pool.kv", HEADS_KERNEL, HEADS_BIAS),
+        *_dense(f"{MAP}/out", "attn_pool.proj", OUT_KERNEL),
+        *_norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+        *_dense("head", "head"),
+        *_dense("head_dist", "head_dist"),
+        *_root("patch_embed.backbone.stem.conv", "patch_embed.backbone.stem.norm"),
+        *_root("patch_embed.backbone.conv", "patch_embed.backbone.norm"),
+        *_units("patch_embed.backbone.stages.{b-1}.blocks.{u-1}"),
+    ),
+    numerics="timm",
+)
+TIMM_BIT = Dialect(
+    "timm",
+    (
+        Rule("conv_root/kernel", "stem.conv.weight", CONV),
+        *_units("stages.{b-1}.blocks.{u-1}"),
+        *_norm("gn_final", "norm"),
+        *_dense("head", "head.fc", HEAD_OIHW),
+    ),
+    numerics="timm",
+)
+
+
+def _hf_block(
+    block: str,
+    attention: tuple[str, str, str, str],
+    norms: tuple[str, str],
+    mlp: tuple[str, str],
+) -> list[Rule]:
+    """An encoder layer of transformers, where only the spelling varies."""
+    rules = _norm(f"{BLOCK}/LayerNorm_0", f"{block}.{norms[0]}")
+    for matrix, name in zip(("query", "key", "value"), attention[:3], strict=True):
+        theirs = f"{block}.attention.{name}"
+        rules += _dense(f"{ATTENTION}/{matrix}", theirs, HEADS_KERNEL, HEADS_BIAS)
+    one, two = (f"{block}.layer_scale{n}.lambda1" for n in (1, 2))
+    out = f"{block}.attention.{attention[3]}"
+    return [
+        *rules,
+        *_dense(f"{ATTENTION}/out", out, OUT_KERNEL, scale=one),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{block}.{norms[1]}"),
+        *_dense(f"{MLP}/Dense_0", f"{block}.{mlp[0]}"),
+        *_dense(f"{MLP}/Dense_1", f"{block}.{mlp[1]}", scale=two),
+    ]
+
+
+_CLASSIC = ("attention.query", "attention.key", "attention.value", "output.dense")
+_NEW = ("q_proj", "k_proj", "v_proj", "o_proj")  # transformers 5, in memory.
+_BEFORE_AFTER = ("layernorm_before", "layernorm_after")
+_HF_STEM = "embeddings.patch_embeddings.backbone.bit"
+
+# The first spelling of each is the one written: ViT's in the published files.
+HF = Dialect(
+    "hf",
+    (
+        Rule("cls_token", "embeddings.cls_token"),
+        Rule("dist_token", "embeddings.distillation_token"),
+        Rule("reg_token", "embeddings.register_tokens"),
+        Rule("pos_embed", "embeddings.position_embeddings"),
+        *_dense("embedding", "embeddings.patch_embeddings.projection", CONV),
+        *_hf_block(
+            "encoder.layer.{i}",
+            _CLASSIC,
+            _BEFORE_AFTER,
+            ("intermediate.dense", "output.dense"),
+        ),
+        *_hf_block("layers.{i}", _NEW, _BEFORE_AFTER, ("mlp.fc1", "mlp.fc2")),
+        *(
+            rule
+            for attention in (_CLASSIC, _NEW)  # DINOv2
+            for rule in _hf_block(
+                "encoder.layer.{i}",
+                attention,
+                ("norm1", "norm2"),
+                ("mlp.fc1", "mlp.fc2"),
+            )
+        ),
+        *_norm("Transformer/encoder_norm", "layernorm"),
+        *_dense("pre_logits", "pooler.dense"),
+        *_root(f"{_HF_STEM}.embedder.convolution", f"{_HF_STEM}.embedder.norm"),
+        *_units(_HF_STEM + ".encoder.stages.{b-1}.layers.{u-1}"),
+        *_dense("head", "classifier"),
+        *_dense("head", "cls_classifier"),
+        *_dense("head_dist", "distillation_classifier"),
+    ),
+    numerics="hf",
+    prefixes=("vit.", "deit.", "dinov2.", "dinov2_with_registers."),
+    ignored=r"embeddings\.mask_token$",  # Of pre-training.
+)
+HF_BIT = Dialect(
+    "hf",
+    (
+        Rule("conv_root/kernel", "embedder.convolution.weight", CONV),
+        *_units("encoder.stages.{b-1}.layers.{u-1}"),
+        *_norm("gn_final", "norm"),
+        *_dense("head", "classifier.1"),
+    ),
+    numerics="hf",
+    prefixes=("bit.",),
+)
+
+_KERAS = ("/kernel:0", "/bias:0")
+_KERAS_NORM = ("/gamma:0", "/beta:0")
+_TF_BLOCK = "vit/encoder/layer_._{i}"
+
+# transformers on TensorFlow; the groups of the model's class are taken off before.
+HF_TF = Dialect(
+    "hf-tf",
+    (
+        Rule("cls_token", "vit/embeddings/cls_token:0"),
+        Rule("pos_embed", "vit/embeddings/position_embeddings:0"),
+        *_dense(
+            "embedding",
+            "vit/embeddings/patch_embeddings/projection",
+            SAME,
+            endings=_KERAS,
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_TF_BLOCK}/layernorm_before", _KERAS_NORM),
+        *(
+            rule
+            for matrix in ("query", "key", "value")
+            for rule in _dense(
+                f"{ATTENTION}/{matrix}",
+                f"{_TF_BLOCK}/attention/attention/{matrix}",
+                KERAS_HEADS,
+                HEADS_BIAS,
+                endings=_KERAS,
+            )
+        ),
+        *_dense(
+            f"{ATTENTION}/out",
+            f"{_TF_BLOCK}/attention/output/dense",
+            KERAS_OUT,
+            endings=_KERAS,
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_TF_BLOCK}/layernorm_after", _KERAS_NORM),
+        *_dense(
+            f"{MLP}/Dense_0", f"{_TF_BLOCK}/intermediate/dense", SAME, endings=_KERAS
+        ),
+        *_dense(f"{MLP}/Dense_1", f"{_TF_BLOCK}/output/dense", SAME, endings=_KERAS),
+        *_norm("Transformer/encoder_norm", "vit/layernorm", _KERAS_NORM),
+        *_dense("pre_logits", "vit/pooler/dense", SAME, endings=_KERAS),
+        *_dense("head", "classifier", SAME, endings=_KERAS),
+    ),
+    numerics="hf",
+)
+
+
+def _twice(name: str) -> str:
+    """Tfvit's group and dataset have the same name."""
+    return f"{name}/{name}"
+
+
+_LAYER = "layer_{i}"
+TFVIT = Dialect(
+    "tfvit",
+    (
+        Rule("cls", _twice("patch/cls") + "/token:0"),
+        Rule("pos_embed", _twice("patch/pos") + "/embedding:0"),
+        *_dense("embedding", _twice("patch/embed"), SAME, endings=_KERAS),
+        *_norm(f"{BLOCK}/LayerNorm_0", _twice(f"{_LAYER}/attn/norm"), _KERAS_NORM),
+        *(
+            rule
+            for ours, theirs in (
+                ("query", "query"),
+                ("key", "key"),
+                ("value", "value"),
+                ("out", "attention_output"),
+            )
+            for rule in _dense(
+                f"{ATTENTION}/{ours}",
+                f"{_twice(f'{_LAYER}/attn/mhsa')}/{theirs}",
+                SAME,
+                scale=_twice(f"{_LAYER}/attn/scale") + "/gamma:0" * (ours == "out"),
+                endings=_KERAS,
+            )
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_1", _twice(f"{_LAYER}/mlp/norm"), _KERAS_NORM),
+        *_dense(f"{MLP}/Dense_0", _twice(f"{_LAYER}/mlp/expand"), SAME, endings=_KERAS),
+        *_dense(
+            f"{MLP}/Dense_1",
+            _twice(f"{_LAYER}/mlp/squeeze"),
+            SAME,
+            scale=_twice(f"{_LAYER}/mlp/scale") + "/gamma:0",
+            endings=_KERAS,
+        ),
+        *_norm("Transformer/encoder_norm", _twice("head/norm"), _KERAS_NORM),
+        *_dense("head", _twice("head/proj"), SAME, endings=_KERAS),
+    ),
+    numerics="timm",
+)
+
+_VARS = ("/vars/0", "/vars/1")
+_HUB = "layers/vi_t_patching_and_embedding"
+_HUB_BLOCK = "layers/vi_t_encoder/encoder_layers/vi_t_encoder_block_{i}"
+KERAS_HUB = Dialect(
+    "keras-hub",
+    (
+        Rule("cls_token", f"{_HUB}/vars/0"),
+        Rule("pos_embed", f"{_HUB}/position_embedding/vars/0", ADD_AXIS),
+        *_dense("embedding", f"{_HUB}/patch_embedding", SAME, endings=_VARS),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_HUB_BLOCK}/layer_norm_1", _VARS),
+        *(
+            rule
+            for ours, theirs in (
+                ("query", "query"),
+                ("key", "key"),
+                ("value", "value"),
+                ("out", "output"),
+            )
+            for rule in _dense(
+                f"{ATTENTION}/{ours}",
+                f"{_HUB_BLOCK}/mha/{theirs}_dense",
+                SAME,
+                endings=_VARS,
+            )
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_HUB_BLOCK}/layer_norm_2", _VARS),
+        *_dense(f"{MLP}/Dense_0", f"{_HUB_BLOCK}/mlp/dense_1", SAME, endings=_VARS),
+        *_dense(f"{MLP}/Dense_1", f"{_HUB_BLOCK}/mlp/dense_2", SAME, endings=_VARS),
+        *_norm("Transformer/encoder_norm", "layers/vi_t_encoder/layer_norm", _VARS),
+        *_dense("pre_logits", "pre_logits", SAME, endings=_VARS),
+        *_dense("head", "predictions", SAME, endings=_VARS),
+    ),
+    numerics="timm",
+    ignored=r"^optimizer/",
+)
+
+PREFIXES = ("opt/target/", "params/")  # Checkpoints saved with optimizer state.
+_STACKED = "Transformer/encoderblock/"
+_GROUP_NORM = re.compile(r"(^|/)gn(_root|_final|_proj|\d)/(scale|bias)$")
+# A name that only one dialect has; None is Flax, whose names are the canonical ones.
+MARKS: tuple[tuple[str, Dialect | None], ...] = (
+    (r"^(Transformer/|embedding/kernel$|conv_root/kernel$)", None),
+    (r"^resnet/root_block/", BIT),
+    (r"^patch_embed\.proj\.weight$", TIMM),
+    (r"^stem\.conv\.weight$", TIMM_BIT),
+    (r"(^|\.)embeddings\.patch_embeddings\.projection\.weight$", HF),
+    (r"^(bit\.)?embedder\.convolution\.weight$", HF_BIT),
+    (r"/vit/embeddings/patch_embeddings/projection/kernel:0$", HF_TF),
+    (r"^patch/embed/patch/embed/kernel:0$", TFVIT),
+    (r"^layers/vi_t_patching_and_embedding/", KERAS_HUB),
+)
+# What libraries add to names without a meaning: a counter, a class, the first block.
+SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "bit": ((r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/"),),
+    "hf-tf": ((r"^[^/]+/[^/]+/", ""),),
+    "keras-hub": ((r"vi_t_encoder_block/", "vi_t_encoder_block_0/"),),
+}
+# Parts that no model here has, by a name that shows them.
+REFUSED = {
+    r"(^|\.)fc_norm\.": "a LayerNorm after the mean (D.3's comes before)",
+    r"(^|\.)norm_pre\.": "a LayerNorm before the first block (CLIP)",
+    r"(q_norm|k_norm)\.": "normalised queries and keys",
+    r"mlp\.(w12|w3|fc1_g|weights_in|gate_proj)": "a gated MLP (SwiGLU)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Canonical:
+    """A checkpoint under canonical names, and what its dialect tells beside them."""
+
+    tensors: dict[str, np.ndarray]
+    dialect: str
+    numerics: str  # A key of `configs.NUMERICS`.
+    hints: dict[str, Any]  # Fields of a config that names alone tell.
+    notes: tuple[str, ...] = ()  # What was assumed or left out.
+
+
+def canonical(
+    tensors: Mapping[str, np.ndarray],
+    where: str,
+    *,
+    heads: int | None = None,
+    patches: int | None = None,
+    subtree: str | None = None,
+) -> Canonical:
+    """Reads a checkpoint of any dialect under canonical names.
+
+    Args:
+        tensors: under the names of the file.
+        where: the file, for messages.
+        heads: k, where known; torch's axes do not show it.
+        patches: N, where known; tokens without a position are told by it.
+        subtree: the part of a larger model to read, such as "img" (big_vision's LiT).
+
+    Raises:
+        ValueError: if the names are of no dialect, or of several.
     """
+    names = _without_prefix(tensors, subtree)
+    for pattern, what in REFUSED.items():
+        if refused := [name for name in names if re.search(pattern, name)]:
+            raise ValueError(
+                f"Expected a ViT or a ResNet of this library's layers. Received: "
+                f"{where} with {what}: {refused[0]}"
+            )
+    dialects = [
+        dialect
+        for mark, dialect in MARKS
+        if any(re.search(mark, name) for name in names)
+    ]
+    if len(dialects) != 1:
+        what = "several dialects" if dialects else "no dialect known here"
+        raise ValueError(
+            "Expected the tensors of one ViT or ResNet under the names of one dialect "
+            "(official, big_vision, BiT, timm, Hugging Face, TFViT or keras-hub). "
+            f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ..."
+        )
+    (dialect,) = dialects
+    if dialect is None:
+        return _flax({name: tensors[original] for name, original in names.items()})
+    found: dict[str, np.ndarray] = {}
+    for name, original in names.items():
+        for pattern, replacement in SPELLINGS.get(dialect.name, ()):
+            name = re.sub(pattern, replacement, name)
+        if name in found:
+            raise ValueError(
+                f"Expected each tensor once. Received: {name} twice in {where}"
+            )
+        if not re.search(dialect.ignored, name):
+            found[name] = tensors[original]
+    return _translated(dialect, found, where, heads, patches)
 
-    variable: Any  # keras.Variable, or a tensor where LoRA is merged in on the fly.
-    names: tuple[str, ...]
-    shape: tuple[int, ...]  # Of each tensor, in the file.
 
-    def merge(self, tensors: list[np.ndarray]) -> np.ndarray:
-        """The variable's value out of its tensors."""
-        shape = self.variable.shape
-        part = (*shape[:-1], shape[-1] // len(tensors))
-        return np.concatenate([tensor.reshape(part) for tensor in tensors], axis=-1)
+def _without_prefix(names: Iterable[str], subtree: str | None) -> dict[str, str]:
+    """Names without what optimizers and larger models put before them: originals."""
+    found = {name: name for name in names}
+    for prefix in (*PREFIXES, *([f"{subtree}/"] if subtree else [])):
+        if any(name.startswith(prefix) for name in found):
+            found = {
+                name.removeprefix(prefix): original
+                for name, original in found.items()
+                if name.startswith(prefix)
+            }
+    return found
 
-    def split(self) -> dict[str, np.ndarray]:
-        """The tensors out of the variable's value."""
-        value = keras.ops.convert_to_numpy(self.variable)
-        parts = np.split(value, len(self.names), axis=-1)
-        return {
-            name: np.ascontiguousarray(part).reshape(self.shape)
-            for name, part in zip(self.names, parts, strict=True)
+
+def _flax(tensors: dict[str, np.ndarray]) -> Canonical:
+    """The official files in either numbering, and big_vision's."""
+    tensors = _unstacked(tensors)
+    blocks = [match for name in tensors if (match := _BLOCK.match(name))]
+    if any(match[2] in LINEN for match in blocks):
+        tensors = {renumber(name, LINEN): value for name, value in tensors.items()}
+    tensors = {
+        name: NORM.read(value, 1) if _GROUP_NORM.search(name) else value
+        for name, value in tensors.items()
+    }
+    dialect = "official" if TABLE in tensors else "big_vision"
+    if "pos_embedding" in tensors:
+        # Its positions are added before the class token, which then has none.
+        table = tensors.pop("pos_embedding")
+        if "cls" in tensors and table.ndim == 3:
+            table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+        tensors[TABLE] = table
+    return Canonical(tensors, dialect, "paper", {})
+
+
+def _unstacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """big_vision's scan layout, all blocks on axis 0, as one tensor a block."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if not name.startswith(_STACKED):
+            found[name] = value
+            continue
+        rest = name.removeprefix(_STACKED)
+        found |= {
+            f"Transformer/encoderblock_{layer}/{rest}": part
+            for layer, part in enumerate(value)
         }
+    return found
 
 
-def entries(model: keras.Model) -> Iterator[Entry]:
-    """Every variable of a ViT under its canonical names, in the model's order."""
-    for layer in model.layers:
-        yield from of_layer(layer)
+def _translated(
+    dialect: Dialect,
+    tensors: dict[str, np.ndarray],
+    where: str,
+    heads: int | None,
+    patches: int | None,
+) -> Canonical:
+    """A file in another library's axes: by its table, then tokens and heads joined."""
+    hints: dict[str, Any] = {}
+    notes: list[str] = []
+    if heads is None:
+        heads = _usual_heads(dialect, tensors)
+        if any(rule.layout in (HEADS_KERNEL, KERAS_HEADS) for rule in dialect.rules):
+            hints["num_heads"] = heads
+            notes.append(f"num_heads={heads} assumed from hidden_size")
+    found = dialect.translate(tensors, heads, where)
+    if bare := _add_biases(found):
+        notes.append(f"zeros for the biases that {bare} projections do not have")
+    hints |= _join_tokens(found, patches)
+    head, embedding = found.get("head/kernel"), found.get("embedding/bias")
+    if {"head/kernel", "head_dist/kernel"} <= found.keys():
+        # DeiT averages its two heads: one head on both tokens, each half as large.
+        halves = {
+            part: [found.pop(f"{name}/{part}") / 2 for name in ("head", "head_dist")]
+            for part in ("kernel", "bias")
+        }
+        found["head/kernel"] = np.concatenate(halves["kernel"])
+        found["head/bias"] = np.asarray(sum(halves["bias"]))
+        hints |= {"classifier": "distilled", "num_registers": 0}
+    elif head is not None and embedding is not None and "gn_final/scale" not in found:
+        if len(head) == 2 * len(embedding):
+            del found["head/kernel"], found["head/bias"]
+            notes.append("DINOv2's head, on class token and mean, left out")
+        elif dialect is HF and "pre_logits/kernel" in found:
+            # ViTForImageClassification has no pooler; old files carry one, unused.
+            del found["pre_logits/kernel"], found["pre_logits/bias"]
+            notes.append("the pooler, which the classifier does not read, left out")
+    return Canonical(found, dialect.name, dialect.numerics, hints, tuple(notes))
 
 
-def of_layer(layer: keras.layers.Layer) -> Iterator[Entry]:
-    """The entries of one layer; none where a checkpoint has no name for it."""
-    if isinstance(layer, PatchEmbedding):
-        yield from _dense("embedding", layer.projection)
-    elif isinstance(layer, ClassToken):
-        yield _plain("cls", layer.cls)
-    elif isinstance(layer, AddPositionEmbs):
-        yield _plain(POSITIONS, layer.pos_embedding)
-    elif isinstance(layer, TransformerBlock):
-        yield from _block(f"Transformer/{layer.name}", layer)
-    elif layer.name == "encoder_norm":
-        yield from _norm("Transformer/encoder_norm", layer)
-    elif layer.name in ("pre_logits", "head"):
-        yield from _dense(layer.name, layer)
+def _add_biases(tensors: dict[str, np.ndarray]) -> int:
+    """Zeros where attention has no biases (`qkv_bias=False`); returns how many."""
+    bare = [
+        name.removesuffix("kernel")
+        for name in tensors
+        if re.search(r"/(query|key|value|out)/kernel$", name)
+        and name.removesuffix("kernel") + "bias" not in tensors
+    ]
+    for name in bare:
+        kernel = tensors[f"{name}kernel"]
+        shape = kernel.shape[-1:] if name.endswith("out/") else kernel.shape[1:]
+        tensors[f"{name}bias"] = np.zeros(shape, np.float32)
+    return len(bare)
 
 
-def _plain(name: str, variable: Any) -> Entry:
-    return Entry(variable, (name,), tuple(variable.shape))
+def _usual_heads(dialect: Dialect, tensors: Mapping[str, np.ndarray]) -> int:
+    """The heads that models of this hidden size have: Table 1's, else D_h = 64."""
+    theirs = tuple(r.theirs for r in dialect.rules if r.ours == "embedding/bias")
+    found = [value for name, value in tensors.items() if name.endswith(theirs)]
+    hidden_size = found[0].shape[0] if found and found[0].ndim else 64
+    usual = {row.hidden_size: row.num_heads for row in configs.TABLE_1.values()}
+    return usual.get(hidden_size, max(hidden_size // 64, 1))
 
 
-def _dense(name: str, layer: Any) -> Iterator[Entry]:
-    yield _plain(f"{name}/kernel", layer.kernel)
-    yield _plain(f"{name}/bias", layer.bias)
+def _join_tokens(tensors: dict[str, np.ndarray], patches: int | None) -> dict[str, Any]:
+    """cls, dist and reg_token as one `cls`; a row of zeros where one has no position.
 
-
-def _norm(name: str, layer: Any) -> Iterator[Entry]:
-    yield _plain(f"{name}/scale", layer.gamma)
-    yield _plain(f"{name}/bias", layer.beta)
-
-
-def _block(name: str, block: TransformerBlock) -> Iterator[Entry]:
-    yield from _norm(f"{name}/LayerNorm_0", block.layer_norm_0)
-    attention, heads = block.attention, block.num_heads
-    hidden_size = attention.out.units
-    per_head = (heads, hidden_size // heads)
-    name_of = f"{name}/MultiHeadDotProductAttention_0/{{}}/{{}}".format
-    for part, shape in (("kernel", (hidden_size, *per_head)), ("bias", per_head)):
-        names = tuple(name_of(matrix, part) for matrix in ("query", "key", "value"))
-        yield Entry(getattr(attention.qkv, part), names, shape)
-    out = attention.out
-    yield Entry(out.kernel, (name_of("out", "kernel"),), (*per_head, hidden_size))
-    yield Entry(out.bias, (name_of("out", "bias"),), (hidden_size,))
-    yield from _norm(f"{name}/LayerNorm_1", block.layer_norm_1)
-    yield from _dense(f"{name}/MlpBlock_0/Dense_0", block.mlp.dense_0)
-    yield from _dense(f"{name}/MlpBlock_0/Dense_1", block.mlp.dense_1)
+    Positions are of all tokens, of the patches alone, or (DINOv2 with registers in
+    transformers) of all but the registers; the number of patches, where it is not
+    known, is the first square among them.
+    """
+    order = ("cls_token", "dist_token", "reg_token")
+    tokens = {name: tensors.pop(name) for name in order if name in tensors}
+    registers = tokens["reg_token"].shape[1] if "reg_token" in tokens else 0
+    leading = sum(token.shape[1] for token in tokens.values()) - registers
+    if tokens:
+        tensors["cls"] = np.concatenate(list(tokens.values()), axis=1)
+    if "pos_embed" in tensors:
+        table = tensors.pop("pos_embed")
+        rows = table.shape[-2]
+        choices = dict.fromkeys((rows - leading, rows - leading - registers, rows))
+        counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
+        placed = rows - (counts or list(choices))[0]  # Tokens with a position.
+        bare = np.zeros((1, leading + registers - placed, table.shape[-1]), table.dtype)
+        parts = (table[:, :placed], bare, table[:, placed:])
+        tensors[TABLE] = np.concatenate(parts, axis=1)
+    # A distillation token without a head of its own is one more register.
+    registers += int("dist_token" in tokens)
+    return {"num_registers": registers} if registers else {}

@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit.recipes import Recipe
 from keras_vit.training import optim
 from keras_vit.training.optim import WarmupDecay
-from keras_vit.weights import names
+from keras_vit.weights import names, variables
 from tests.conftest import REFERENCE
 
 tf = pytest.importorskip("tensorflow")
@@ -54,24 +54,35 @@ def recipe(**changes):
 TRAININGS = {
     "train_cosine_f32": recipe(),
     "train_cosine_f32_accum4": recipe(accumulation_steps=4),
+    "train_hybrid_cosine_f32": recipe(base_lr=(0.05,), warmup_steps=0),
     "train_linear_f32_noclip_nowarm": recipe(
         base_lr=(0.01,), total_steps=5, warmup_steps=0, decay="linear", clip_norm=None
     ),
 }
 
 
+@pytest.fixture
+def without_grappler():
+    """TensorFlow's graphs as they are written."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "train_cosine_f32",
+        "train_hybrid_cosine_f32",
         pytest.param("train_cosine_f32_accum4", marks=pytest.mark.tensorflow_only),
         "train_linear_f32_noclip_nowarm",
     ],
 )
-def test_five_official_steps_through_fit(name, agree, monkeypatch):
+def test_five_official_steps_through_fit(name, agree, monkeypatch, request):
     reference = np.load(REFERENCE / f"{name}.npz")
     batches = np.load(REFERENCE / "train_cosine_bf16.npz")
-    model = keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz")
+    source = "hybrid_mini_stem" if "hybrid" in name else "vit_mini"
+    model = keras_vit.from_checkpoint(REFERENCE / f"{source}.npz")
     images = batches["images"].reshape(-1, *batches["images"].shape[2:])
     labels = batches["labels"].reshape(-1, 10)
     data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
@@ -81,14 +92,18 @@ def test_five_official_steps_through_fit(name, agree, monkeypatch):
     monkeypatch.setattr(
         optim, "optimizer", lambda _, base_lr: schedule_of(official, base_lr)
     )
+    if "hybrid" in name:
+        # Grappler's rounding moves one filter of 32, whose deviation is 0.002, by
+        # 2.6e-5; without it, eagerly, under XLA and on JAX, all are within 2e-7.
+        request.getfixturevalue("without_grappler")
     five = dataclasses.replace(official, total_steps=5)
     history = keras_vit.training.fit(model, five, data, verbose=0).history
     losses = [row["loss"] for row in history]
     agree(f"{name}: losses", losses, reference["losses"], 1e-5)
     compared = 0
-    for entry in names.entries(model):
+    for entry in variables.entries(model):
         for key, value in entry.split().items():
             theirs = reference[f"final/{names.renumber(key, names.PRE_LINEN)}"]
-            agree(f"{name}: {key}", value, theirs, 1e-5)
+            agree(f"{name}: {key}", value, theirs.reshape(value.shape), 1e-5)
             compared += 1
     assert compared == sum(key.startswith("final/") for key in reference.files)

@@ -1,0 +1,333 @@
+"""The ResNets beside and below the Transformer: 3.1 (hybrids), 4.1 (BiT), D.6.
+
+"We replace the Batch Normalization layers with Group Normalization, and used
+standardized convolutions" (4.1). The two families differ wherever they can:
+
+|                  | hybrids, "v1"             | BiT, "v2"                     |
+|------------------|---------------------------|-------------------------------|
+| unit             | convolve, normalise, ReLU | normalise, ReLU, convolve     |
+| kernel           | (w - mean) / (std + 1e-5) | (w - mean) / sqrt(var + 1e-10)|
+| group norm       | epsilon 1e-6              | epsilon 1e-5                  |
+| padding          | SAME: more at the end     | the same at both ends         |
+
+Glossary of shapes: B: batch.   - H, W, C: height, width, channels.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
+
+GROUPS = 32
+
+
+@register
+class StdConv2D(keras.layers.Layer):
+    """A convolution with a standardised kernel: [B, H, W, C] -> [B, H', W', filters].
+
+    Each filter has mean 0 and, up to epsilon, standard deviation 1 over its height,
+    width and channels (Qiao et al., 2019); there is no bias. The statistics are
+    float32 under any dtype policy.
+
+    Args:
+        filters: output channels.
+        kernel_size: side of the square kernel.
+        strides: step along height and width.
+        padding: "same", TensorFlow's (more at the end), or "symmetric" (the same at
+            both ends, kernel_size // 2).
+        epsilon: added to the standard deviation or to the variance.
+        epsilon_outside: True: w / (std + epsilon), as the hybrids; False:
+            w / sqrt(variance + epsilon), as BiT.
+
+    Raises:
+        ValueError: if `padding` is neither.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int,
+        strides: int = 1,
+        padding: str = "same",
+        epsilon: float = 1e-5,
+        epsilon_outside: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if padding not in ("same", "symmetric"):
+            raise ValueError(
+                f"Expected padding 'same' or 'symmetric'. Received: padding={padding!r}"
+            )
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.padding = padding
+        self.epsilon = epsilon
+        self.epsilon_outside = epsilon_outside
+
+    def build(self, input_shape: Shape) -> None:
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(self.kernel_size, self.kernel_size, input_shape[-1], self.filters),
+            initializer="lecun_normal",
+            autocast=False,
+        )
+
+    def standardized_kernel(self) -> Tensor:
+        """The kernel that convolves, float32: [k, k, C, filters]."""
+        kernel = self.kernel - _over_inputs(self.kernel)
+        variance = _over_inputs(ops.square(kernel))
+        if self.epsilon_outside:
+            return kernel / (ops.sqrt(variance) + self.epsilon)
+        return kernel / ops.sqrt(variance + self.epsilon)
+
+    def call(self, images: Tensor) -> Tensor:
+        padding = "same"
+        if self.padding == "symmetric":
+            images = pad(images, self.kernel_size // 2)
+            padding = "valid"
+        return ops.conv(
+            images,
+            ops.cast(self.standardized_kernel(), self.compute_dtype),
+            strides=self.strides,
+            padding=padding,
+            data_format="channels_last",
+        )
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return strided(input_shape, self.strides, self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "epsilon": self.epsilon,
+            "epsilon_outside": self.epsilon_outside,
+        }
+
+
+def _over_inputs(kernel: Tensor) -> Tensor:
+    """The mean of each filter: [k, k, C, filters] -> [1, 1, 1, filters].
+
+    Times 1 / n, as XLA divides by a constant: where a filter is far narrower than its
+    mean, a last digit of the mean is the fourth of the standardised kernel.
+    """
+    inputs = math.prod(kernel.shape[:3])
+    return ops.sum(kernel, axis=(0, 1, 2), keepdims=True) * (1 / inputs)
+
+
+def strided(shape: Shape, strides: int, channels: int | None) -> Shape:
+    """The shape after `strides`: sides divided and rounded up, by either padding."""
+    batch, *sides, _ = shape
+    return batch, *(side and -(-side // strides) for side in sides), channels
+
+
+def pad(images: Tensor, pixels: int, value: float = 0.0) -> Tensor:
+    """`value` on every side: [B, H, W, C] -> [B, H + 2 pixels, W + 2 pixels, C]."""
+    if not pixels:
+        return images
+    sides = ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))
+    return ops.pad(images, sides, constant_values=value)
+
+
+@register
+class RootPool(keras.layers.Layer):
+    """The 3x3 maximum with stride 2 of a root: [B, H, W, C] -> [B, H/2, W/2, C].
+
+    Args:
+        padding: "same", TensorFlow's (hybrids); "zero", zeros on every side (BiT,
+            where they win over negative values); "inf", minus infinity on every side
+            (big_vision's BiT).
+    """
+
+    def __init__(self, padding: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if padding not in ("same", "zero", "inf"):
+            raise ValueError(
+                "Expected padding 'same', 'zero' or 'inf'. "
+                f"Received: padding={padding!r}"
+            )
+        self.padding = padding
+
+    def call(self, x: Tensor) -> Tensor:
+        padding = "same"
+        if self.padding != "same":
+            x = pad(x, 1, 0.0 if self.padding == "zero" else float("-inf"))
+            padding = "valid"
+        return ops.max_pool(x, 3, 2, padding, data_format="channels_last")
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return strided(input_shape, 2, input_shape[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "padding": self.padding}
+
+
+class _Unit(Composite):
+    """What the bottleneck units share: their arguments and how they make layers."""
+
+    padding: str
+
+    def __init__(
+        self,
+        filters: int,
+        strides: int = 1,
+        kernel_epsilon: float = 1e-10,
+        epsilon_outside: bool = False,
+        group_norm_epsilon: float = 1e-5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.strides = strides
+        self.kernel_epsilon = kernel_epsilon
+        self.epsilon_outside = epsilon_outside
+        self.group_norm_epsilon = group_norm_epsilon
+
+    def _conv(self, name: str, filters: int, size: int, strides: int = 1) -> StdConv2D:
+        return StdConv2D(
+            filters,
+            size,
+            strides,
+            self.padding,
+            self.kernel_epsilon,
+            self.epsilon_outside,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _norm(self, name: str, scale: str = "ones") -> keras.layers.Layer:
+        return keras.layers.GroupNormalization(
+            GROUPS,
+            epsilon=self.group_norm_epsilon,
+            gamma_initializer=scale,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _needs_projection(self, input_shape: Shape) -> bool:
+        return self.strides != 1 or input_shape[-1] != 4 * self.filters
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return strided(input_shape, self.strides, 4 * self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "strides": self.strides,
+            "kernel_epsilon": self.kernel_epsilon,
+            "epsilon_outside": self.epsilon_outside,
+            "group_norm_epsilon": self.group_norm_epsilon,
+        }
+
+
+@register
+class ResidualUnit(_Unit):
+    """A hybrid's bottleneck, "v1": [B, H, W, C] -> [B, H', W', 4 filters].
+
+    y = gn3(conv3(relu(gn2(conv2(relu(gn1(conv1(x))))))));  relu(x + y)
+
+    conv2 has the stride; where shape changes, x becomes gn_proj(conv_proj(x)). The
+    scale of gn3 starts at zero (vit_jax/models_resnet.py).
+
+    Args:
+        filters: of conv1 and conv2.
+        strides: of conv2.
+        kernel_epsilon: see `StdConv2D`.
+        epsilon_outside: see `StdConv2D`.
+        group_norm_epsilon: of the 32 groups' variance.
+    """
+
+    padding = "same"
+
+    def build(self, input_shape: Shape) -> None:
+        self.conv1 = self._conv("conv1", self.filters, 1)
+        self.gn1 = self._norm("gn1")
+        self.conv2 = self._conv("conv2", self.filters, 3, self.strides)
+        self.gn2 = self._norm("gn2")
+        self.conv3 = self._conv("conv3", 4 * self.filters, 1)
+        self.gn3 = self._norm("gn3", scale="zeros")
+        self.conv_proj: Any = None
+        self.gn_proj: Any = None
+        if self._needs_projection(input_shape):
+            self.conv_proj = self._conv("conv_proj", 4 * self.filters, 1, self.strides)
+            self.gn_proj = self._norm("gn_proj")
+            self.conv_proj.build(input_shape)
+            self.gn_proj.build((*input_shape[:-1], 4 * self.filters))
+        shape = input_shape
+        for layer in self.sublayers()[:6]:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        layers = [self.conv1, self.gn1, self.conv2, self.gn2, self.conv3, self.gn3]
+        return layers + ([self.conv_proj, self.gn_proj] if self.conv_proj else [])
+
+    def call(self, x: Tensor) -> Tensor:
+        y = ops.relu(self.gn1(self.conv1(x)))
+        y = ops.relu(self.gn2(self.conv2(y)))
+        y = self.gn3(self.conv3(y))
+        if self.conv_proj is not None:
+            x = self.gn_proj(self.conv_proj(x))
+        return ops.relu(x + y)
+
+
+@register
+class PreActivationUnit(_Unit):
+    """BiT's bottleneck, "v2": [B, H, W, C] -> [B, H', W', 4 filters].
+
+    x' = relu(gn1(x));  y = conv3(relu(gn3(conv2(relu(gn2(conv1(x')))))));  x + y
+
+    conv2 has the stride; where shape changes, x becomes conv_proj(x'), which reads the
+    normalised input (Kolesnikov et al., 2020, and big_transfer's models).
+
+    Args:
+        filters: of conv1 and conv2.
+        strides: of conv2.
+        kernel_epsilon: see `StdConv2D`.
+        epsilon_outside: see `StdConv2D`.
+        group_norm_epsilon: of the 32 groups' variance.
+    """
+
+    padding = "symmetric"
+
+    def build(self, input_shape: Shape) -> None:
+        self.gn1 = self._norm("gn1")
+        self.conv1 = self._conv("conv1", self.filters, 1)
+        self.gn2 = self._norm("gn2")
+        self.conv2 = self._mixing()
+        self.gn3 = self._norm("gn3")
+        self.conv3 = self._conv("conv3", 4 * self.filters, 1)
+        self.conv_proj: Any = None
+        if self._needs_projection(input_shape):
+            self.conv_proj = self._conv("conv_proj", 4 * self.filters, 1, self.strides)
+            self.conv_proj.build(input_shape)
+        shape = input_shape
+        for layer in self.sublayers()[:6]:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        super().build(input_shape)
+
+    def _mixing(self) -> keras.layers.Layer:
+        """The layer that mixes places."""
+        return self._conv("conv2", self.filters, 3, self.strides)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        layers = [self.gn1, self.conv1, self.gn2, self.conv2, self.gn3, self.conv3]
+        return layers + ([self.conv_proj] if self.conv_proj else [])
+
+    def call(self, x: Tensor) -> Tensor:
+        y = ops.relu(self.gn1(x))
+        if self.conv_proj is not None:
+            x = self.conv_proj(y)
+        y = ops.relu(self.gn2(self.conv1(y)))
+        y = ops.relu(self.gn3(self.conv2(y)))
+        return x + self.conv3(y)

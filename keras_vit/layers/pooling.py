@@ -1,0 +1,90 @@
+"""D.3 beyond averaging: a head that attends (big_vision's MAP)."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
+from keras_vit.layers.encoder import MlpBlock, xavier_uniform
+
+
+@register
+class MAPHead(Composite):
+    """Multihead attention pooling, big_vision's "map": [B, T, D] -> [B, D].
+
+    A learned probe asks, the tokens answer: x = MHA(probe, z);  x + MLP(LN(x)). The
+    attention has no residual to the probe (big_vision/models/vit.py).
+
+    Args:
+        num_heads: k; must divide D.
+        mlp_dim: width of the MLP's hidden layer.
+        gelu: "tanh" or "erf".
+        layer_norm_epsilon: of the norm before the MLP.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        mlp_dim: int,
+        gelu: str = "tanh",
+        layer_norm_epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.mlp_dim = mlp_dim
+        self.gelu = gelu
+        self.layer_norm_epsilon = layer_norm_epsilon
+
+    def build(self, input_shape: Shape) -> None:
+        depth: Any = input_shape[-1]
+        self.probe = self.add_weight(
+            name="probe", shape=(1, 1, depth), initializer=xavier_uniform(1, depth)
+        )
+        self.query, self.key_value, self.out = (
+            keras.layers.Dense(
+                units,
+                kernel_initializer=xavier_uniform(depth, depth),  # Of each matrix.
+                bias_initializer="zeros",
+                dtype=self.dtype_policy,
+                name=name,
+            )
+            for name, units in (("query", depth), ("kv", 2 * depth), ("out", depth))
+        )
+        self.layer_norm = keras.layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="LayerNorm_0"
+        )
+        self.mlp = MlpBlock(
+            self.mlp_dim, gelu=self.gelu, dtype=self.dtype_policy, name="MlpBlock_0"
+        )
+        for layer in self.sublayers():
+            layer.build(input_shape)
+        super().build(input_shape)
+
+    def sublayers(self) -> list[keras.layers.Layer]:
+        return [self.query, self.key_value, self.out, self.layer_norm, self.mlp]
+
+    def call(self, z: Tensor) -> Tensor:
+        _, tokens, depth = z.shape
+        per_head = depth // self.num_heads
+        q = ops.reshape(self.query(self.probe), (self.num_heads, 1, per_head))
+        kv = ops.reshape(self.key_value(z), (-1, tokens, 2, self.num_heads, per_head))
+        kv = ops.transpose(kv, (2, 0, 3, 1, 4))  # [2, B, k, T, D_h]
+        logits = ops.matmul(q * per_head**-0.5, ops.swapaxes(kv[0], -1, -2))
+        weights = ops.softmax(ops.cast(logits, "float32"), axis=-1)
+        x = ops.matmul(ops.cast(weights, kv.dtype), kv[1])  # [B, k, 1, D_h]
+        x = self.out(ops.reshape(x, (-1, 1, depth)))
+        return (x + self.mlp(self.layer_norm(x)))[:, 0]
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape[0], input_shape[-1]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "mlp_dim": self.mlp_dim,
+            "gelu": self.gelu,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+        }

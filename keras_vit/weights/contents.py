@@ -1,0 +1,448 @@
+"""What a checkpoint holds: its tensors, and the model and numerics that they need."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keras_vit import configs
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.weights import names
+from keras_vit.weights.tensors import open_tensors
+from keras_vit.weights.variables import POSITIONS
+
+Grid: TypeAlias = tuple[int, int]
+VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
+RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
+BESIDE_FIELDS = VIT_FIELDS | RESNET_FIELDS | {"mean", "std", "grid", "interpolation"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contents:
+    """A checkpoint, read: canonical tensors and what the model for them must be."""
+
+    where: str
+    tensors: Mapping[str, np.ndarray]
+    config: ViTConfig | ResNetConfig
+    num_channels: int
+    num_classes: int | None
+    num_positions: int | None  # Of patches, in a learned table; None: there is none.
+    grid: Grid | None = None  # Of the positions, where something tells.
+    dialect: str = "official"
+    numerics: str = "paper"
+    notes: tuple[str, ...] = ()  # What was assumed, for the report.
+    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read(
+    source: str | os.PathLike[str],
+    *,
+    grid: Grid | None = None,
+    numerics: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Contents:
+    """Reads a checkpoint of any dialect.
+
+    Args:
+        source: a file, an index of shards, or a folder with `model.safetensors`; of
+            a file of several towers, one, as "lit.npz:img".
+        grid: (rows, columns) of its position table, where known.
+        numerics: "paper", "timm" or "hf" in the place of the dialect's own.
+        overrides: fields of the config, stronger than anything in the file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, of no known dialect, or of no ViT or ResNet.
+    """
+    path, subtree = _subtree(source)
+    beside = config_beside(path)
+    chosen = {**beside, **(overrides or {})}
+    grid = grid or beside.get("grid")
+    with _open(path) as file:
+        found = names.canonical(
+            file,
+            str(source),
+            heads=chosen.get("num_heads"),
+            patches=None if grid is None else math.prod(grid),
+            subtree=subtree,
+        )
+    hints = {
+        key: chosen[key] for key in ("classifier", "num_registers") if key in chosen
+    }
+    contents = infer(found.tensors, str(source), found.hints | hints)
+    own = numerics or found.numerics
+    fields = configs.numerics_of(contents.config, own)
+    if numerics is not None:  # Stronger than the file beside, as it was asked for.
+        beside = {key: value for key, value in beside.items() if key not in fields}
+    given = {**fields, **beside, **(overrides or {})}
+    return dataclasses.replace(
+        contents,
+        config=_replaced(contents.config, given, str(source)),
+        grid=None if grid is None else (grid[0], grid[1]),
+        dialect=found.dialect,
+        numerics=own,
+        notes=found.notes,
+        preprocessing={
+            key: beside[key]
+            for key in ("mean", "std", "interpolation")
+            if key in beside
+        },
+    )
+
+
+def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
+    """big_vision's "file.npz:img" as the file and the tower."""
+    path, colon, subtree = str(source).rpartition(":")
+    if colon and not Path(source).exists() and re.fullmatch(r"\w+", subtree):
+        return Path(path), subtree
+    return Path(source), None
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The file's tensors; keras-hub keeps a classifier's head in a second file."""
+    if path.is_dir():
+        for name in ("model.weights.h5", "tf_model.h5"):
+            if (path / name).is_file():
+                path = path / name
+                break
+    task = path.with_name("task.weights.h5")
+    with open_tensors(path) as file:
+        if path.name != "model.weights.h5" or not task.is_file():
+            yield file
+            return
+        with open_tensors(task) as head:
+            yield {**file, **_hub_head(head)}
+
+
+def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """keras-hub numbers the dense layers of a head: pre_logits, if any, is first."""
+    layers = sorted({name.split("/")[1] for name in tensors if "layers/dense" in name})
+    called = dict(zip(reversed(layers), ("predictions", "pre_logits"), strict=False))
+    return {
+        name.replace(f"layers/{layer}/", f"{called[layer]}/"): tensors[name]
+        for layer in called
+        for name in tensors
+        if name.startswith(f"layers/{layer}/")
+    }
+
+
+def _replaced(
+    config: ViTConfig | ResNetConfig, given: Mapping[str, Any], where: str
+) -> ViTConfig | ResNetConfig:
+    """The config with the fields given; those of a hybrid's stem go to the stem."""
+    own = {field.name for field in dataclasses.fields(config)}
+    changes = {key: value for key, value in given.items() if key in own}
+    stem = {key: given[key] for key in given.keys() & RESNET_FIELDS - own}
+    if stem and isinstance(config, ViTConfig):
+        if config.resnet is None:
+            raise ValueError(
+                f"Expected a hybrid or ResNet for {', '.join(sorted(stem))}. "
+                f"Received: {where}, a ViT on pixels"
+            )
+        stem_config = changes.get("resnet", config.resnet)
+        changes["resnet"] = dataclasses.replace(stem_config, **stem)
+    return dataclasses.replace(config, **changes)
+
+
+def infer(
+    tensors: Mapping[str, np.ndarray],
+    where: str,
+    hints: Mapping[str, Any] | None = None,
+) -> Contents:
+    """Reads the architecture off canonical tensors.
+
+    Raises:
+        ValueError: if they are not those of a ViT or a ResNet.
+    """
+    try:
+        if "embedding/kernel" in tensors:
+            return _infer_vit(tensors, where, hints or {})
+        return _infer_resnet(tensors, where)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            "Expected the tensors of a ViT (embedding/kernel, Transformer/"
+            "encoderblock_0/...) or of a ResNet (conv_root/kernel, block1/unit1/...). "
+            f"Received: {where} without or with another shape of {error}"
+        ) from error
+
+
+def _shape(tensors: Mapping[str, np.ndarray], name: str, dims: int) -> tuple[int, ...]:
+    shape = tensors[name].shape
+    if len(shape) != dims or 0 in shape:
+        raise KeyError(f"{name}, which is {shape} and should have {dims} axes")
+    return tuple(shape)
+
+
+def _infer_vit(
+    tensors: Mapping[str, np.ndarray], where: str, hints: Mapping[str, Any]
+) -> Contents:
+    patch_size, _, channels, hidden_size = _shape(tensors, "embedding/kernel", 4)
+    axial = any(name.startswith("Transformer/encoderblock_0/row/") for name in tensors)
+    block = "Transformer/encoderblock_0" + ("/row" if axial else "")
+    attention = f"{block}/MultiHeadDotProductAttention_0"
+    _, num_heads, _ = _shape(tensors, f"{attention}/query/kernel", 3)
+    _, mlp_dim = _shape(tensors, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
+    position, positions, grid = _infer_positions(tensors, attention)
+    tokens = tensors["cls"].shape[1] if "cls" in tensors else 0
+    resnet = None
+    if "conv_root/kernel" in tensors:
+        resnet = _infer_stages(tensors)
+        channels = tensors["conv_root/kernel"].shape[2]
+    fields = {
+        "patch_size": patch_size,
+        "num_layers": _count(tensors, r"Transformer/encoderblock_(\d+)/", 0),
+        "hidden_size": hidden_size,
+        "mlp_dim": mlp_dim,
+        "num_heads": num_heads,
+        "classifier": _infer_classifier(tensors, tokens, hidden_size),
+        "representation_size": _width(tensors, "pre_logits/bias"),
+        "resnet": resnet,
+        "position": position,
+        "position_at": (
+            "every_layer"
+            if any(name.startswith("Transformer/posembed_1/") for name in tensors)
+            else "stem"
+        ),
+        "attention": "axial" if axial else "full",
+        **hints,
+    }
+    if tokens and "num_registers" not in hints:
+        own = configs.CLASS_TOKENS[fields["classifier"]]
+        fields["num_registers"] = max(tokens - own, 0)
+    config = ViTConfig(**fields)
+    if positions is not None and position != "2d":
+        positions -= config.num_prefix_tokens
+    return Contents(
+        where=where,
+        tensors=tensors,
+        config=config,
+        num_channels=channels,
+        num_classes=_width(tensors, "head/bias"),
+        num_positions=positions,
+        grid=grid,
+    )
+
+
+def _infer_classifier(
+    tensors: Mapping[str, np.ndarray], tokens: int, hidden_size: int
+) -> str:
+    if "MAPHead_0/probe" in tensors:
+        return "map"
+    if not tokens:
+        return "gap"
+    head = tensors.get("head/kernel")
+    two = tokens >= 2 and head is not None and len(head) == 2 * hidden_size
+    return "distilled" if two and "pre_logits/kernel" not in tensors else "token"
+
+
+def _infer_positions(
+    tensors: Mapping[str, np.ndarray], attention: str
+) -> tuple[str, int | None, Grid | None]:
+    """The kind (D.4), how many places it has, and their grid if that is told."""
+    folder = POSITIONS.rpartition("/")[0]
+    if POSITIONS in tensors:
+        return "1d", tensors[POSITIONS].shape[-2], None
+    if f"{folder}/x_embedding" in tensors:
+        columns = tensors[f"{folder}/x_embedding"].shape[1]
+        rows = tensors[f"{folder}/y_embedding"].shape[1]
+        return "2d", rows * columns, (rows, columns)
+    if f"{attention}/relative_embedding" in tensors:
+        if "/row/" in attention:
+            return "relative", None, None
+        offsets = len(tensors[f"{attention}/relative_embedding"])
+        return "relative", (offsets + 1) // 2, None
+    return "sincos2d", None, None  # big_vision's, which has nothing to save.
+
+
+def _infer_resnet(tensors: Mapping[str, np.ndarray], where: str) -> Contents:
+    config = _infer_stages(tensors)
+    return Contents(
+        where=where,
+        tensors=tensors,
+        config=config,
+        num_channels=tensors["conv_root/kernel"].shape[2],
+        num_classes=_width(tensors, "head/bias"),
+        num_positions=None,
+    )
+
+
+def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
+    width = _shape(tensors, "conv_root/kernel", 4)[-1]
+    unit: configs.Unit = "v1" if "gn_root/scale" in tensors else "v2"
+    attention = "block1/unit1/attention/row/query/kernel"
+    stages = range(1, _count(tensors, r"block(\d+)/", 1) + 1)
+    return ResNetConfig(
+        num_layers=tuple(
+            _count(tensors, rf"block{stage}/unit(\d+)/", 1) for stage in stages
+        ),
+        width=width,
+        unit="axial" if attention in tensors else unit,
+        num_heads=tensors[attention].shape[1] if attention in tensors else 8,
+        **configs.NUMERICS["paper"][unit],
+    )
+
+
+def _count(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
+    """How many numbers `pattern` finds; raises where one is left out."""
+    found = {int(match[1]) for name in tensors if (match := re.match(pattern, name))}
+    missing = set(range(first, first + len(found))) - found
+    if missing:
+        raise KeyError(pattern.replace(r"(\d+)", str(min(missing))))
+    return len(found)
+
+
+def _width(tensors: Mapping[str, np.ndarray], name: str) -> int | None:
+    return _shape(tensors, name, 1)[0] if name in tensors else None
+
+
+def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The `config.json` beside a checkpoint, in our words.
+
+    It may be ours (fields of `ViTConfig` or `ResNetConfig`, `mean`, `std`, `grid`,
+    `interpolation`), timm's or transformers', with its `preprocessor_config.json`.
+
+    Returns:
+        A dict of those fields, empty where there is no such file.
+
+    Raises:
+        ValueError: if it is not a JSON object of these fields.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    config = _json(folder / "config.json")
+    if "architecture" in config:
+        return _timm_config(config)
+    if "model_type" in config:
+        return _hf_config(config) | _hf_preprocessing(folder)
+    if config.get("class_name") == "ViTBackbone":
+        return _hub_config(config, _json(folder / "task.json"))
+    if config.keys() - BESIDE_FIELDS:
+        raise ValueError(
+            f"Expected fields among {', '.join(sorted(BESIDE_FIELDS))}, or timm's or "
+            f"transformers' own. Received: {str(folder / 'config.json')!r} with "
+            f"{json.dumps(config)[:200]}"
+        )
+    return config
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"Expected a JSON object. Received: {str(file)!r} ({error})"
+        ) from error
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"Expected a JSON object. Received: {str(file)!r} with {str(value)[:80]}"
+        )
+    return value
+
+
+# transformers' hidden_act and timm's act_layer.
+GELUS = {
+    "gelu": "erf",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu_tanh": "tanh",
+}
+_PIL = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def _gelu(config: Mapping[str, Any], key: str) -> dict[str, str]:
+    name = config.get(key)
+    if name is None:
+        return {}
+    if name not in GELUS:
+        raise ValueError(
+            f"Expected {key} to be one of {', '.join(GELUS)} (section 3.1: a GELU). "
+            f"Received: {key}={name!r}"
+        )
+    return {"gelu": GELUS[name]}
+
+
+def _timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = config.get("model_args") or {}
+    pretrained = config.get("pretrained_cfg") or config
+    fields: dict[str, Any] = _gelu(arguments, "act_layer")
+    if "num_heads" in arguments:
+        fields["num_heads"] = arguments["num_heads"]
+    size = arguments.get("img_size") or (pretrained.get("input_size") or [None])[1:]
+    fields |= _grid(
+        size, _patch_in(str(config["architecture"]), arguments.get("patch_size"))
+    )
+    if arguments.get("global_pool", config.get("global_pool")) == "avg":
+        fields["classifier"] = "gap"
+    for key in ("mean", "std", "interpolation"):
+        if key in pretrained:
+            fields[key] = pretrained[key]
+    return fields
+
+
+def _patch_in(architecture: str, given: int | None) -> int | None:
+    """The patch of a timm name such as vit_base_patch16_224; a hybrid's has none."""
+    match = re.search(r"patch(\d+)", architecture)
+    return (given or int(match[1])) if match else None
+
+
+def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
+    """The grid of the position table, where size and patch tell it."""
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    if len(sides) != 2 or not isinstance(patch_size, int) or patch_size < 1:
+        return {}
+    return {"grid": (sides[0] // patch_size, sides[1] // patch_size)}
+
+
+def _hf_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config["model_type"] == "bit" and config.get("global_padding"):
+        raise ValueError(
+            "Expected a BiT with symmetric padding (global_padding null). Received: "
+            f"global_padding={config['global_padding']!r}"
+        )
+    fields: dict[str, Any] = {}
+    if "num_attention_heads" in config:
+        fields |= {"num_heads": config["num_attention_heads"]}
+        fields |= _gelu(config, "hidden_act")
+    if "layer_norm_eps" in config:
+        fields["layer_norm_epsilon"] = config["layer_norm_eps"]
+    if config.get("backbone_config") is None:
+        fields |= _grid(config.get("image_size"), config.get("patch_size"))
+    return fields
+
+
+def _hf_preprocessing(folder: Path) -> dict[str, Any]:
+    config = _json(folder / "preprocessor_config.json")
+    fields = {
+        ours: config[theirs]
+        for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))
+        if theirs in config
+    }
+    if config.get("resample") in _PIL:
+        fields["interpolation"] = _PIL[config["resample"]]
+    return fields
+
+
+def _hub_config(config: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    backbone = config["config"]
+    fields = {
+        "num_heads": backbone["num_heads"],
+        "layer_norm_epsilon": backbone["layer_norm_epsilon"],
+        **_grid(backbone["image_shape"][:2], backbone["patch_size"][0]),
+    }
+    if task.get("config", {}).get("pooling") == "gap":
+        if backbone.get("use_class_token", True):
+            raise ValueError(
+                "Expected a mean over patches (D.3). Received: keras-hub's 'gap' over "
+                "the class token, too"
+            )
+        fields["classifier"] = "gap"
+    return fields

@@ -1,0 +1,163 @@
+"""The variables of our models under canonical names.
+
+Canonical names are those of today's official code (flax.linen numbering, one counter
+for each class); what the official code does not have follows big_vision (`MAPHead_0`)
+or its own pattern (`gn_final`, `relative_embedding`, `row`).
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.layers import (
+    AddPositionEmbs,
+    AxialAttention,
+    AxialBlock,
+    ClassToken,
+    MAPHead,
+    PatchEmbedding,
+    PreActivationUnit,
+    ResidualUnit,
+    SelfAttention,
+    StdConv2D,
+    TransformerBlock,
+)
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+RESNET_NORMS = ("gn_root", "gn_final")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One variable of a model and the checkpoint tensors that make it up.
+
+    Several tensors (query, key, value) lie side by side on the variable's last axis.
+    """
+
+    variable: Any  # keras.Variable, or a tensor where LoRA is merged in on the fly.
+    names: tuple[str, ...]
+    shape: tuple[int, ...]  # Of each tensor, in the file.
+
+    def merge(self, tensors: list[np.ndarray]) -> np.ndarray:
+        """The variable's value out of its tensors."""
+        shape = self.variable.shape
+        part = (*shape[:-1], shape[-1] // len(tensors))
+        return np.concatenate([tensor.reshape(part) for tensor in tensors], axis=-1)
+
+    def split(self) -> dict[str, np.ndarray]:
+        """The tensors out of the variable's value."""
+        value = keras.ops.convert_to_numpy(self.variable)
+        parts = np.split(value, len(self.names), axis=-1)
+        return {
+            name: np.ascontiguousarray(part).reshape(self.shape)
+            for name, part in zip(self.names, parts, strict=True)
+        }
+
+
+def entries(model: keras.Model) -> Iterator[Entry]:
+    """Every variable of a model under its canonical names, in the model's order."""
+    for layer in model.layers:
+        yield from of_layer(layer)
+
+
+def of_layer(layer: keras.layers.Layer) -> Iterator[Entry]:
+    """The entries of one layer; none where a checkpoint has no name for it."""
+    if isinstance(layer, PatchEmbedding):
+        yield from _dense("embedding", layer.projection)
+    elif isinstance(layer, ClassToken):
+        yield _plain("cls", layer.cls)
+    elif isinstance(layer, AddPositionEmbs):
+        for table in layer.weights:
+            yield _plain(f"Transformer/{layer.name}/{table.name}", table)
+    elif isinstance(layer, TransformerBlock):
+        yield from _block(f"Transformer/{layer.name}", layer)
+    elif isinstance(layer, AxialBlock):
+        for block in layer.sublayers():
+            yield from _block(f"Transformer/{layer.name}/{block.name}", block)
+    elif layer.name == "encoder_norm":
+        yield from _norm("Transformer/encoder_norm", layer)
+    elif isinstance(layer, MAPHead):
+        yield from _map_head(layer.name, layer)
+    elif layer.name in ("pre_logits", "head"):
+        yield from _dense(layer.name, layer)
+    elif isinstance(layer, StdConv2D) or layer.name in RESNET_NORMS:
+        yield from _in_unit(layer.name, layer)
+    elif isinstance(layer, ResidualUnit | PreActivationUnit):
+        for inner in layer.sublayers():
+            yield from _in_unit(f"{layer.name.replace('_', '/')}/{inner.name}", inner)
+
+
+def _plain(name: str, variable: Any) -> Entry:
+    return Entry(variable, (name,), tuple(variable.shape))
+
+
+def _dense(name: str, layer: Any) -> Iterator[Entry]:
+    yield _plain(f"{name}/kernel", layer.kernel)
+    yield _plain(f"{name}/bias", layer.bias)
+
+
+def _norm(name: str, layer: Any) -> Iterator[Entry]:
+    yield _plain(f"{name}/scale", layer.gamma)
+    yield _plain(f"{name}/bias", layer.beta)
+
+
+def _in_unit(name: str, layer: Any) -> Iterator[Entry]:
+    if isinstance(layer, StdConv2D):
+        yield _plain(f"{name}/kernel", layer.kernel)
+    elif isinstance(layer, AxialAttention):
+        for attention in layer.sublayers():
+            yield from _attention(f"{name}/{attention.name}", attention)
+    else:
+        yield from _norm(name, layer)
+
+
+def _block(name: str, block: TransformerBlock) -> Iterator[Entry]:
+    yield from _norm(f"{name}/LayerNorm_0", block.layer_norm_0)
+    yield from _attention(f"{name}/MultiHeadDotProductAttention_0", block.attention)
+    yield from _norm(f"{name}/LayerNorm_1", block.layer_norm_1)
+    yield from _mlp(f"{name}/MlpBlock_0", block.mlp)
+
+
+def _mlp(name: str, mlp: Any) -> Iterator[Entry]:
+    yield from _dense(f"{name}/Dense_0", mlp.dense_0)
+    yield from _dense(f"{name}/Dense_1", mlp.dense_1)
+
+
+def _attention(name: str, attention: SelfAttention) -> Iterator[Entry]:
+    yield from _heads(
+        name, ("query", "key", "value"), attention.qkv, attention.num_heads
+    )
+    yield from _out(name, attention.out, attention.num_heads)
+    if attention.relative_embedding is not None:
+        yield _plain(f"{name}/relative_embedding", attention.relative_embedding)
+
+
+def _map_head(name: str, head: MAPHead) -> Iterator[Entry]:
+    yield _plain(f"{name}/probe", head.probe)
+    attention = f"{name}/MultiHeadDotProductAttention_0"
+    yield from _heads(attention, ("query",), head.query, head.num_heads)
+    yield from _heads(attention, ("key", "value"), head.key_value, head.num_heads)
+    yield from _out(attention, head.out, head.num_heads)
+    yield from _norm(f"{name}/LayerNorm_0", head.layer_norm)
+    yield from _mlp(f"{name}/MlpBlock_0", head.mlp)
+
+
+def _heads(
+    name: str, matrices: tuple[str, ...], dense: Any, heads: int
+) -> Iterator[Entry]:
+    """The matrices that a dense layer projects by, side by side; one, D -> k x D_h."""
+    inputs, outputs = dense.kernel.shape
+    per_head = (heads, outputs // len(matrices) // heads)
+    for part, shape in (("kernel", (inputs, *per_head)), ("bias", per_head)):
+        names = tuple(f"{name}/{matrix}/{part}" for matrix in matrices)
+        yield Entry(getattr(dense, part), names, shape)
+
+
+def _out(name: str, dense: Any, heads: int) -> Iterator[Entry]:
+    inputs, outputs = dense.kernel.shape
+    shape = (heads, inputs // heads, outputs)
+    yield Entry(dense.kernel, (f"{name}/out/kernel",), shape)
+    yield Entry(dense.bias, (f"{name}/out/bias",), (outputs,))

@@ -281,6 +281,58 @@ AXIAL_RESNETS = {
     "Axial-ResNet50": ResNetConfig(num_layers=BIT_DEPTHS[50], unit="axial")
 }
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EfficientNetConfig:
+    """One scaling of EfficientNet-B0 (arXiv:1905.11946), the other system of Table 2.
+
+    Raises:
+        ValueError: if a coefficient or the size is not positive, or a rate is not in
+            [0, 1).
+    """
+
+    width_coefficient: float  # Multiplies B0's filters.
+    depth_coefficient: float  # Multiplies B0's repeats of a block.
+    image_size: int  # "Resolution": pixels a side.
+    dropout_rate: float  # Before the head.
+    drop_connect_rate: float = 0.2  # Of the last block; the first has none.
+
+    def __post_init__(self) -> None:
+        for field in ("width_coefficient", "depth_coefficient", "image_size"):
+            value = getattr(self, field)
+            if not value > 0:
+                raise ValueError(
+                    f"Expected {field} to be positive. Received: {field}={value!r}"
+                )
+        for field in ("dropout_rate", "drop_connect_rate"):
+            value = getattr(self, field)
+            if not 0 <= value < 1:
+                raise ValueError(
+                    f"Expected {field} in [0, 1). Received: {field}={value!r}"
+                )
+
+
+# `efficientnet_params` of google-research/noisystudent, efficientnet_builder.py.
+EFFICIENTNET_VARIANTS = {
+    f"EfficientNet-{size}": EfficientNetConfig(
+        width_coefficient=width,
+        depth_coefficient=depth,
+        image_size=image_size,
+        dropout_rate=dropout_rate,
+    )
+    for size, width, depth, image_size, dropout_rate in (
+        ("B0", 1.0, 1.0, 224, 0.2),
+        ("B1", 1.0, 1.1, 240, 0.2),
+        ("B2", 1.1, 1.2, 260, 0.3),
+        ("B3", 1.2, 1.4, 300, 0.3),
+        ("B4", 1.4, 1.8, 380, 0.4),
+        ("B5", 1.6, 2.2, 456, 0.4),
+        ("B6", 1.8, 2.6, 528, 0.5),
+        ("B7", 2.0, 3.1, 600, 0.5),
+        ("L2", 4.3, 5.3, 800, 0.5),  # Of arXiv:1911.04252; 480 million parameters.
+    )
+}
+
 # Every variant under the paper's spelling and under its builder's name.
 VARIANTS: dict[str, ViTConfig | ResNetConfig] = {
     **VIT_VARIANTS,
@@ -293,6 +345,7 @@ VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items
 
 # What libraries compute with, where tensors do not say: "paper" is vit_jax, big_vision
 # and big_transfer. A hybrid's kernels are standardised as "v1", a BiT's as "v2".
+_TORCH = {"kernel_epsilon": 1e-8, "epsilon_outside": False, "group_norm_epsilon": 1e-5}
 NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {
         "vit": {"gelu": "tanh", "layer_norm_epsilon": 1e-6},
@@ -309,29 +362,13 @@ NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "timm": {
         "vit": {"gelu": "erf", "layer_norm_epsilon": 1e-6},
-        "v1": {
-            "kernel_epsilon": 1e-8,
-            "epsilon_outside": False,
-            "group_norm_epsilon": 1e-5,
-        },
-        "v2": {
-            "kernel_epsilon": 1e-8,
-            "epsilon_outside": False,
-            "group_norm_epsilon": 1e-5,
-        },
+        "v1": _TORCH,
+        "v2": _TORCH,
     },
     "hf": {
         "vit": {"gelu": "erf", "layer_norm_epsilon": 1e-12},
-        "v1": {
-            "kernel_epsilon": 1e-8,
-            "epsilon_outside": False,
-            "group_norm_epsilon": 1e-5,
-        },
-        "v2": {
-            "kernel_epsilon": 1e-8,
-            "epsilon_outside": False,
-            "group_norm_epsilon": 1e-5,
-        },
+        "v1": _TORCH,
+        "v2": _TORCH,
     },
 }
 

@@ -1,0 +1,212 @@
+"""EfficientNet up to L2: the "Noisy Student" column of Table 2.
+
+The architecture and its scaling are arXiv:1905.11946's, L2 is arXiv:1911.04252's; the
+code they were trained with is tensorflow/tpu, models/official/efficientnet. Layers have
+the names of its checkpoints, "/" written "_".
+
+Glossary of shapes:
+- B: batch.     - H, W: image height, width.     - C: channels.     - K: classes.
+"""
+
+import math
+from typing import NamedTuple
+
+import keras
+
+from keras_vit.configs import EfficientNetConfig
+from keras_vit.layers.embeddings import Tensor
+
+
+class Stage(NamedTuple):
+    """A row of B0's table: blocks alike but for the first one's stride and width."""
+
+    num_repeat: int
+    kernel_size: int
+    strides: int  # Of the first block; 1 in the others.
+    expand_ratio: int
+    output_filters: int
+
+
+STAGES = (  # arXiv:1905.11946, Table 1; `blocks_args` of efficientnet_builder.py.
+    Stage(1, 3, 1, 1, 16),
+    Stage(2, 3, 2, 6, 24),
+    Stage(2, 5, 2, 6, 40),
+    Stage(3, 3, 2, 6, 80),
+    Stage(3, 5, 1, 6, 112),
+    Stage(4, 5, 2, 6, 192),
+    Stage(1, 3, 1, 6, 320),
+)
+STEM_FILTERS = 32
+HEAD_FILTERS = 1280
+SE_RATIO = 0.25  # Of a block's input filters, before they are expanded.
+
+# N(0, 2 / fan_out), not truncated, and U(-1/sqrt(K), 1/sqrt(K)): the official
+# `conv_kernel_initializer` and `dense_kernel_initializer`.
+CONV_INITIALIZER = {
+    "scale": 2.0,
+    "mode": "fan_out",
+    "distribution": "untruncated_normal",
+}
+DENSE_INITIALIZER = {"scale": 1 / 3, "mode": "fan_out", "distribution": "uniform"}
+
+
+def efficientnet(
+    config: EfficientNetConfig,
+    *,
+    image_size: tuple[int, int] | None = None,
+    num_classes: int | None = 1000,
+    name: str = "efficientnet",
+) -> keras.Model:
+    """Builds EfficientNet, the Noisy Student baseline of Table 2.
+
+    Every strided convolution pads like TensorFlow's SAME, as the official code does.
+    keras.applications' explicit zero padding is the same for every image size, odd or
+    even, that it knows when building; for sizes of None it pads as if they were even.
+
+    Args:
+        config: e.g. `EFFICIENTNET_VARIANTS["EfficientNet-L2"]`.
+        image_size: (H, W) in pixels, any; the config's, square, by default.
+        num_classes: K; None or 0 leaves the head out, and the model returns what the
+            head would read.
+        name: of the model.
+
+    Returns:
+        A `keras.Model` from images [B, H, W, 3] to logits [B, K]. The published weights
+        expect images normalized by ImageNet's channels, (x / 255 - mean) / std with
+        mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225): about -2.1 to 2.6.
+        Here, unlike in keras.applications, that is not a part of the model.
+
+    Example:
+        >>> from keras_vit.configs import EFFICIENTNET_VARIANTS
+        >>> model = efficientnet(EFFICIENTNET_VARIANTS["EfficientNet-B0"])
+        >>> model.count_params()  # 5,288,548 of them trainable
+        5330564
+    """
+    height, width = image_size or (config.image_size, config.image_size)
+    images = keras.Input((height, width, 3), name="images")
+    x = _conv(images, round_filters(STEM_FILTERS, config), "stem_conv2d", 3, 2)
+    x = _swish(_batch_norm(x, "stem_tpu_batch_normalization"), "stem_swish")
+    blocks = [
+        (stage, stage.strides if repeat == 0 else 1)
+        for stage in STAGES
+        for repeat in range(math.ceil(config.depth_coefficient * stage.num_repeat))
+    ]
+    for i, (stage, strides) in enumerate(blocks):
+        x = mb_conv(
+            x,
+            stage,
+            filters=round_filters(stage.output_filters, config),
+            strides=strides,
+            drop_rate=config.drop_connect_rate * i / len(blocks),
+            name=f"blocks_{i}",
+        )
+    x = _conv(x, round_filters(HEAD_FILTERS, config), "head_conv2d")
+    x = _swish(_batch_norm(x, "head_tpu_batch_normalization"), "head_swish")
+    x = keras.layers.GlobalAveragePooling2D(
+        data_format="channels_last", dtype="float32", name="head_pool"
+    )(x)
+    if num_classes:
+        x = keras.layers.Dropout(config.dropout_rate, name="head_dropout")(x)
+        x = keras.layers.Dense(
+            num_classes,
+            kernel_initializer=keras.initializers.VarianceScaling(**DENSE_INITIALIZER),
+            bias_initializer="zeros",
+            dtype="float32",
+            name="head_dense",
+        )(x)
+    return keras.Model(images, x, name=name)
+
+
+def round_filters(filters: int, config: EfficientNetConfig) -> int:
+    """B0's filters at the config's width: the nearest multiple of 8, at least 90 %."""
+    wanted = filters * config.width_coefficient
+    rounded = max(8, int(wanted + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * wanted else rounded
+
+
+def mb_conv(
+    inputs: Tensor,
+    stage: Stage,
+    *,
+    filters: int,
+    strides: int,
+    drop_rate: float,
+    name: str,
+) -> Tensor:
+    """One MBConv block: [B, H, W, C] -> [B, ceil(H / s), ceil(W / s), filters].
+
+    Expansion, depthwise convolution, squeeze and excitation, projection. Where input
+    and output are of one shape they are added, the block's part dropped for a whole
+    image with probability `drop_rate`.
+    """
+    x = inputs
+    # TensorFlow 1 numbers the layers of a kind in the order they are called.
+    convs = iter((f"{name}_conv2d", f"{name}_conv2d_1"))
+    norms = (f"{name}_tpu_batch_normalization{n}" for n in ("", "_1", "_2"))
+    if stage.expand_ratio != 1:
+        x = _conv(x, stage.expand_ratio * inputs.shape[-1], next(convs))
+        x = _swish(_batch_norm(x, next(norms)), f"{name}_expand_swish")
+    x = keras.layers.DepthwiseConv2D(
+        stage.kernel_size,
+        strides,
+        padding="same",
+        data_format="channels_last",
+        use_bias=False,
+        depthwise_initializer=keras.initializers.VarianceScaling(**CONV_INITIALIZER),
+        name=f"{name}_depthwise_conv2d",
+    )(x)
+    x = _swish(_batch_norm(x, next(norms)), f"{name}_depthwise_swish")
+    x = _squeeze_excite(x, max(1, int(inputs.shape[-1] * SE_RATIO)), f"{name}_se")
+    x = _batch_norm(_conv(x, filters, next(convs)), next(norms))
+    if strides == 1 and filters == inputs.shape[-1]:
+        if drop_rate:
+            x = keras.layers.Dropout(
+                drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}_drop_connect"
+            )(x)
+        x = keras.layers.Add(name=f"{name}_add")([x, inputs])
+    return x
+
+
+def _squeeze_excite(x: Tensor, reduced: int, name: str) -> Tensor:
+    """Scales the channels by a gate on their means: [B, H, W, C] -> [B, H, W, C]."""
+    gate = keras.layers.GlobalAveragePooling2D(
+        data_format="channels_last", keepdims=True, name=f"{name}_squeeze"
+    )(x)
+    gate = _conv(gate, reduced, f"{name}_conv2d", activation="silu", use_bias=True)
+    gate = _conv(
+        gate, x.shape[-1], f"{name}_conv2d_1", activation="sigmoid", use_bias=True
+    )
+    return keras.layers.Multiply(name=f"{name}_excite")([x, gate])
+
+
+def _conv(
+    x: Tensor,
+    filters: int,
+    name: str,
+    kernel_size: int = 1,
+    strides: int = 1,
+    *,
+    activation: str | None = None,
+    use_bias: bool = False,
+) -> Tensor:
+    return keras.layers.Conv2D(
+        filters,
+        kernel_size,
+        strides,
+        padding="same",
+        data_format="channels_last",
+        activation=activation,
+        use_bias=use_bias,
+        kernel_initializer=keras.initializers.VarianceScaling(**CONV_INITIALIZER),
+        bias_initializer="zeros",
+        name=name,
+    )(x)
+
+
+def _batch_norm(x: Tensor, name: str) -> Tensor:
+    layer = keras.layers.BatchNormalization(momentum=0.99, epsilon=1e-3, name=name)
+    return layer(x)
+
+
+def _swish(x: Tensor, name: str) -> Tensor:
+    return keras.layers.Activation("silu", name=name)(x)

@@ -1,4 +1,4 @@
-"""The command line: `keras-vit demo | finetune | predict | evaluate | doctor`."""
+"""The command line: `keras-vit --help` names its commands."""
 
 import dataclasses
 import importlib
@@ -7,12 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from keras_vit.weights.registry import Checkpoint
 
 app = typer.Typer(
     help="The Vision Transformer paper (arXiv:2010.11929v2) from a shell.",
@@ -510,6 +513,78 @@ def evaluate(
         console.print(f"{name:6} {value:.4f}")
     right = round(metrics["top_1"] * len(source.test))
     console.print(f"{right} of {len(source.test)} images right")
+
+
+weights_app = typer.Typer(
+    help="The published weights: what there is, and copies of it.",
+    no_args_is_help=True,
+)
+app.add_typer(weights_app, name="weights")
+
+
+@weights_app.command("list")
+def list_weights(
+    variant: Annotated[
+        str | None, typer.Option(help="One variant: ViT-B/16 or ViT_B16.")
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="One tag: imagenet21k.")] = None,
+    urls: Annotated[
+        bool, typer.Option("--urls", help="Where each source is, in order of trial.")
+    ] = False,
+) -> None:
+    """Prints every tag and variant with its sources, size, head, origin and licence."""
+    from keras_vit.weights.registry import select
+
+    trainings: dict[str, list[Checkpoint]] = {}
+    for row in select(variant, tag):
+        title = f"{row.tag}: {row.origin}, {row.licence}"
+        trainings.setdefault(title, []).append(row)
+    for title, rows in trainings.items():
+        console.print(_training_table(title, rows))
+        for row in rows if urls else ():
+            console.print(row.variant)
+            for mirror in row.mirrors:
+                console.print(f"  {mirror.format:4} {mirror.url}")
+        console.print()
+    console.print(
+        "sources: the official npz, then copies, as they are tried"
+        + ("" if urls else "; --urls has them")
+    )
+
+
+def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
+    """The variants of one training, 80 columns wide at most."""
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
+    for name in ("variant", "pixels", "head", "size", "top-1 %", "sources"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        dialects = ", ".join(mirror.format for mirror in row.mirrors)
+        top_1 = f"{row.accuracy} ({row.accuracy_source})" if row.accuracy else ""
+        table.add_row(
+            row.variant,
+            str(row.image_size[0]),
+            "zeros" if row.zero_head else str(row.num_classes),
+            row.size or "",
+            top_1,
+            f"{dialects}: one source" if len(row.mirrors) == 1 else dialects,
+        )
+    return table
+
+
+@weights_app.command()
+def fetch(
+    tag: Annotated[str, typer.Argument(help="A tag of `keras-vit weights list`.")],
+    to: Annotated[Path, typer.Option(help="Folder for the files; created if absent.")],
+    variant: Annotated[
+        str | None, typer.Option(help="One variant instead of all of the tag.")
+    ] = None,
+) -> None:
+    """Copies a tag's official files into a folder, for machines without a network."""
+    from keras_vit.weights import download
+
+    for path in download.fetch(tag, to, variant):
+        console.print(str(path))
+    console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 
 
 @app.command()

@@ -31,7 +31,7 @@ from rich import progress
 from rich.console import Console
 
 from keras_vit.weights.files import replacing
-from keras_vit.weights.registry import CHECKPOINTS, Checkpoint, Format, find
+from keras_vit.weights.registry import Checkpoint, Format, select
 
 if sys.platform != "win32":
     import fcntl
@@ -103,14 +103,8 @@ def fetch(
         variant: one variant ("ViT-B/16" or "ViT_B16") instead of all of the tag.
         formats: the dialects wanted, the preferred one first.
     """
-    rows = [row for row in CHECKPOINTS if row.tag == tag]
-    if variant is not None:
-        rows = [find(variant, tag)]
-    if not rows:
-        tags = ", ".join(dict.fromkeys(row.tag for row in CHECKPOINTS))
-        raise ValueError(f"Expected tag to be one of {tags}. Received: tag={tag!r}")
     root = Path(to)
-    paths = [_obtain(row, root, formats) for row in rows]
+    paths = [_obtain(row, root, formats) for row in select(variant, tag)]
     files = [record.with_suffix("") for record in sorted(root.rglob("*.sha256"))]
     lines = [
         f"{_recorded(file)}  {file.relative_to(root).as_posix()}" for file in files

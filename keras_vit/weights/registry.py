@@ -2,10 +2,15 @@
 
 Every ViT and hybrid checkpoint of google-research/vision_transformer (vit_jax): the
 paper's own (arXiv:2010.11929v2, section 4.1), and the SAM, GSAM and AugReg ones that
-came after it. Standard library only.
+came after it; the BiT baselines of google-research/big_transfer; and the outputs that
+others published for known inputs. Standard library only.
+
+A tag lists the copies of one training, never of two. Each copy stands on a public page
+or conversion script, cited beside it; nobody published hashes to compare the bytes by.
 
 Glossary: a tag is a training ("imagenet21k"), a variant an architecture in the
-paper's spelling ("ViT-B/16"); i21k is ImageNet-21k, i1k ImageNet-2012.
+paper's spelling ("ViT-B/16"); i21k is ImageNet-21k, i1k ImageNet-2012; a dialect is
+the naming of the tensors in a file ("npz", "timm", "hf").
 """
 
 import dataclasses
@@ -20,8 +25,9 @@ Format = Literal["npz", "timm", "hf"]
 Labels = Literal["imagenet21k", "imagenet2012"]
 
 BUCKET = "https://storage.googleapis.com/vit_models/"
+BIT_BUCKET = "https://storage.googleapis.com/bit_models/"
 VIT_KERAS = "https://github.com/faustomorales/vit-keras/releases/download/dl/"
-HUB = "https://huggingface.co/{}/resolve/main/model.safetensors"
+HUB = "https://huggingface.co/{}/resolve/{}/model.safetensors"
 NUM_CLASSES: dict[Labels, int] = {"imagenet21k": 21_843, "imagenet2012": 1_000}
 
 
@@ -39,15 +45,19 @@ class Checkpoint:
 
     variant: str  # In the paper's spelling: "R50+ViT-B/16".
     tag: str
-    path: str  # Inside the official bucket.
+    path: str  # Inside the official bucket, `BUCKET` or `BIT_BUCKET`.
     size: str | None  # As published, to its last place; None: unpublished.
-    image_size: tuple[int, int]  # (H, W) of its position embeddings, in pixels.
+    image_size: tuple[int, int]  # (H, W) in pixels it was trained for.
     num_classes: int
     labels: Labels
     mirrors: tuple[Mirror, ...]  # In the order in which they are tried.
+    origin: str = ""  # The paper of the training.
+    # vision_transformer's LICENSE, big_transfer's sources, the copies' model cards.
+    licence: str = "Apache-2.0"
     sha256: str | None = None  # Nobody published one of an official npz.
     value_range: tuple[float, float] = (-1.0, 1.0)  # Of the pixels it was trained on.
-    accuracy: float | None = None  # Top-1 in percent on ImageNet, where Table 5 has it.
+    accuracy: float | None = None  # Top-1 in percent on ImageNet, where published.
+    accuracy_source: str = ""
     zero_head: bool = False  # The head is all zeros: predictions are uniform.
 
     def size_bounds(self) -> tuple[int, int] | None:
@@ -76,21 +86,46 @@ _TAGS = (  # The columns of the table below.
 _SIZES = """
 ViT-S/16      -            -            -            252.57 MiB   ?
 ViT-S/32      -            -            -            -            ?
-ViT-B/8       393.72 MiB   334.78 MiB   -            -            -
 ViT-B/16      393.69 MiB   331.40 MiB   330.29 MiB   330.30 MiB   ?
 ViT-B/32      400.01 MiB   336.89 MiB   -            336.61 MiB   ?
 ViT-L/16      1.22 GiB     1.14 GiB     1.13 GiB     1.13 GiB     -
 ViT-L/32      1.23 GiB     1.14 GiB     -            1.14 GiB     -
 ViT-H/14      2.46 GiB     -            -            -            -
+ViT-B/8       393.72 MiB   334.78 MiB   -            -            -
 R26+ViT-B/32  450.23 MiB   -            -            -            -
 R50+ViT-B/16  439.85 MiB   377.57 MiB   -            -            -
 R50+ViT-L/32  1.31 GiB     -            -            -            -
 """
 
-# Table 5, pre-trained on ImageNet-21k, fine-tuned on ImageNet at 384 px (no Polyak):
-# the training of `imagenet21k+imagenet2012`. vit_jax's README repeats it with 84.12,
-# 81.31, 85.05 and 81.13, so a difference of a few tenths is no error.
-_TABLE_5 = {"ViT-B/16": 83.97, "ViT-B/32": 81.28, "ViT-L/16": 85.15, "ViT-L/32": 80.99}
+# Top-1 on ImageNet with its source. Table 5: fine-tuned at 384 px, no Polyak; vit_jax's
+# README repeats it with 84.12, 81.31, 85.05 and 81.13, so a difference of a few tenths
+# is no error. vit_jax: what its README (29.10.2020) expects of the two files. timm
+# measured BiT's very files (docs/models/big-transfer.md).
+_TUNED = "imagenet21k+imagenet2012"
+_TOP_1 = {
+    ("ViT-B/16", _TUNED): (83.97, "Table 5"),
+    ("ViT-B/32", _TUNED): (81.28, "Table 5"),
+    ("ViT-L/16", _TUNED): (85.15, "Table 5"),
+    ("ViT-L/32", _TUNED): (80.99, "Table 5"),
+    ("ViT-B/16", f"{_TUNED}-224"): (81.2, "vit_jax"),
+    ("ViT-L/16", f"{_TUNED}-224"): (82.7, "vit_jax"),
+    ("BiT-R50x1", _TUNED): (80.19, "timm"),
+    ("BiT-R50x3", _TUNED): (83.75, "timm"),
+    ("BiT-R101x1", _TUNED): (82.21, "timm"),
+    ("BiT-R101x3", _TUNED): (84.38, "timm"),
+    ("BiT-R152x2", _TUNED): (84.40, "timm"),
+    ("BiT-R152x4", _TUNED): (84.95, "timm"),
+}
+
+_VIT_PAPER = "ViT (arXiv:2010.11929)"
+_BIT_PAPER = "BiT (arXiv:1912.11370)"
+_ORIGINS = {  # By the tag up to its first "-"; the paper's own tags are not here.
+    "sam": "SAM (arXiv:2106.01548)",
+    "gsam": "GSAM (arXiv:2203.08065)",
+    "augreg": "AugReg (arXiv:2106.10270)",
+}
+# Released beside the paper's own files, and after it.
+_NOT_IN_THE_PAPER = ("ViT-B/8", "R26+ViT-B/32", "BiT-R152x2")
 
 # AugReg: the files in common use, timm's list (timm/models/vision_transformer.py and
 # vision_transformer_hybrid.py); sizes from vit_jax's README, in whole MiB.
@@ -138,9 +173,8 @@ _TIMM_NAMES = {
     "R50+ViT-L/32": "vit_large_r50_s32",
 }
 _B_AND_L = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32")
-_GOOGLE_COPIES = (*_B_AND_L, "ViT-H/14")  # Of `imagenet21k`; pooler is pre_logits.
 _TIMM_COPIES = {  # tag: (timm's word for the training, the variants copied there)
-    "imagenet21k": ("orig_in21k", (*_GOOGLE_COPIES, "R50+ViT-B/16")),
+    "imagenet21k": ("orig_in21k", (*_B_AND_L, "ViT-H/14", "R50+ViT-B/16")),
     "imagenet21k+imagenet2012": (
         "orig_in21k_ft_in1k",
         ("ViT-B/16", "ViT-L/32", "R50+ViT-B/16"),
@@ -151,41 +185,123 @@ _TIMM_COPIES = {  # tag: (timm's word for the training, the variants copied ther
     "augreg-imagenet21k+imagenet2012": ("augreg_in21k_ft_in1k", tuple(_AUGREG_I21K)),
     "augreg-imagenet2012": ("augreg_in1k", tuple(_AUGREG_I1K)),
 }
+# Google's (of i21k the pooler is pre_logits). Their cards: "weights were converted from
+# the timm repository ... who already converted the weights from JAX", and name the
+# trainings; uploaded in March 2021, before AugReg, when timm had these trainings alone
+# (its changelog of 26 and 30.10.2020). The hybrid's card does not name its training;
+# transformers' convert_vit_hybrid_timm_to_pytorch.py does: timm's vit_base_r50_s16_384,
+# then orig_in21k_ft_in1k.
+_GOOGLE_COPIES = {
+    "imagenet21k": (*_B_AND_L, "ViT-H/14"),
+    "imagenet21k+imagenet2012": (*_B_AND_L, "R50+ViT-B/16"),
+    "imagenet21k+imagenet2012-224": ("ViT-B/16", "ViT-L/16"),
+}
+# Where `main` has no model.safetensors, the commit or pull request that has: the Hub's
+# own conversion of `main`, by SFconvertbot (the repositories' file listings).
+_REVISIONS = {
+    "google/vit-large-patch32-224-in21k": "1170e42b7c584b04363ac5ad6b246001e8ba9113",
+    "google/vit-large-patch16-224": "8041a8c7b0517e25d4cfa63f2e2e35b50b853386",
+    "google/vit-large-patch16-384": "refs%2Fpr%2F1",
+    "google/vit-large-patch32-384": "7cb790d8aa73dc7882e7190b95f2dbde837abe21",
+}
+
+# BiT-S (ILSVRC-2012), BiT-M (i21k, with its trained head: big_transfer, issue 7) and
+# BiT-M fine-tuned: big_transfer's README and KNOWN_MODELS.
+# The copies: timm/models/resnetv2.py, which loaded these URLs before it had the Hub.
+# Its `goog_teacher_*` and `goog_distilled_*` are other trainings (arXiv:2106.05237).
+# google/bit-50 was made from timm's too, but no listing of its safetensors was found.
+# Pixels are timm's, 448 or 480 ("only one at 480x480?"); big_transfer fine-tunes all at
+# 480 now. They bind nothing: the network is convolutional.
+_BIT = ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
+_BIT_TAGS = {  # tag: (family, ending of the file's name, timm's word, if copied there)
+    "imagenet2012": ("S", "", None),
+    "imagenet21k": ("M", "", "goog_in21k"),
+    "imagenet21k+imagenet2012": ("M", "-ILSVRC2012", "goog_in21k_ft_in1k"),
+}
 
 
-def _mirrors(variant: str, tag: str, path: str, pixels: int) -> tuple[Mirror, ...]:
-    """The official bucket first, then its copies."""
-    mirrors = [Mirror(url=BUCKET + quote(path), format="npz")]
+def _hub(repository: str, dialect: Format) -> Mirror:
+    url = HUB.format(repository, _REVISIONS.get(repository, "main"))
+    return Mirror(url=url, format=dialect)
+
+
+def _copies(variant: str, tag: str, pixels: int) -> list[Mirror]:
+    """A ViT's or hybrid's, the official bucket left out."""
+    mirrors = []
     if tag in ("imagenet21k", "imagenet21k+imagenet2012") and variant in _B_AND_L:
         file = f"{variant.replace('/', '_')}_{tag}.npz"
         mirrors.append(Mirror(url=VIT_KERAS + quote(file), format="npz"))
-    # "-224" is only in this library's name of an AugReg or SAM training.
+    # "-224" is only in this library's name of an AugReg training.
     copies = _TIMM_COPIES.get(tag) or _TIMM_COPIES.get(tag.removesuffix("-224"))
-    hub: list[tuple[str, Format]] = []
     if copies and variant in copies[1]:
-        hub.append((f"timm/{_TIMM_NAMES[variant]}_{pixels}.{copies[0]}", "timm"))
-    if tag == "imagenet21k" and variant in _GOOGLE_COPIES:
+        name = f"{_TIMM_NAMES[variant]}_{pixels}.{copies[0]}"
+        mirrors.append(_hub(f"timm/{name}", "timm"))
+    if variant in _GOOGLE_COPIES.get(tag, ()):
         name = _TIMM_NAMES[variant].replace("_", "-")
-        hub.append((f"google/{name}-224-in21k", "hf"))
-    for repository, dialect in hub:
-        mirrors.append(Mirror(url=HUB.format(repository), format=dialect))
-    return tuple(mirrors)
+        name = name.replace("vit-base-r50-s16", "vit-hybrid-base-bit")
+        ending = "-in21k" if tag == "imagenet21k" else ""
+        mirrors.append(_hub(f"google/{name}-{pixels}{ending}", "hf"))
+    return mirrors
 
 
-def _row(variant: str, tag: str, path: str, size: str | None, px: int) -> Checkpoint:
+def _row(
+    variant: str,
+    tag: str,
+    url: str,
+    copies: list[Mirror],
+    *,
+    origin: str,
+    size: str | None,
+    pixels: int,
+) -> Checkpoint:
     labels: Labels = "imagenet21k" if tag.endswith("imagenet21k") else "imagenet2012"
+    bucket = next(bucket for bucket in (BUCKET, BIT_BUCKET) if url.startswith(bucket))
+    accuracy, accuracy_source = _TOP_1.get((variant, tag), (None, ""))
     return Checkpoint(
         variant=variant,
         tag=tag,
-        path=path,
+        path=url.removeprefix(bucket),
         size=size,
-        image_size=(px, px),
+        image_size=(pixels, pixels),
         num_classes=NUM_CLASSES[labels],
         labels=labels,
-        mirrors=_mirrors(variant, tag, path, px),
-        accuracy=_TABLE_5.get(variant) if tag == "imagenet21k+imagenet2012" else None,
-        zero_head=tag == "imagenet21k",
+        mirrors=(Mirror(url=quote(url, safe=":/"), format="npz"), *copies),
+        origin=origin,
+        accuracy=accuracy,
+        accuracy_source=accuracy_source,
+        zero_head=tag == "imagenet21k" and not variant.startswith("BiT"),
     )
+
+
+def _vit_row(
+    variant: str, tag: str, path: str, size: str | None, px: int
+) -> Checkpoint:
+    origin = _ORIGINS.get(tag.partition("-")[0], _VIT_PAPER)
+    if origin == _VIT_PAPER and variant in _NOT_IN_THE_PAPER:
+        origin = "vit_jax, not in the paper"
+    copies = _copies(variant, tag, px)
+    url = BUCKET + path
+    return _row(variant, tag, url, copies, origin=origin, size=size, pixels=px)
+
+
+def _bit_rows() -> list[Checkpoint]:
+    rows = []
+    for tag, (family, ending, word) in _BIT_TAGS.items():
+        for name in _BIT:
+            variant = f"BiT-{name}"
+            after = variant in _NOT_IN_THE_PAPER
+            copy = f"timm/resnetv2_{name.removeprefix('R')}_bit.{word}"
+            row = _row(
+                variant,
+                tag,
+                f"{BIT_BUCKET}BiT-{family}-{name}{ending}.npz",
+                [_hub(copy, "timm")] if word else [],
+                origin="big_transfer, not in the paper" if after else _BIT_PAPER,
+                size=None,
+                pixels=(480 if name == "R152x4" else 448) if ending else 224,
+            )
+            rows.append(row)
+    return rows
 
 
 def _published_rows() -> list[Checkpoint]:
@@ -200,7 +316,7 @@ def _published_rows() -> list[Checkpoint]:
                 continue
             path = f"{folder}/{cells[0].replace('/', '_')}{dash}{ending}.npz"
             size = None if cells[column] == "?" else cells[column]
-            rows.append(_row(cells[0], tag, path, size, px))
+            rows.append(_vit_row(cells[0], tag, path, size, px))
     return rows
 
 
@@ -214,7 +330,7 @@ def _augreg_rows() -> list[Checkpoint]:
     rows = []
     for variant, (size, recipe, _) in _AUGREG_I21K.items():
         path = _augreg_path(variant, "i21k", recipe)
-        rows.append(_row(variant, "augreg-imagenet21k", path, size, 224))
+        rows.append(_vit_row(variant, "augreg-imagenet21k", path, size, 224))
     for px, suffix in ((384, ""), (224, "-224")):
         ending = f"--imagenet2012-steps_20k-lr_{{}}-res_{px}"
         for variant, (_, recipe, lr) in _AUGREG_I21K.items():
@@ -223,14 +339,155 @@ def _augreg_rows() -> list[Checkpoint]:
             recipe = _AUGREG_OTHER.get((variant, px), recipe)
             path = _augreg_path(variant, "i21k", recipe, ending.format(lr))
             tag = f"augreg-imagenet21k+imagenet2012{suffix}"
-            rows.append(_row(variant, tag, path, None, px))
+            rows.append(_vit_row(variant, tag, path, None, px))
         for variant, recipe in _AUGREG_I1K.items():
             path = _augreg_path(variant, "i1k", recipe, ending.format("0.01"))
-            rows.append(_row(variant, f"augreg-imagenet2012{suffix}", path, None, px))
+            rows.append(
+                _vit_row(variant, f"augreg-imagenet2012{suffix}", path, None, px)
+            )
     return rows
 
 
-CHECKPOINTS: tuple[Checkpoint, ...] = (*_published_rows(), *_augreg_rows())
+CHECKPOINTS: tuple[Checkpoint, ...] = (
+    *_published_rows(),
+    *_augreg_rows(),
+    *_bit_rows(),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Outputs of a checkpoint for a known input, as others published them.
+
+    An image is resized ("squash": both sides; "crop": the shortest side, then the
+    centre; with Pillow, so antialiased) to `image_size`, and a pixel x in 0..255 scaled
+    to x / `half_range` - 1.
+    """
+
+    variant: str
+    tag: str
+    image: str | float  # A URL; or what every value of the scaled input is.
+    image_size: tuple[int, int]
+    resize: Literal["none", "squash", "crop"] = "none"
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    half_range: float = 127.5
+    # Of the first image: the head's logits or their softmax by class, or the class
+    # token after `encoder_norm` by feature.
+    output: Literal["logits", "probabilities", "class_token"]
+    expected: tuple[tuple[int, float], ...]  # (class or feature, value)
+    tolerance: float  # Absolute; the source's own, where it has one.
+    numerics: Literal["paper", "hf"]  # hf: GELU by erf, LayerNorm epsilon 1e-12.
+    source: str
+    believed: str = ""  # What the numbers rest on that nobody has checked.
+
+
+# The test fixture: COCO val2017's 000000039769, two cats.
+_CATS = (
+    "https://raw.githubusercontent.com/huggingface/transformers/"
+    "d05a9215b4f311963e465b99753ac711fb828893/"
+    "tests/fixtures/tests_samples/COCO/000000039769.png"
+)
+_SAME_B16 = (
+    "google/vit-base-patch16-224 is ViT-B_16-224.npz: its card and timm's changelog "
+    "(30.10.2020) say so; the tensors were not compared"
+)
+REFERENCES = (
+    Reference(
+        variant="ViT-B/32",
+        tag="imagenet21k+imagenet2012",
+        image="https://picsum.photos/id/997/384/384",
+        image_size=(384, 384),
+        half_range=128,
+        output="probabilities",
+        expected=(
+            (975, 0.52548),  # lakeside
+            (976, 0.16299),  # promontory
+            (980, 0.12497),  # volcano
+            (979, 0.04307),  # valley
+            (972, 0.02912),  # cliff
+            (978, 0.02730),  # seashore
+            (525, 0.01116),  # dam
+            (974, 0.00892),  # geyser
+            (977, 0.00597),  # sandbar
+            (970, 0.00570),  # alp
+        ),
+        tolerance=0.005,  # Ours: for decoders of the JPEG, and matmuls of a TPU.
+        numerics="paper",
+        source="google-research/vision_transformer@c6de1e5, vit_jax.ipynb, cells 42-44",
+        believed="picsum.photos still serves the same bytes",
+    ),
+    Reference(
+        variant="ViT-B/16",
+        tag="imagenet21k+imagenet2012-224",
+        image=0.5,
+        image_size=(224, 224),
+        output="logits",
+        expected=((0, 0.0112), (1, -0.5065), (2, -0.7792)),
+        tolerance=1e-4,
+        numerics="hf",
+        source="elixir-nx/bumblebee@21b5954, test/bumblebee/vision/vit_test.exs",
+        believed=_SAME_B16,
+    ),
+    Reference(
+        variant="ViT-B/16",
+        tag="imagenet21k+imagenet2012-224",
+        image=0.5,
+        image_size=(224, 224),
+        output="class_token",
+        expected=((0, 0.4435), (1, 0.4302), (2, -0.1585)),
+        tolerance=1e-4,
+        numerics="hf",
+        source="elixir-nx/bumblebee@21b5954, test/bumblebee/vision/vit_test.exs",
+        believed=_SAME_B16,
+    ),
+    Reference(
+        variant="ViT-B/16",
+        tag="imagenet21k+imagenet2012-224",
+        image=_CATS,
+        image_size=(224, 224),
+        resize="squash",
+        interpolation="bilinear",
+        output="logits",
+        expected=((0, -0.2744), (1, 0.8215), (2, -0.0836)),
+        tolerance=1e-4,
+        numerics="hf",
+        source="huggingface/transformers, tests/models/vit/test_modeling_vit.py",
+        believed=_SAME_B16,
+    ),
+    Reference(
+        variant="R50+ViT-B/16",
+        tag="imagenet21k+imagenet2012",
+        image=_CATS,
+        image_size=(384, 384),
+        resize="crop",
+        interpolation="bicubic",
+        output="logits",
+        expected=((0, -1.9090), (1, -0.4993), (2, -0.2389)),
+        tolerance=1e-4,
+        numerics="hf",
+        source="huggingface/transformers, tests/models/vit_hybrid/"
+        "test_modeling_vit_hybrid.py",
+        believed="google/vit-hybrid-base-bit-384 is R50+ViT-B_16.npz, and its images "
+        "are resized as timm's vit_base_r50_s16_384 does: its conversion script says "
+        "so; the tensors were not compared",
+    ),
+    Reference(
+        variant="BiT-R50x1",
+        tag="imagenet21k+imagenet2012",
+        image=_CATS,
+        image_size=(448, 448),
+        resize="crop",
+        interpolation="bilinear",
+        output="logits",
+        expected=((0, -0.6526), (1, -0.5263), (2, -1.4398)),
+        tolerance=1e-4,
+        numerics="hf",
+        source="huggingface/transformers, tests/models/bit/test_modeling_bit.py",
+        believed="google/bit-50 is BiT-M-R50x1-ILSVRC2012.npz, and its images are "
+        "resized as timm's resnetv2_50x1_bitm does: that is the default of its "
+        "conversion script; the tensors were not compared",
+    ),
+)
 
 
 def _key(variant: str) -> str:
@@ -264,4 +521,34 @@ def find(variant: str, tag: str) -> Checkpoint:
     raise ValueError(
         f"Expected a tag published for {variant}: {', '.join(exist)}. "
         f"Received: tag={tag!r}.{hint}"
+    )
+
+
+def select(variant: str | None = None, tag: str | None = None) -> list[Checkpoint]:
+    """The rows of a variant, of a tag, of both, or all.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if variant is not None and tag is not None:
+        return [find(variant, tag)]
+    if tag is not None:
+        rows = [row for row in CHECKPOINTS if row.tag == tag]
+        if not rows:
+            exist = ", ".join(dict.fromkeys(row.tag for row in CHECKPOINTS))
+            raise ValueError(
+                f"Expected tag to be one of {exist}. Received: tag={tag!r}"
+            )
+        return rows
+    if variant is not None:
+        return [find(variant, own) for own in tags(variant)] or [find(variant, "")]
+    return list(CHECKPOINTS)
+
+
+def references(variant: str, tag: str) -> tuple[Reference, ...]:
+    """The published outputs of a checkpoint; most have none."""
+    return tuple(
+        reference
+        for reference in REFERENCES
+        if reference.tag == tag and _key(reference.variant) == _key(variant)
     )

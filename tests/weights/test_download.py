@@ -19,7 +19,7 @@ import pytest
 
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, download, fetch, locate
-from keras_vit.weights.registry import BUCKET, Checkpoint, Mirror, find
+from keras_vit.weights.registry import BIT_BUCKET, BUCKET, Checkpoint, Mirror, find
 
 HTML = b"<!DOCTYPE html><html><body>Sign in to continue</body></html>"
 
@@ -549,9 +549,12 @@ def test_a_whole_tag_is_fetched(monkeypatch, tmp_path):
 
     monkeypatch.setattr(module, "download", remember)
     monkeypatch.setattr(module, "_warn_of_size", lambda path, checkpoint: None)
-    assert len(fetch("imagenet21k", to=tmp_path)) == 9
+    assert len(fetch("imagenet21k", to=tmp_path)) == 15  # BiT's six are last.
     urls, path, checks = asked[6]
     assert path == "imagenet21k/R26+ViT-B_32.npz"
     assert urls == [f"{BUCKET}imagenet21k/R26%2BViT-B_32.npz"]
     row = find("R26+ViT-B/32", "imagenet21k")
     assert checks == {"size_bounds": row.size_bounds(), "sha256": None}
+    urls, path, checks = asked[-1]
+    assert (urls, path) == ([f"{BIT_BUCKET}BiT-M-R152x4.npz"], "BiT-M-R152x4.npz")
+    assert checks == {"size_bounds": None, "sha256": None}

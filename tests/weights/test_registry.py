@@ -1,12 +1,15 @@
 """The registry against arithmetic, and the laws its rows obey."""
 
 import collections
+import itertools
+import re
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from keras_vit import configs
+from keras_vit import applications, configs
 from keras_vit.weights import registry
-from keras_vit.weights.registry import CHECKPOINTS, find, tags
+from keras_vit.weights.registry import CHECKPOINTS, find, references, select, tags
 
 AUGREG = "augreg/{}-300ep-lr_0.001-aug_{}.npz"
 TUNED = "--imagenet2012-steps_20k-lr_{}-res_{}"
@@ -15,8 +18,9 @@ TUNED = "--imagenet2012-steps_20k-lr_{}-res_{}"
 def test_every_published_file_is_there_once():
     counts = collections.Counter(row.tag for row in CHECKPOINTS)
     assert counts == {
-        "imagenet21k": 9,
-        "imagenet21k+imagenet2012": 6,
+        "imagenet21k": 9 + 6,  # And BiT's.
+        "imagenet21k+imagenet2012": 6 + 6,
+        "imagenet2012": 6,
         "imagenet21k+imagenet2012-224": 2,
         "sam": 5,
         "gsam": 4,
@@ -140,6 +144,10 @@ def test_size_bounds_are_half_a_unit_of_the_last_place():
     assert find("ViT-B/16", "gsam").size_bounds() is None
 
 
+def of_table_5(row):
+    return row.accuracy_source == "Table 5"
+
+
 def test_labels_heads_and_table_5():
     original = find("ViT-L/16", "imagenet21k")
     assert (original.num_classes, original.labels) == (21_843, "imagenet21k")
@@ -148,32 +156,229 @@ def test_labels_heads_and_table_5():
     assert not find("ViT-L/16", "augreg-imagenet21k").zero_head
     tuned = find("ViT-L/16", "imagenet21k+imagenet2012")
     assert (tuned.num_classes, tuned.labels) == (1_000, "imagenet2012")
-    known = {(row.variant, row.accuracy) for row in CHECKPOINTS if row.accuracy}
+    known = {row.variant: row.accuracy for row in CHECKPOINTS if of_table_5(row)}
     assert known == {
-        ("ViT-B/16", 83.97),
-        ("ViT-B/32", 81.28),
-        ("ViT-L/16", 85.15),
-        ("ViT-L/32", 80.99),
+        "ViT-B/16": 83.97,
+        "ViT-B/32": 81.28,
+        "ViT-L/16": 85.15,
+        "ViT-L/32": 80.99,
     }
+    for row in CHECKPOINTS:
+        assert bool(row.accuracy) == bool(row.accuracy_source)
     assert {row.value_range for row in CHECKPOINTS} == {(-1.0, 1.0)}
 
 
-def test_mirrors():
-    urls = {mirror.url: mirror.format for row in CHECKPOINTS for mirror in row.mirrors}
-    assert len(urls) == sum(len(row.mirrors) for row in CHECKPOINTS)  # No repeats.
+def repositories(owner):
+    """Every Hugging Face repository of `owner` that is a mirror, with its dialect."""
+    urls = {m.url: m.format for row in CHECKPOINTS for m in row.mirrors}
+    found = ((urlsplit(url).path.split("/"), urls[url]) for url in urls)
+    return {parts[2]: dialect for (parts, dialect) in found if parts[1] == owner}
+
+
+def braces(text):
+    """'a_{b,c}' as the shell expands it."""
+    parts = [part.split(",") for part in re.split("[{}]", text)]
+    return {"".join(choice) for choice in itertools.product(*parts)}
+
+
+def test_urls():
+    urls = [mirror.url for row in CHECKPOINTS for mirror in row.mirrors]
+    assert len(set(urls)) == len(urls)  # No copy stands under two tags or variants.
     assert sum("vit-keras" in url for url in urls) == 8
-    assert not any("+" in url for url in urls)
-    hub = "https://huggingface.co/{}/resolve/main/model.safetensors"
-    for name, dialect in {
-        "timm/vit_base_r50_s16_384.orig_in21k_ft_in1k": "timm",
-        "timm/vit_base_patch16_224.orig_in21k_ft_in1k": "timm",
-        "timm/vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k": "timm",
-        "timm/vit_small_patch16_224.augreg_in1k": "timm",
-        "timm/vit_base_patch32_224.sam_in1k": "timm",
-        "google/vit-huge-patch14-224-in21k": "hf",
-    }.items():
-        assert urls[hub.format(name)] == dialect
-    assert {m.format for m in find("ViT-B/16", "gsam").mirrors} == {"npz"}
+    for row in CHECKPOINTS:
+        first, *copies = row.mirrors
+        bucket = "bit_models" if row.variant.startswith("BiT") else "vit_models"
+        assert unquote(urlsplit(first.url).path) == f"/{bucket}/{row.path}"
+        for mirror in row.mirrors:
+            parts = urlsplit(mirror.url)
+            assert parts.scheme == "https"
+            assert re.fullmatch(r"(/[\w.%-]+)+", parts.path)  # "+" is escaped.
+            assert not parts.query + parts.fragment
+            ending = ".npz" if mirror.format == "npz" else "/model.safetensors"
+            assert parts.path.endswith(ending)
+        for mirror in copies:
+            assert urlsplit(mirror.url).netloc in ("huggingface.co", "github.com")
+
+
+def test_timms_names_are_those_it_publishes():
+    """Its list of the trainings, written here as timm writes it."""
+    augreg = (
+        "vit_{tiny,small,base,large}_patch16",
+        "vit_{small,base}_patch32",
+        "vit_tiny_r_s16_p8",
+        "vit_small_r26_s32",
+        "vit_large_r50_s32",
+    )
+    published = (
+        "vit_{base,large}_patch{16,32}_224.orig_in21k",
+        "vit_huge_patch14_224.orig_in21k",
+        "vit_base_r50_s16_224.orig_in21k",
+        "vit_base_patch16_{224,384}.orig_in21k_ft_in1k",
+        "vit_large_patch32_384.orig_in21k_ft_in1k",
+        "vit_base_r50_s16_384.orig_in21k_ft_in1k",
+        *(name + "_224.augreg_in21k" for name in augreg),
+        *(name + "_{224,384}.augreg_in21k_ft_in1k" for name in augreg),
+        "vit_base_patch8_224.augreg_in21k{,_ft_in1k}",
+        "vit_{small,base}_patch16_{224,384}.augreg_in1k",
+        "vit_base_patch32_{224,384}.augreg_in1k",
+        "vit_base_patch{16,32}_224.sam_in1k",
+        "resnetv2_{50,101}x{1,3}_bit.goog_in21k{,_ft_in1k}",
+        "resnetv2_152x{2,4}_bit.goog_in21k{,_ft_in1k}",
+    )
+    names = repositories("timm")
+    assert set(names) == set().union(*map(braces, published))
+    assert set(names.values()) == {"timm"}
+
+
+def test_googles_names_are_those_it_publishes():
+    published = (
+        "vit-{base,large}-patch{16,32}-224-in21k",
+        "vit-huge-patch14-224-in21k",
+        "vit-{base,large}-patch{16,32}-384",
+        "vit-{base,large}-patch16-224",
+        "vit-hybrid-base-bit-384",
+    )
+    names = repositories("google")
+    assert set(names) == set().union(*map(braces, published))
+    assert set(names.values()) == {"hf"}
+
+
+@pytest.mark.parametrize("row", CHECKPOINTS, ids=lambda row: f"{row.variant}-{row.tag}")
+def test_copies_are_of_the_rows_training(row):
+    """Each repository's name says variant, training and pixels, as its row does."""
+    words = {  # Of timm's names; Google's say "in21k" or nothing.
+        "imagenet21k": ("orig_in21k", "goog_in21k"),
+        "imagenet21k+imagenet2012": ("orig_in21k_ft_in1k", "goog_in21k_ft_in1k"),
+        "sam": ("sam_in1k",),
+        "augreg-imagenet21k": ("augreg_in21k",),
+        "augreg-imagenet21k+imagenet2012": ("augreg_in21k_ft_in1k",),
+        "augreg-imagenet2012": ("augreg_in1k",),
+    }
+    pixels = str(row.image_size[0])
+    for mirror in row.mirrors[1:]:
+        if mirror.format == "npz":
+            name = unquote(mirror.url.rpartition("/")[2])
+            assert name == f"{row.variant.replace('/', '_')}_{row.tag}.npz"
+            continue
+        name = urlsplit(mirror.url).path.split("/")[2]
+        architecture, _, training = name.partition(".")
+        if mirror.format == "timm":
+            assert training in words[row.tag.removesuffix("-224")]
+        else:
+            assert name.endswith("-in21k") == (row.tag == "imagenet21k")
+        if row.variant.startswith("BiT"):
+            width = row.variant.removeprefix("BiT-R")
+            assert architecture == f"resnetv2_{width}_bit"
+            continue
+        assert re.search(rf"[_-]{pixels}(-in21k)?$", architecture)
+        patch = row.variant.rpartition("/")[2]
+        if row.variant.startswith("ViT"):
+            assert re.search(rf"patch{patch}[_-]", architecture)
+
+
+def test_rows_with_one_source():
+    alone = collections.defaultdict(set)
+    for row in CHECKPOINTS:
+        if len(row.mirrors) == 1:
+            alone[row.tag].add(row.variant)
+    bit = {row.variant for row in CHECKPOINTS if row.variant.startswith("BiT")}
+    assert alone == {
+        "imagenet21k": {"ViT-B/8", "R26+ViT-B/32", "R50+ViT-L/32"},
+        "imagenet21k+imagenet2012": {"ViT-B/8"},
+        "imagenet2012": bit,
+        "sam": {"ViT-S/16", "ViT-L/16", "ViT-L/32"},
+        "gsam": {"ViT-S/16", "ViT-S/32", "ViT-B/16", "ViT-B/32"},
+    }
+
+
+def test_origins():
+    papers = {(row.tag.partition("-")[0], row.origin) for row in CHECKPOINTS}
+    assert papers == {
+        ("imagenet21k", "ViT (arXiv:2010.11929)"),
+        ("imagenet21k", "vit_jax, not in the paper"),
+        ("imagenet21k", "BiT (arXiv:1912.11370)"),
+        ("imagenet21k+imagenet2012", "ViT (arXiv:2010.11929)"),
+        ("imagenet21k+imagenet2012", "vit_jax, not in the paper"),
+        ("imagenet21k+imagenet2012", "BiT (arXiv:1912.11370)"),
+        ("imagenet2012", "BiT (arXiv:1912.11370)"),
+        *((tag, "big_transfer, not in the paper") for tag in tags("BiT-R152x2")),
+        ("sam", "SAM (arXiv:2106.01548)"),
+        ("gsam", "GSAM (arXiv:2203.08065)"),
+        ("augreg", "AugReg (arXiv:2106.10270)"),
+    }
+    assert {row.licence for row in CHECKPOINTS} == {"Apache-2.0"}
+    assert {row.variant for row in CHECKPOINTS if "not in" in row.origin} == {
+        "ViT-B/8",
+        "R26+ViT-B/32",
+        "BiT-R152x2",
+    }
+
+
+def test_bit():
+    assert tags("BiT_R50x1") == tags("BiT-R50x1")
+    assert tags("BiT_R50x1") == (
+        "imagenet2012",
+        "imagenet21k",
+        "imagenet21k+imagenet2012",
+    )
+    assert tags("BiT_R200x3") == ()
+    row = find("BiT_R152x4", "imagenet21k+imagenet2012")
+    assert row.path == "BiT-M-R152x4-ILSVRC2012.npz"
+    assert (row.num_classes, row.image_size, row.size) == (1000, (480, 480), None)
+    row = find("BiT-R101x3", "imagenet21k")
+    assert (row.num_classes, row.image_size) == (21_843, (224, 224))
+    assert not row.zero_head
+    assert find("BiT-R50x3", "imagenet2012").path == "BiT-S-R50x3.npz"
+
+
+@pytest.mark.parametrize("reference", registry.REFERENCES, ids=lambda r: r.output)
+def test_references_are_of_rows(reference):
+    row = find(reference.variant, reference.tag)
+    assert reference in references(row.variant, row.tag)
+    assert reference.image_size == row.image_size
+    assert 0 < reference.tolerance < 0.01
+    assert len(dict(reference.expected)) == len(reference.expected)
+    if reference.output != "class_token":
+        assert all(index < row.num_classes for index, _ in reference.expected)
+    if isinstance(reference.image, str):
+        assert urlsplit(reference.image).scheme == "https"
+    assert (reference.resize == "none") == (reference.interpolation is None)
+    assert reference.source
+    assert reference.believed  # All of them rest on something.
+
+
+def test_references_by_name():
+    [lake] = references("ViT_B32", "imagenet21k+imagenet2012")
+    labels = applications.imagenet2012_labels()
+    assert [labels[index].split(",")[0] for index, _ in lake.expected] == [
+        "lakeside",
+        "promontory",
+        "volcano",
+        "valley",
+        "cliff",
+        "seashore",
+        "dam",
+        "geyser",
+        "sandbar",
+        "alp",
+    ]
+    assert [value for _, value in lake.expected] == sorted(
+        (value for _, value in lake.expected), reverse=True
+    )
+    assert sum(value for _, value in lake.expected) < 1
+    assert len(references("ViT-B/16", "imagenet21k+imagenet2012-224")) == 3
+    assert references("ViT-B/16", "imagenet21k") == ()
+
+
+def test_select():
+    assert select() == list(CHECKPOINTS)
+    assert [row.tag for row in select("ViT_H14")] == ["imagenet21k"]
+    assert {row.tag for row in select(tag="gsam")} == {"gsam"}
+    assert select("ViT-B/16", "sam") == [find("ViT-B/16", "sam")]
+    with pytest.raises(ValueError, match="Expected tag to be one of imagenet21k, "):
+        select(tag="gsan")
+    with pytest.raises(ValueError, match="Expected a variant with published weights"):
+        select("BiT_R200x3")
 
 
 def test_find_takes_builder_names():

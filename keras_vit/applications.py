@@ -22,7 +22,6 @@ from keras_vit.layers.embeddings import Tensor
 from keras_vit.models import heads
 from keras_vit.models.vit import encode
 from keras_vit.weights import checkpoint, download, registry
-from keras_vit.weights.npz import Npz
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -176,7 +175,7 @@ def _in_directory(variant: str, directory: Path) -> Path:
 def _classes_in(source: Path | None) -> int:
     if source is None:
         return 1000
-    with Npz(source) as tensors:
+    with checkpoint.read(source) as tensors:
         return tensors["head/bias"].shape[0] if "head/bias" in tensors else 1000
 
 
@@ -303,7 +302,7 @@ def from_checkpoint(
     beside = checkpoint.config_beside(source)
     chosen = {key: beside[key] for key in beside.keys() & fields} | overrides
     grid = grid or beside.get("grid")
-    with Npz(source) as tensors:
+    with checkpoint.read(source) as tensors:
         contents = checkpoint.infer(tensors, str(source))
         if classes is not None and classes != contents.num_classes:
             chosen.setdefault("representation_size", None)

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +24,40 @@ from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted, quantized
 from keras_vit.weights import names
 from keras_vit.weights.files import replacing
-from keras_vit.weights.npz import Npz
+from keras_vit.weights.tensors import TensorFile, open_tensors
 
 Grid: TypeAlias = tuple[int, int]
+
+
+class Canonical(Mapping[str, np.ndarray]):
+    """The tensors of a file under their canonical names, each read once."""
+
+    def __init__(self, file: TensorFile) -> None:
+        self._file = file
+        self._names = names.canonical(file)
+        self._read: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> "Canonical":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._read:
+            self._read[name] = self._file[self._names[name]]
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read(source: str | os.PathLike[str]) -> Canonical:
+    """Opens a checkpoint under canonical names; see `tensors.open_tensors`."""
+    return Canonical(open_tensors(source))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +217,7 @@ def load(
             another architecture; the model is then unchanged.
     """
     grid = grid or config_beside(source).get("grid")
-    with Npz(source) as tensors:
+    with read(source) as tensors:
         return assign(model, tensors, str(source), grid=grid)
 
 

@@ -307,7 +307,7 @@ def test_lora_and_int8_models_are_loaded_first():
 
 def test_a_keras_file_is_not_an_npz(tmp_path):
     mini().save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match=r"another kind of zip .*load_model"):
+    with pytest.raises(ValueError, match=r"another kind of zip.*load_model"):
         keras_vit.from_checkpoint(tmp_path / "model.keras")
 
 

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test check format quick parity floor bench clean
+.PHONY: demo test check format quick fuzz parity floor bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -24,6 +24,9 @@ test-jax test-torch: test-%: $(VENV)/dev.done
 
 quick: $(VENV)/dev.done  ## TensorFlow alone, without the tests that take minutes.
 	$(QUIET) $(BIN)/pytest -q -m "not slow"
+
+fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.
+	$(QUIET) KERAS_VIT_FUZZ=10000 $(BIN)/pytest -q --durations=0 -s tests/weights/test_fuzz.py
 
 parity: $(VENV)/dev.done  ## The largest difference from every reference fixture.
 	$(QUIET) $(BIN)/pytest -q -k "reference or preprocess"

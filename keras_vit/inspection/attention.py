@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_vit.layers import TransformerBlock
 from keras_vit.layers.embeddings import Tensor
-from keras_vit.models.vit import describe
+from keras_vit.models.description import describe
 
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from keras_vit.layers import (
 )
 from keras_vit.layers.embeddings import Composite, check_unadapted, patch_grid
 from keras_vit.models import heads
-from keras_vit.models.vit import describe
+from keras_vit.models.description import describe
 
 
 def for_task(model: keras.Model, classes: int) -> keras.Model:

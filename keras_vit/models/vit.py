@@ -10,11 +10,8 @@ from keras_vit.layers import (
     AxialBlock,
     ClassToken,
     PatchEmbedding,
-    ResidualUnit,
-    StdConv2D,
     TransformerBlock,
 )
-from keras_vit.layers.convolution import RootPool
 from keras_vit.layers.embeddings import Tensor, patch_grid
 from keras_vit.models import heads
 from keras_vit.models.resnet import encode as feature_map
@@ -88,11 +85,12 @@ def _positions(config: ViTConfig, grid: tuple[int, int]) -> dict[int, Any]:
     if config.position in ("none", "relative"):
         return {}
     arguments = (grid, config.num_prefix_tokens, config.position)
+    if config.position_at == "every_layer_shared":
+        shared = AddPositionEmbs(*arguments, name="posembed_shared")
+        return dict.fromkeys(range(config.num_layers), shared)
     first = AddPositionEmbs(*arguments, name="posembed_input")
     if config.position_at == "stem":
         return {0: first}
-    if config.position_at == "every_layer_shared":
-        return dict.fromkeys(range(config.num_layers), first)
     others = range(1, config.num_layers)
     return {0: first} | {
         layer: AddPositionEmbs(*arguments, name=f"posembed_{layer}") for layer in others
@@ -113,53 +111,3 @@ def _block(config: ViTConfig, grid: tuple[int, int], name: str) -> keras.layers.
     if config.attention == "axial":
         return AxialBlock(grid, **arguments)
     return TransformerBlock(**arguments)
-
-
-def describe(model: keras.Model) -> dict[str, Any]:
-    """The facts of a built ViT, read off its layers: sizes, grid, class token.
-
-    Raises:
-        ValueError: if `model` is not made of this library's layers.
-    """
-    embedding = _only(model, PatchEmbedding)
-    blocks = [
-        layer
-        for layer in model.layers
-        if isinstance(layer, TransformerBlock | AxialBlock)
-    ]
-    tokens = [layer for layer in model.layers if isinstance(layer, ClassToken)]
-    places = embedding.input.shape[1:3]
-    return {
-        "stride": _stride(model),
-        "patch_size": embedding.patch_size,
-        "num_layers": len(blocks),
-        "hidden_size": embedding.hidden_size,
-        "mlp_dim": blocks[0].mlp_dim if blocks else None,
-        "num_heads": blocks[0].num_heads if blocks else None,
-        "grid": patch_grid(places, embedding.patch_size, embedding.crop),
-        "num_prefix_tokens": tokens[0].num_tokens if tokens else 0,
-        "num_channels": model.input_shape[-1],
-    }
-
-
-def _stride(model: keras.Model) -> int:
-    """Pixels to a place that patches are cut from: 1, or that of a hybrid's map."""
-    stride = 1
-    for layer in model.layers:
-        if isinstance(layer, StdConv2D | ResidualUnit):
-            stride *= layer.strides
-        elif isinstance(layer, RootPool):
-            stride *= 2
-    return stride
-
-
-def _only(model: keras.Model, kind: type) -> Any:
-    """The one layer of `kind` in `model`."""
-    found = [layer for layer in model.layers if isinstance(layer, kind)]
-    if len(found) != 1:
-        raise ValueError(
-            f"Expected a model of keras_vit with one {kind.__name__} layer. Received: "
-            f"model={model.name!r} with {len(found)}; a ViT inside another model is "
-            "reached as model.get_layer(name)"
-        )
-    return found[0]

@@ -1,7 +1,8 @@
 """Checkpoints: find, download, verify, load, save."""
 
-from keras_vit.weights.checkpoint import Report, load, save
+from keras_vit.weights.checkpoint import Report, load
 from keras_vit.weights.contents import config_beside
 from keras_vit.weights.download import DownloadError, fetch
+from keras_vit.weights.writing import save
 
 __all__ = ["DownloadError", "Report", "config_beside", "fetch", "load", "save"]

@@ -9,7 +9,6 @@ before a single variable has changed.
 import collections
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +17,9 @@ import numpy as np
 
 from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
-from keras_vit.layers.embeddings import check_unadapted, quantized
-from keras_vit.weights import names, variables
+from keras_vit.layers.embeddings import check_unadapted
+from keras_vit.weights import variables
 from keras_vit.weights.contents import Contents, Grid, infer, read
-from keras_vit.weights.files import replacing
 from keras_vit.weights.registry import Checkpoint
 
 
@@ -45,6 +43,7 @@ class Report:
     zero_head: bool = False  # The file's head was loaded and is all zeros.
     dialect: str = "official"
     numerics: tuple[str, ...] = ()  # What the file is computed with, and assumed.
+    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     published: Checkpoint | None = None  # The row of the registry, of a tag.
 
     def names(self, status: str) -> list[str]:
@@ -135,7 +134,12 @@ def assign(model: keras.Model, contents: Contents) -> Report:
     loaded = {row.name for row in rows if row.status == "loaded"}
     zero_head = "head/kernel" in loaded and not tensors["head/kernel"].any()
     return Report(
-        contents.where, tuple(rows), zero_head, contents.dialect, _numerics(contents)
+        contents.where,
+        tuple(rows),
+        zero_head,
+        contents.dialect,
+        _numerics(contents),
+        contents.preprocessing,
     )
 
 
@@ -348,70 +352,3 @@ def _words(config: ViTConfig | ResNetConfig) -> str:
 def _units(config: ViTConfig | ResNetConfig) -> tuple[int, ...] | None:
     resnet = config if isinstance(config, ResNetConfig) else config.resnet
     return None if resnet is None else resnet.num_layers
-
-
-def save(
-    model: keras.Model,
-    path: str | os.PathLike[str],
-    format: str = "npz",
-    *,
-    numbering: str = "pre-linen",
-) -> None:
-    """Writes a model's weights as an official npz, whole or not at all.
-
-    LoRA is merged into the kernels.
-
-    Args:
-        model: a ViT of this library.
-        path: of the file to write.
-        format: "npz".
-        numbering: "pre-linen", as the released files, or "linen", as today's code.
-
-    Raises:
-        ValueError: if `format` or `numbering` is unknown, or the model is quantized or
-            has weights the format has no names for.
-        OSError: if the disk is full or the folder not writable.
-    """
-    if format != "npz" or numbering not in ("pre-linen", "linen"):
-        raise ValueError(
-            "Expected format='npz' and numbering='pre-linen' or 'linen'. "
-            f"Received: format={format!r}, numbering={numbering!r}"
-        )
-    if found := quantized(model):
-        raise ValueError(
-            "Expected a model in floating point. Received: "
-            f"model={model.name!r}, quantized in {', '.join(found[:3])}. Save "
-            "before quantizing, or use model.save('model.keras')"
-        )
-    entries = [(layer, list(variables.of_layer(layer))) for layer in model.layers]
-    unnamed = [layer.name for layer, named in entries if layer.weights and not named]
-    if unnamed:
-        raise ValueError(
-            f"Expected a model of ViT layers alone. Received: model={model.name!r} "
-            f"with layers that format={format!r} has no names for: "
-            f"{', '.join(unnamed)}. Use model.save('model.keras')"
-        )
-    _warn_of_grid(model, path)
-    table = names.PRE_LINEN if numbering == "pre-linen" else {}
-    tensors = {
-        names.renumber(name, table): tensor
-        for _, named in entries
-        for entry in named
-        for name, tensor in entry.split().items()
-    }
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **tensors)
-
-
-def _warn_of_grid(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """The official format has no grid: one that could pass for a square is named."""
-    for layer in model.layers:
-        if not isinstance(layer, AddPositionEmbs) or layer.grid is None:
-            continue
-        rows, columns = layer.grid
-        if rows != columns and round((rows * columns) ** 0.5) ** 2 == rows * columns:
-            warnings.warn(
-                f"The official format does not say that positions are of a {rows}x"
-                f"{columns} grid: read {path} back with grid={layer.grid}",
-                stacklevel=3,
-            )

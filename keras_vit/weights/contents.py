@@ -16,7 +16,6 @@ from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.weights import names
 from keras_vit.weights.tensors import open_tensors
-from keras_vit.weights.variables import POSITIONS
 
 Grid: TypeAlias = tuple[int, int]
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
@@ -64,19 +63,21 @@ def read(
     path, subtree = _subtree(source)
     beside = config_beside(path)
     chosen = {**beside, **(overrides or {})}
-    grid = grid or beside.get("grid")
+    likely = grid or beside.get("grid")
     with _open(path) as file:
         found = names.canonical(
             file,
             str(source),
             heads=chosen.get("num_heads"),
-            patches=None if grid is None else math.prod(grid),
+            patches=None if likely is None else math.prod(likely),
             subtree=subtree,
         )
     hints = {
         key: chosen[key] for key in ("classifier", "num_registers") if key in chosen
     }
     contents = infer(found.tensors, str(source), found.hints | hints)
+    if likely is not None and math.prod(likely) == contents.num_positions:
+        grid = likely  # A config of another resolution than the table's tells nothing.
     own = numerics or found.numerics
     fields = configs.numerics_of(contents.config, own)
     if numerics is not None:  # Stronger than the file beside, as it was asked for.
@@ -206,11 +207,7 @@ def _infer_vit(
         "representation_size": _width(tensors, "pre_logits/bias"),
         "resnet": resnet,
         "position": position,
-        "position_at": (
-            "every_layer"
-            if any(name.startswith("Transformer/posembed_1/") for name in tensors)
-            else "stem"
-        ),
+        "position_at": _infer_position_at(tensors),
         "attention": "axial" if axial else "full",
         **hints,
     }
@@ -247,9 +244,10 @@ def _infer_positions(
     tensors: Mapping[str, np.ndarray], attention: str
 ) -> tuple[str, int | None, Grid | None]:
     """The kind (D.4), how many places it has, and their grid if that is told."""
-    folder = POSITIONS.rpartition("/")[0]
-    if POSITIONS in tensors:
-        return "1d", tensors[POSITIONS].shape[-2], None
+    shared = any(name.startswith("Transformer/posembed_shared/") for name in tensors)
+    folder = f"Transformer/posembed_{'shared' if shared else 'input'}"
+    if f"{folder}/pos_embedding" in tensors:
+        return "1d", tensors[f"{folder}/pos_embedding"].shape[-2], None
     if f"{folder}/x_embedding" in tensors:
         columns = tensors[f"{folder}/x_embedding"].shape[1]
         rows = tensors[f"{folder}/y_embedding"].shape[1]
@@ -260,6 +258,13 @@ def _infer_positions(
         offsets = len(tensors[f"{attention}/relative_embedding"])
         return "relative", (offsets + 1) // 2, None
     return "sincos2d", None, None  # big_vision's, which has nothing to save.
+
+
+def _infer_position_at(tensors: Mapping[str, np.ndarray]) -> str:
+    for table, place in (("shared", "every_layer_shared"), ("1", "every_layer")):
+        if any(name.startswith(f"Transformer/posembed_{table}/") for name in tensors):
+            return place
+    return "stem"
 
 
 def _infer_resnet(tensors: Mapping[str, np.ndarray], where: str) -> Contents:
@@ -389,9 +394,13 @@ def _timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patch_in(architecture: str, given: int | None) -> int | None:
-    """The patch of a timm name such as vit_base_patch16_224; a hybrid's has none."""
+    """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
+    if "_r_s16_p8" in architecture:
+        return 32
+    if hybrid := re.search(r"_r\d+_s(\d+)", architecture):
+        return int(hybrid[1])
     match = re.search(r"patch(\d+)", architecture)
-    return (given or int(match[1])) if match else None
+    return given or (int(match[1]) if match else None)
 
 
 def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:

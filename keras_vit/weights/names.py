@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit import configs
+from keras_vit.weights.variables import POSITIONS
 
 LINEN = {  # pre-linen: linen, inside an encoder block (official checkpoint.py).
     "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
@@ -162,7 +163,7 @@ class Dialect:
                     rule.layout.write(tensors[_fill(part, numbers)])
                     for part in rule.parts
                 ]
-                bare = theirs.startswith("classifier") or not self.prefixes
+                bare = "classifier" in theirs or not self.prefixes
                 prefix = "" if bare else self.prefixes[0]
                 written[prefix + theirs] = np.ascontiguousarray(np.concatenate(parts))
         return written
@@ -241,7 +242,6 @@ BLOCK = "Transformer/encoderblock_{i}"
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
 MLP = f"{BLOCK}/MlpBlock_0"
 MAP = "MAPHead_0/MultiHeadDotProductAttention_0"
-TABLE = "Transformer/posembed_input/pos_embedding"
 _GAMMA = ("/gamma", "/beta")
 
 
@@ -407,6 +407,11 @@ HF = Dialect(
     numerics="hf",
     prefixes=("vit.", "deit.", "dinov2.", "dinov2_with_registers."),
     ignored=r"embeddings\.mask_token$",  # Of pre-training.
+)
+HF_DEIT = dataclasses.replace(  # For writing: DeiT's own prefix and heads.
+    HF,
+    prefixes=("deit.",),
+    rules=tuple(rule for rule in HF.rules if not rule.theirs.startswith("classifier.")),
 )
 HF_BIT = Dialect(
     "hf",
@@ -643,6 +648,11 @@ def canonical(
     return _translated(dialect, found, where, heads, patches)
 
 
+def is_group_norm(name: str) -> bool:
+    """Whether a canonical name is of a ResNet's norm."""
+    return _GROUP_NORM.search(name) is not None
+
+
 def _without_prefix(names: Iterable[str], subtree: str | None) -> dict[str, str]:
     """Names without what optimizers and larger models put before them: originals."""
     found = {name: name for name in names}
@@ -663,16 +673,17 @@ def _flax(tensors: dict[str, np.ndarray]) -> Canonical:
     if any(match[2] in LINEN for match in blocks):
         tensors = {renumber(name, LINEN): value for name, value in tensors.items()}
     tensors = {
-        name: NORM.read(value, 1) if _GROUP_NORM.search(name) else value
+        name: NORM.read(value, 1) if is_group_norm(name) else value
         for name, value in tensors.items()
     }
-    dialect = "official" if TABLE in tensors else "big_vision"
+    placed = any(name.startswith("Transformer/posembed_") for name in tensors)
+    dialect = "official" if placed else "big_vision"
     if "pos_embedding" in tensors:
         # Its positions are added before the class token, which then has none.
         table = tensors.pop("pos_embedding")
         if "cls" in tensors and table.ndim == 3:
             table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-        tensors[TABLE] = table
+        tensors[POSITIONS] = table
     return Canonical(tensors, dialect, "paper", {})
 
 
@@ -709,7 +720,7 @@ def _translated(
     found = dialect.translate(tensors, heads, where)
     if bare := _add_biases(found):
         notes.append(f"zeros for the biases that {bare} projections do not have")
-    hints |= _join_tokens(found, patches)
+    hints |= _join_tokens(found, patches, bare=dialect is TIMM)
     head, embedding = found.get("head/kernel"), found.get("embedding/bias")
     if {"head/kernel", "head_dist/kernel"} <= found.keys():
         # DeiT averages its two heads: one head on both tokens, each half as large.
@@ -755,12 +766,14 @@ def _usual_heads(dialect: Dialect, tensors: Mapping[str, np.ndarray]) -> int:
     return usual.get(hidden_size, max(hidden_size // 64, 1))
 
 
-def _join_tokens(tensors: dict[str, np.ndarray], patches: int | None) -> dict[str, Any]:
+def _join_tokens(
+    tensors: dict[str, np.ndarray], patches: int | None, *, bare: bool
+) -> dict[str, Any]:
     """cls, dist and reg_token as one `cls`; a row of zeros where one has no position.
 
-    Positions are of all tokens, of the patches alone, or (DINOv2 with registers in
-    transformers) of all but the registers; the number of patches, where it is not
-    known, is the first square among them.
+    Positions are of all tokens, of all but the registers (DINOv2 in transformers), or,
+    where tokens may be `bare`, of the patches alone (`no_embed_class` of timm); the
+    number of patches, where it is not known, is the first square among them.
     """
     order = ("cls_token", "dist_token", "reg_token")
     tokens = {name: tensors.pop(name) for name in order if name in tensors}
@@ -771,12 +784,16 @@ def _join_tokens(tensors: dict[str, np.ndarray], patches: int | None) -> dict[st
     if "pos_embed" in tensors:
         table = tensors.pop("pos_embed")
         rows = table.shape[-2]
-        choices = dict.fromkeys((rows - leading, rows - leading - registers, rows))
+        choices = dict.fromkeys((rows - leading, rows - leading - registers))
+        if bare:
+            choices[rows] = None
         counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
         placed = rows - (counts or list(choices))[0]  # Tokens with a position.
-        bare = np.zeros((1, leading + registers - placed, table.shape[-1]), table.dtype)
-        parts = (table[:, :placed], bare, table[:, placed:])
-        tensors[TABLE] = np.concatenate(parts, axis=1)
+        nothing = np.zeros(
+            (1, leading + registers - placed, table.shape[-1]), table.dtype
+        )
+        parts = (table[:, :placed], nothing, table[:, placed:])
+        tensors[POSITIONS] = np.concatenate(parts, axis=1)
     # A distillation token without a head of its own is one more register.
     registers += int("dist_token" in tokens)
     return {"num_registers": registers} if registers else {}

@@ -313,7 +313,7 @@ def test_a_keras_file_is_not_an_npz(tmp_path):
 
 def test_a_grid_that_could_pass_for_a_square_is_named(tmp_path):
     model = mini(image_size=(16, 64))
-    with pytest.warns(UserWarning, match=r"1x4 grid: read .* with grid=\(1, 4\)"):
+    with pytest.warns(UserWarning, match=r"read .*strip\.npz back with grid=\(1, 4\)"):
         weights.save(model, tmp_path / "strip.npz")
     again = keras_vit.from_checkpoint(tmp_path / "strip.npz", grid=(1, 4))
     assert again.input_shape == (None, 16, 64, 3)

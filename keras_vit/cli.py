@@ -1,4 +1,4 @@
-"""The command line: `keras-vit --help` names its commands."""
+"""The command line: `keras-vit demo | finetune | predict | convert | weights ...`."""
 
 import dataclasses
 import importlib
@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
@@ -189,19 +190,18 @@ def finetune(
         freeze=freeze or None,
         ema=ema,
     )
-    if model is None and _is_file(weights):
+    if model is None and _is_checkpoint(weights):
         size = None if image_size is None else settings.image_size
-        network = keras_vit.from_checkpoint(
-            weights, image_size=size, **_numerics(weights, gelu)
-        )
+        overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+        network = keras_vit.from_checkpoint(weights, image_size=size, **overrides)
         console.print(str(network.checkpoint_report).splitlines()[0])
     else:
         network = _builder(model or "ViT-B/16")(
             include_top=False,
-            pooling="token",
+            pooling=_pooling(model or "ViT-B/16"),
             input_shape=(*settings.image_size, 3),
             **({} if weights is None else {"weights": _none(weights)}),
-            **_numerics(weights, gelu),
+            **({} if gelu is None else {"gelu": gelu}),
         )
     network = keras_vit.for_task(network, len(source.classes))
     mean, std = _normalization(weights, mean, std)
@@ -239,21 +239,20 @@ def finetune(
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
 
 
-def _is_file(weights: str | None) -> TypeGuard[str]:
-    return weights is not None and Path(weights).is_file()
+def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
+    """Whether `weights` is a file, or a folder as timm and transformers write it."""
+    if weights is None:
+        return False
+    names = ("model.safetensors*", "model.weights.h5", "tf_model.h5")
+    path = Path(weights)
+    return path.is_file() or any(found for name in names for found in path.glob(name))
 
 
 def _beside(weights: str | None) -> dict[str, Any]:
     """The config.json beside a weights file; nothing for a tag."""
     import keras_vit
 
-    return keras_vit.weights.config_beside(weights) if _is_file(weights) else {}
-
-
-def _numerics(weights: str | None, gelu: str | None) -> dict[str, Any]:
-    """What a builder must be told: the option, else the file's config.json."""
-    chosen = gelu or _beside(weights).get("gelu")
-    return {} if chosen is None else {"gelu": chosen}
+    return keras_vit.weights.config_beside(weights) if _is_checkpoint(weights) else {}
 
 
 def _normalization(
@@ -289,7 +288,7 @@ def _recipe(name: str | None, data: str, **changes: Any) -> Any:
     return dataclasses.replace(row, **changes)
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
+def _size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
     """'384' or '384x512' as (H, W)."""
     if text is None:
         return None
@@ -297,7 +296,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
         raise ValueError(
             "Expected pixels as 384 or 384x512 (height x width). "
-            f"Received: --image-size {text}"
+            f"Received: {option} {text}"
         )
     return int(sides[0]), int(sides[-1])
 
@@ -306,15 +305,26 @@ def _none(weights: str) -> str | None:
     return None if weights.lower() == "none" else weights
 
 
+def _pooling(variant: str) -> str:
+    """What a new head reads: the class token where there is one (D.3)."""
+    from keras_vit.configs import VARIANTS, ViTConfig, builder_name
+
+    config = VARIANTS.get(builder_name(variant))
+    is_token = isinstance(config, ViTConfig) and config.classifier == "token"
+    return "token" if is_token else "avg"
+
+
 def _builder(variant: str) -> Any:
     """The builder of a variant in either spelling."""
     import keras_vit
-    from keras_vit.configs import VIT_VARIANTS, builder_name
+    from keras_vit.configs import VARIANTS, builder_name
 
     name = builder_name(variant)
-    if name not in keras_vit.VARIANTS:
+    built = [known for known in VARIANTS if hasattr(keras_vit, builder_name(known))]
+    if name not in built:
+        known = ", ".join(variant for variant in built if "_" not in variant)
         raise ValueError(
-            f"Expected one of {', '.join(VIT_VARIANTS)}, or a folder that `keras-vit "
+            f"Expected one of {known}, or a folder that `keras-vit "
             f"finetune` wrote. Received: --model {variant}"
         )
     return getattr(keras_vit, name)
@@ -333,13 +343,12 @@ def _open_model(
         run = Run.load(Path(model))
         run.mean, run.std = mean or run.mean, std or run.std
         return keras.models.load_model(Path(model) / "model.keras"), run
-    if model is None and _is_file(weights):
+    if model is None and _is_checkpoint(weights):
         network = keras_vit.from_checkpoint(weights)
     else:
         network = _builder(model or "ViT-B/16")(
             weights=weights or "imagenet21k+imagenet2012",
             classifier_activation=None,
-            **_numerics(weights, None),
         )
     if "head" not in {layer.name for layer in network.layers}:
         raise ValueError(
@@ -585,6 +594,76 @@ def fetch(
     for path in download.fetch(tag, to, variant):
         console.print(str(path))
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
+            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, or a .keras file."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="The file; of timm and hf, the folder.")
+    ],
+    to: Annotated[
+        Literal["npz", "timm", "hf", "keras"],
+        typer.Option(help="The dialect to write."),
+    ],
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels to resize positions to, 384 or 384x512."),
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="A new, zero head of so many classes.")
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Rows x columns of the positions, where they are no square."),
+    ] = None,
+    numerics: Annotated[
+        Literal["paper", "timm", "hf"] | None,
+        typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
+    ] = None,
+) -> None:
+    """Rewrites a checkpoint for another library, and says what became of it."""
+    import keras
+
+    import keras_vit
+
+    size = _size(image_size)
+    if to == "keras":
+        output = output.with_suffix(".keras")
+    if source.suffix == ".keras":
+        model = keras.models.load_model(source)
+        if size is not None:
+            model = keras_vit.at_resolution(model, size)
+        if classes is not None:
+            model = keras_vit.for_task(model, classes)
+    else:
+        model = keras_vit.from_checkpoint(
+            source,
+            image_size=size,
+            classes=classes,
+            grid=_size(grid, "--grid"),
+            numerics=numerics,
+        )
+        console.print("\n".join(str(model.checkpoint_report).splitlines()[:2]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        if to == "keras":
+            from keras_vit.weights.files import replacing
+
+            with replacing(output) as temporary:
+                model.save(temporary)
+        else:
+            keras_vit.weights.save(model, output, format=to)
+    for warning in said:
+        if issubclass(warning.category, UserWarning):
+            errors.print(str(warning.message))
+    console.print(f"{output}: {model.count_params():,} parameters, {to}")
 
 
 @app.command()

@@ -334,12 +334,13 @@ EFFICIENTNET_VARIANTS = {
 }
 
 # Every variant under the paper's spelling and under its builder's name.
-VARIANTS: dict[str, ViTConfig | ResNetConfig] = {
+VARIANTS: dict[str, ViTConfig | ResNetConfig | EfficientNetConfig] = {
     **VIT_VARIANTS,
     **HYBRID_VARIANTS,
     **BIT_VARIANTS,
     **AXIAL_VARIANTS,
     **AXIAL_RESNETS,
+    **EFFICIENTNET_VARIANTS,
 }
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
 

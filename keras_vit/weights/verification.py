@@ -1,0 +1,162 @@
+"""A published checkpoint's outputs against those that others published for it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.configs import ViTConfig, numerics_of
+from keras_vit.models.description import config_of
+from keras_vit.models.resnet import resnet
+from keras_vit.models.vit import vit
+from keras_vit.weights import checkpoint, download, variables
+from keras_vit.weights.contents import Contents
+from keras_vit.weights.registry import Checkpoint, Reference, references
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One published output: how far the model's is from it."""
+
+    reference: Reference
+    difference: float  # The largest, over the values that were published.
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the source's own tolerance."""
+        return self.difference <= self.reference.tolerance
+
+    def __str__(self) -> str:
+        told = self.reference
+        text = (
+            f"{'passed' if self.passed else 'FAILED'}  {told.variant} {told.tag}: "
+            f"{len(told.expected)} {told.output} of {told.image}, {told.numerics} "
+            f"numerics: {self.difference:.1e} (<= {told.tolerance:g})\n"
+            f"        {told.source}"
+        )
+        return f"{text}\n        believed: {told.believed}" if told.believed else text
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What `verify` found; prints as a list."""
+
+    variant: str
+    tag: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was published and all of it agrees."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def __str__(self) -> str:
+        if not self.checks:
+            return f"nobody published outputs of {self.variant} {self.tag} that we know"
+        return "\n".join(str(check) for check in self.checks)
+
+
+def verify(model: keras.Model) -> Verification:
+    """Runs known inputs through a tagged model and compares with published outputs.
+
+    Each is computed as its source did: with its GELU and epsilons, at its resolution.
+    An image is downloaded once, to the cache.
+
+    Args:
+        model: built with a tag, e.g. `ViT_B16(weights="imagenet21k+imagenet2012")`,
+            and not trained since.
+
+    Returns:
+        A `Verification`; `passed` is False where nothing was published.
+
+    Raises:
+        ValueError: if the model was not built with a tag, or has no head to compare.
+        OSError: if an image cannot be had.
+    """
+    report = getattr(model, "checkpoint_report", None)
+    published: Checkpoint | None = report and report.published
+    if published is None:
+        raise ValueError(
+            "Expected a model built with a tag, as ViT_B16(weights="
+            "'imagenet21k+imagenet2012'). Received: "
+            f"model={model.name!r} without one"
+        )
+    found = references(published.variant, published.tag)
+    checks = tuple(Check(told, _difference(model, told)) for told in found)
+    return Verification(published.variant, published.tag, checks)
+
+
+def _difference(model: keras.Model, told: Reference) -> float:
+    twin = _twin(model, told)
+    if told.output == "class_token":
+        twin = keras.Model(twin.input, twin.get_layer("encoder_norm").output[:, 0])
+    output = twin(_image(told)[None], training=False)
+    if told.output == "probabilities":
+        output = keras.ops.softmax(output)
+    ours = keras.ops.convert_to_numpy(output)[0]
+    places, values = zip(*told.expected, strict=True)
+    if max(places) >= len(ours):
+        raise ValueError(
+            f"Expected a model with the published head. Received: model={model.name!r} "
+            f"with {len(ours)} outputs, {told.output} {max(places)} to compare"
+        )
+    return float(np.abs(ours[list(places)] - np.asarray(values)).max())
+
+
+def _twin(model: keras.Model, told: Reference) -> keras.Model:
+    """The same weights at the reference's resolution, with its numerics."""
+    config = config_of(model)
+    config = dataclasses.replace(config, **numerics_of(config, told.numerics))
+    tensors = {
+        name: tensor
+        for entry in variables.entries(model)
+        for name, tensor in entry.split().items()
+    }
+    head = tensors.get("head/bias")
+    contents = Contents(
+        where=model.name,
+        tensors=tensors,
+        config=config,
+        num_channels=model.input_shape[-1],
+        num_classes=None if head is None else len(head),
+        num_positions=None,
+    )
+    build: Any = vit if isinstance(config, ViTConfig) else resnet
+    twin = build(config, image_size=told.image_size, num_classes=contents.num_classes)
+    checkpoint.assign(twin, contents)
+    return twin
+
+
+def _image(told: Reference) -> np.ndarray:
+    """The input of a reference: [H, W, 3], as its source scaled it."""
+    if isinstance(told.image, float):
+        return np.full((*told.image_size, 3), told.image, np.float32)
+    name = told.image.split("://")[1].replace("/", "_")
+    path = download.download([told.image], download.cache_dir() / "verify" / name)
+    pixels = np.asarray(_resized(path, told), np.float32)
+    return pixels / told.half_range - 1
+
+
+def _resized(path: Path, told: Reference) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            "Expected Pillow, by which the sources resized their images. "
+            "Received: none installed. pip install pillow"
+        ) from error
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    height, width = told.image_size
+    if told.resize == "none":
+        return image
+    filters = {"bicubic": Image.Resampling.BICUBIC}
+    by = filters.get(told.interpolation or "", Image.Resampling.BILINEAR)
+    if told.resize == "squash":
+        return image.resize((width, height), by)
+    scale = max(height / image.height, width / image.width)
+    larger = (round(image.width * scale), round(image.height * scale))
+    left, top = (larger[0] - width) // 2, (larger[1] - height) // 2
+    return image.resize(larger, by).crop((left, top, left + width, top + height))

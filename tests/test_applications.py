@@ -8,10 +8,19 @@ import pytest
 
 import keras_vit
 from keras_vit import applications
-from keras_vit.configs import VIT_VARIANTS, builder_name
+from keras_vit.configs import VARIANTS, EfficientNetConfig, builder_name
+from keras_vit.weights import registry
 from tests.conftest import REFERENCE
 
-BUILDERS = [builder_name(variant) for variant in VIT_VARIANTS]
+MINI = REFERENCE / "vit_mini.npz"
+
+BUILDERS = sorted(
+    {
+        builder_name(variant)
+        for variant, config in VARIANTS.items()
+        if not isinstance(config, EfficientNetConfig)
+    }
+)
 
 
 def numpy(x):
@@ -118,3 +127,41 @@ def test_decode_predictions():
     assert len(applications.imagenet2012_labels()) == 1000
     with pytest.raises(ValueError, match="1000"):
         keras_vit.decode_predictions(scores[:, :10])
+
+
+def test_a_mirror_in_another_dialect_is_the_same_training(tmp_path, monkeypatch):
+    """A tag's numerics are the paper's, though timm, who keeps the copy, uses erf."""
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))
+    model = keras_vit.ViT_Ti16(weights=None, classes=1000, classifier_activation=None)
+    rng = np.random.default_rng(0)
+    for layer in ("head", "cls"):
+        values = model.get_layer(layer).get_weights()
+        model.get_layer(layer).set_weights(
+            [0.02 * rng.standard_normal(v.shape) for v in values]
+        )
+    keras_vit.weights.save(model, tmp_path / "timm", format="timm")
+    tag = "augreg-imagenet21k+imagenet2012-224"
+    row = registry.find("ViT-Ti/16", tag)
+    copy = tmp_path / f"{row.path.removesuffix('.npz')}.timm.safetensors"
+    copy.parent.mkdir()
+    (tmp_path / "timm" / "model.safetensors").rename(copy)
+    again = keras_vit.ViT_Ti16(weights=tag, classifier_activation=None)
+    report = again.checkpoint_report
+    assert (report.dialect, report.published) == ("timm", row)
+    assert again.get_layer("encoderblock_0").gelu == "tanh"
+    images = rng.uniform(-1, 1, (1, 224, 224, 3)).astype("float32")
+    np.testing.assert_allclose(numpy(again(images)), numpy(model(images)), atol=1e-6)
+    exact = keras_vit.ViT_Ti16(weights=tag, numerics="timm")
+    assert exact.get_layer("encoderblock_0").gelu == "erf"
+    with pytest.raises(ValueError, match="numerics to be one of paper, timm, hf"):
+        keras_vit.ViT_Ti16(weights=None, numerics="jax")
+
+
+def test_a_folder_of_timm_or_hugging_face_is_weights(tmp_path):
+    source = keras_vit.from_checkpoint(
+        REFERENCE / "hybrid_mini_stem.npz", numerics="timm"
+    )
+    keras_vit.weights.save(keras_vit.from_checkpoint(MINI), tmp_path, format="hf")
+    again = keras_vit.from_checkpoint(tmp_path)
+    assert again.checkpoint_report.dialect == "hf"
+    assert source.get_layer("conv_root").epsilon == 1e-8

@@ -441,3 +441,52 @@ def test_demo(shell, tmp_path):
     code, out, _ = shell("evaluate", "--model", tmp_path / "demo")
     assert code == 0
     assert "of 359 images right" in out
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "npz"])
+def test_convert_there_and_back_is_bit_equal(to, shell, tmp_path):
+    code, out, err = shell("convert", MINI, tmp_path / "there", "--to", to)
+    assert (code, err) == (0, "")
+    assert "40 loaded" in out
+    assert f"there: 42,666 parameters, {to}" in out
+    code, out, _ = shell(
+        "convert", tmp_path / "there", tmp_path / "back.npz", "--to", "npz"
+    )
+    assert code == 0
+    assert f"{'official' if to == 'npz' else to} dialect" in out
+    with np.load(MINI) as old, np.load(tmp_path / "back.npz") as new:
+        assert old.files == new.files or set(old.files) == set(new.files)
+        for name in old.files:
+            np.testing.assert_array_equal(old[name], new[name])
+
+
+def test_convert_to_keras_resizes_and_takes_a_new_head(shell, tmp_path):
+    code, out, err = shell(
+        *("convert", MINI, tmp_path / "it", "--to", "keras"),
+        *("--image-size", "96x64", "--classes", "7"),
+    )
+    assert (code, err) == (0, "")
+    assert "1 resized, 2 fresh" in out
+    model = keras.models.load_model(tmp_path / "it.keras")
+    assert model.input_shape == (None, 96, 64, 3)
+    assert model.output_shape == (None, 7)
+    code, out, _ = shell(
+        "convert", tmp_path / "it.keras", tmp_path / "it.npz", "--to", "npz"
+    )
+    assert code == 0
+
+
+def test_convert_says_what_a_dialect_cannot_hold(shell, tmp_path):
+    gap = str(REFERENCE / "vit_mini_gap.npz")
+    code, _, err = shell("convert", gap, tmp_path / "x", "--to", "hf")
+    assert code == 1
+    assert "classifier='gap'" in err
+    assert not (tmp_path / "x").exists()
+    code, _, err = shell(
+        *("convert", MINI, tmp_path / "x", "--to", "npz", "--numerics", "timm")
+    )
+    assert code == 0
+    assert "back with gelu='erf'" in err
+    code, _, err = shell("convert", tmp_path / "none.npz", tmp_path / "x", "--to", "hf")
+    assert code == 1
+    assert "does not exist" in err

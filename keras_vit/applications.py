@@ -127,7 +127,7 @@ def _build(
         # A tag's training computes as the paper's code does, whoever keeps the copy.
         own = numerics or ("paper" if published else None)
         found = contents.read(source, numerics=own)
-        chosen = _numerics_in(found) | chosen
+        chosen = _numerics_in(found, config) | chosen
     elif numerics is not None:
         chosen = numerics_of(config, numerics) | chosen
     config = dataclasses.replace(config, **chosen)
@@ -170,14 +170,18 @@ def _build(
     return model
 
 
-def _numerics_in(found: Contents) -> dict[str, Any]:
-    """The fields of a config that a file's dialect or `config.json` sets."""
-    config = found.config
-    if isinstance(config, ResNetConfig):
-        names = NUMERICS["paper"]["v2"].keys()
-        return {name: getattr(config, name) for name in names}
-    fields = {name: getattr(config, name) for name in NUMERICS["paper"]["vit"]}
-    return fields | ({"resnet": config.resnet} if config.resnet else {})
+def _numerics_in(found: Contents, config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+    """The fields of `config` that a file's dialect or `config.json` sets."""
+    told, kernels = found.config, NUMERICS["paper"]["v2"].keys()
+    if isinstance(config, ResNetConfig) and isinstance(told, ResNetConfig):
+        return {name: getattr(told, name) for name in kernels}
+    if isinstance(config, ResNetConfig) or isinstance(told, ResNetConfig):
+        return {}  # Of another family: loading says so.
+    fields = {name: getattr(told, name) for name in NUMERICS["paper"]["vit"]}
+    if config.resnet is not None and told.resnet is not None:
+        epsilons = {name: getattr(told.resnet, name) for name in kernels}
+        fields["resnet"] = dataclasses.replace(config.resnet, **epsilons)
+    return fields
 
 
 def _features(images: Tensor, config: ViTConfig | ResNetConfig) -> Tensor:

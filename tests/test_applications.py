@@ -157,11 +157,30 @@ def test_a_mirror_in_another_dialect_is_the_same_training(tmp_path, monkeypatch)
         keras_vit.ViT_Ti16(weights=None, numerics="jax")
 
 
-def test_a_folder_of_timm_or_hugging_face_is_weights(tmp_path):
-    source = keras_vit.from_checkpoint(
-        REFERENCE / "hybrid_mini_stem.npz", numerics="timm"
+def test_a_file_brings_its_numerics_to_a_builder_but_not_its_architecture(tmp_path):
+    images = {"input_shape": (32, 32, 3), "classes": 3}
+    ti = keras_vit.ViT_Ti16(weights=None, gelu="erf", **images)
+    keras_vit.weights.save(ti, tmp_path, format="hf")
+    again = keras_vit.ViT_Ti16(weights=tmp_path, **images)
+    assert again.get_layer("encoderblock_0").gelu == "erf"
+    assert (
+        keras_vit.ViT_Ti16(weights=tmp_path, gelu="tanh", **images)
+        .get_layer("encoderblock_0")
+        .gelu
+        == "tanh"
     )
-    keras_vit.weights.save(keras_vit.from_checkpoint(MINI), tmp_path, format="hf")
-    again = keras_vit.from_checkpoint(tmp_path)
-    assert again.checkpoint_report.dialect == "hf"
-    assert source.get_layer("conv_root").epsilon == 1e-8
+    hybrid = REFERENCE / "hybrid_mini_stem.npz"
+    with pytest.raises(ValueError, match=r"embedding/kernel is .*a hybrid"):
+        keras_vit.ViT_Ti16(weights=hybrid, **images)
+    with pytest.raises(ValueError, match="conv_root/kernel is missing"):
+        keras_vit.R_ViT_Ti16(weights=MINI, **images)
+    with pytest.raises(ValueError, match="conv_root/kernel is missing"):
+        keras_vit.BiT_R50x1(weights=MINI, **images)
+
+
+def test_loading_into_a_model_of_other_numerics_warns(tmp_path):
+    mini = keras_vit.from_checkpoint(MINI, gelu="erf")
+    keras_vit.weights.save(mini, tmp_path, format="timm")
+    paper = keras_vit.from_checkpoint(MINI)
+    with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
+        keras_vit.weights.load(paper, tmp_path)

@@ -13,12 +13,27 @@ import typer.main
 
 import keras_vit
 from keras_vit.cli import app
-from keras_vit.configs import VIT_VARIANTS, builder_name
+from keras_vit.configs import (
+    AXIAL_RESNETS,
+    AXIAL_VARIANTS,
+    BIT_VARIANTS,
+    HYBRID_VARIANTS,
+    VIT_VARIANTS,
+    builder_name,
+)
 from keras_vit.weights import registry
 from tests.models.test_vit import PARAMETERS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+# vit_jax/models_test.py; timm's published counts of BiT, to two places of a million.
+OTHER_PARAMETERS = {
+    "R+ViT-Ti/16": 6_337_704,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-L/32": 328_994_856,
+}
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"]
 
 
@@ -111,6 +126,20 @@ def test_model_table_is_the_registrys():
 def modules():
     for module in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."):
         yield module.name
+
+
+def test_table_of_hybrids_and_resnets_is_the_registrys():
+    rows = re.findall(r"^\| (\S+) \| `(\w+)` \| ([\d,]+) \| ([^|]*) \|$", README, re.M)
+    known = HYBRID_VARIANTS | BIT_VARIANTS | AXIAL_VARIANTS | AXIAL_RESNETS
+    assert [row[0] for row in rows] == list(known)
+    for variant, name, parameters, tags in rows:
+        assert name == builder_name(variant)
+        assert hasattr(keras_vit, name)
+        listed = re.findall(r"`([^`]+)`", tags)
+        plain = [t for t in registry.tags(variant) if not t.endswith("-224")]
+        assert listed == plain
+        if variant in OTHER_PARAMETERS:
+            assert int(parameters.replace(",", "")) == OTHER_PARAMETERS[variant]
 
 
 @pytest.mark.parametrize("name", modules())

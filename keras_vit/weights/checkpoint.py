@@ -9,15 +9,18 @@ before a single variable has changed.
 import collections
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vit import configs
 from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted
+from keras_vit.models.description import config_of
 from keras_vit.weights import variables
 from keras_vit.weights.contents import Contents, Grid, infer, read
 from keras_vit.weights.registry import Checkpoint
@@ -96,7 +99,27 @@ def load(
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
     known = {"num_heads": heads.pop()} if len(heads) == 1 else {}
-    return assign(model, read(source, grid=grid, overrides=known))
+    contents = read(source, grid=grid, overrides=known)
+    report = assign(model, contents)
+    _warn_of_numerics(config_of(model), contents)
+    return report
+
+
+def _warn_of_numerics(config: Any, contents: Contents) -> None:
+    """A built model keeps its GELU and epsilons, whatever the file asks for."""
+    told = contents.config
+    differing = [
+        f"{field}={getattr(told, field)!r}"
+        for field in configs.numerics_of(told, "paper")
+        if field != "resnet" and getattr(config, field) != getattr(told, field)
+    ]
+    if differing:
+        warnings.warn(
+            f"{contents.where} is computed with {', '.join(differing)} "
+            f"({contents.dialect}), this model is not: keras_vit.from_checkpoint "
+            "builds one that is",
+            stacklevel=3,
+        )
 
 
 def assign(model: keras.Model, contents: Contents) -> Report:

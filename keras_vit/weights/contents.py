@@ -18,6 +18,12 @@ from keras_vit.weights import names
 from keras_vit.weights.tensors import open_tensors
 
 Grid: TypeAlias = tuple[int, int]
+# Of images, unless a config.json says otherwise: pixels to [-1, 1], resized bilinearly.
+PREPROCESSING = {
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "interpolation": "bilinear",
+}
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 BESIDE_FIELDS = VIT_FIELDS | RESNET_FIELDS | {"mean", "std", "grid", "interpolation"}
@@ -37,7 +43,9 @@ class Contents:
     dialect: str = "official"
     numerics: str = "paper"
     notes: tuple[str, ...] = ()  # What was assumed, for the report.
-    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: dict(PREPROCESSING)
+    )
 
 
 def read(
@@ -91,9 +99,7 @@ def read(
         numerics=own,
         notes=found.notes,
         preprocessing={
-            key: beside[key]
-            for key in ("mean", "std", "interpolation")
-            if key in beside
+            key: beside.get(key, value) for key, value in PREPROCESSING.items()
         },
     )
 

@@ -627,6 +627,8 @@ def canonical(
     ]
     if len(dialects) != 1:
         what = "several dialects" if dialects else "no dialect known here"
+        if not dialects and any(name.startswith("img/") for name in names):
+            what += f" (of its image tower: {where}:img)"
         raise ValueError(
             "Expected the tensors of one ViT or ResNet under the names of one dialect "
             "(official, big_vision, BiT, timm, Hugging Face, TFViT or keras-hub). "

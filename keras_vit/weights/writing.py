@@ -16,7 +16,7 @@ from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.layers.embeddings import quantized
 from keras_vit.models.description import config_of, describe
 from keras_vit.weights import names, variables
-from keras_vit.weights.contents import infer
+from keras_vit.weights.contents import PREPROCESSING, infer
 from keras_vit.weights.files import replacing
 
 FORMATS = ("npz", "timm", "hf")
@@ -205,10 +205,12 @@ def _split_tokens(
 def _preprocessing(model: keras.Model) -> dict[str, Any]:
     """What the weights expect of images: as they were loaded, else [-1, 1]."""
     report = getattr(model, "checkpoint_report", None)
+    found = dict(PREPROCESSING if report is None else report.preprocessing)
     channels = model.input_shape[-1]
-    half = {"mean": [0.5] * channels, "std": [0.5] * channels}
-    found = {} if report is None else dict(report.preprocessing)
-    return half | {"interpolation": "bilinear"} | found
+    for key in ("mean", "std"):
+        if len(found[key]) != channels and len(set(found[key])) == 1:
+            found[key] = [found[key][0]] * channels
+    return found
 
 
 TIMM_HYBRIDS = {

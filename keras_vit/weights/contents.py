@@ -112,11 +112,23 @@ def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
     return Path(source), None
 
 
+_H5 = ("model.weights.h5", "tf_model.h5")
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether timm, transformers or keras-hub wrote a checkpoint into this folder."""
+    return any(
+        found
+        for name in ("model.safetensors*", *_H5)
+        for found in Path(path).glob(name)
+    )
+
+
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     """The file's tensors; keras-hub keeps a classifier's head in a second file."""
     if path.is_dir():
-        for name in ("model.weights.h5", "tf_model.h5"):
+        for name in _H5:
             if (path / name).is_file():
                 path = path / name
                 break
@@ -381,10 +393,29 @@ def _gelu(config: Mapping[str, Any], key: str) -> dict[str, str]:
     return {"gelu": GELUS[name]}
 
 
+# What neither tensors nor config.json tell of timm's architectures, but their names do:
+# heads that are not 64 wide, and SigLIP 2's GELU.
+_TIMM_NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        r"^vit_(so400m|giant|giantopt|gigantic|base_patch16_gap)_",
+        {"num_heads": 16},
+    ),
+    (
+        r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
+        r"|^vit_large_patch16_siglip_(gap_)?512",
+        {"gelu": "tanh"},
+    ),
+)
+
+
 def _timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments = config.get("model_args") or {}
     pretrained = config.get("pretrained_cfg") or config
-    fields: dict[str, Any] = _gelu(arguments, "act_layer")
+    fields: dict[str, Any] = {}
+    for pattern, told in _TIMM_NAMES:
+        if re.search(pattern, str(config["architecture"])):
+            fields |= told
+    fields |= _gelu(arguments, "act_layer")
     if "num_heads" in arguments:
         fields["num_heads"] = arguments["num_heads"]
     size = arguments.get("img_size") or (pretrained.get("input_size") or [None])[1:]
@@ -402,7 +433,7 @@ def _timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _patch_in(architecture: str, given: int | None) -> int | None:
     """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
     if "_r_s16_p8" in architecture:
-        return 32
+        return 4 * (given or 8)  # The root's stride, then the map's patch.
     if hybrid := re.search(r"_r\d+_s(\d+)", architecture):
         return int(hybrid[1])
     match = re.search(r"patch(\d+)", architecture)
@@ -417,12 +448,26 @@ def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
     return {"grid": (sides[0] // patch_size, sides[1] // patch_size)}
 
 
+_HF_RESNET = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32}
+
+
+def _check_hf(config: Mapping[str, Any], **built: Any) -> None:
+    """Refuses what transformers can be told to compute and no layer here does."""
+    for key, value in built.items():
+        received = config.get(key, value)
+        if received != value and str(received).upper() != value:
+            raise ValueError(
+                f"Expected {key}={json.dumps(value)} of transformers' config, which is "
+                f"what the layers here compute. Received: {key}={json.dumps(received)}"
+            )
+
+
 def _hf_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    if config["model_type"] == "bit" and config.get("global_padding"):
-        raise ValueError(
-            "Expected a BiT with symmetric padding (global_padding null). Received: "
-            f"global_padding={config['global_padding']!r}"
-        )
+    if config["model_type"] == "bit":
+        _check_hf(config, global_padding=None, **_HF_RESNET)
+    if config.get("backbone_config") is not None:
+        _check_hf(config["backbone_config"], global_padding="SAME", **_HF_RESNET)
+    _check_hf(config, pooler_act="tanh")
     fields: dict[str, Any] = {}
     if "num_attention_heads" in config:
         fields |= {"num_heads": config["num_attention_heads"]}

@@ -44,6 +44,15 @@ def _check_positive(config: Any, *fields: str) -> None:
             )
 
 
+def _check_epsilon(config: Any, *fields: str) -> None:
+    for field in fields:
+        value = getattr(config, field)
+        if not value > 0:
+            raise ValueError(
+                f"Expected {field} to be positive. Received: {field}={value!r}"
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
     """A ResNet of bottleneck units, group-normalised, with standardised kernels (4.1).
@@ -70,7 +79,9 @@ class ResNetConfig:
     head_bias_init: float = 0.0
 
     def __post_init__(self) -> None:
-        if any(not isinstance(units, int) or units < 1 for units in self.num_layers):
+        if not isinstance(self.num_layers, tuple | list) or any(
+            not isinstance(units, int) or units < 1 for units in self.num_layers
+        ):
             raise ValueError(
                 "Expected num_layers to be positive integers, the units of each stage. "
                 f"Received: num_layers={self.num_layers!r}"
@@ -79,6 +90,14 @@ class ResNetConfig:
         _check_positive(self, "width", "num_heads")
         _check_choice(self, "unit", ("v1", "v2", "axial"))
         _check_choice(self, "pool_padding", ("zero", "inf"))
+        _check_epsilon(self, "kernel_epsilon", "group_norm_epsilon")
+        heads = self.num_heads if self.unit == "axial" else 1
+        if self.width % 32 or self.width % heads:
+            raise ValueError(
+                "Expected width to be a multiple of 32, the groups of a norm, and of "
+                f"an axial unit's heads. Received: width={self.width}, "
+                f"num_heads={self.num_heads}"
+            )
 
     @property
     def stride(self) -> int:
@@ -135,7 +154,13 @@ class ViTConfig:
                 raise ValueError(
                     f"Expected {field} in [0, 1). Received: {field}={value!r}"
                 )
-        _check_choice(self, "classifier", CLASS_TOKENS)
+        if not isinstance(self.num_registers, int) or self.num_registers < 0:
+            raise ValueError(
+                "Expected num_registers to be an integer, zero or more. "
+                f"Received: num_registers={self.num_registers!r}"
+            )
+        _check_epsilon(self, "layer_norm_epsilon")
+        _check_choice(self, "classifier", tuple(CLASS_TOKENS))
         _check_choice(self, "gelu", ("tanh", "erf"))
         _check_choice(self, "position", ("none", "1d", "2d", "sincos2d", "relative"))
         _check_choice(
@@ -145,12 +170,18 @@ class ViTConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        divisor = {"2d": 2, "sincos2d": 4}.get(self.position, 1)
-        if self.hidden_size % divisor:
+        divisor, least = {"2d": (2, 2), "sincos2d": (4, 8)}.get(self.position, (1, 1))
+        if self.hidden_size % divisor or self.hidden_size < least:
             raise ValueError(
-                f"Expected hidden_size to be a multiple of {divisor} for "
+                f"Expected hidden_size to be a multiple of {divisor}, at least "
+                f"{least}, for "
                 f"position={self.position!r} (D.4: halves for X and Y). "
                 f"Received: hidden_size={self.hidden_size}"
+            )
+        if not isinstance(self.resnet, ResNetConfig | None):
+            raise ValueError(
+                "Expected resnet to be a ResNetConfig or None (3.1). "
+                f"Received: resnet={self.resnet!r}"
             )
         if self.resnet is not None and self.resnet.unit != "v1":
             raise ValueError(

@@ -1,5 +1,6 @@
 """The keras.applications face, on files the tests make."""
 
+import dataclasses
 import inspect
 
 import keras
@@ -8,9 +9,17 @@ import pytest
 
 import keras_vit
 from keras_vit import applications
-from keras_vit.configs import VARIANTS, EfficientNetConfig, builder_name
+from keras_vit.configs import (
+    NUMERICS,
+    VARIANTS,
+    EfficientNetConfig,
+    ResNetConfig,
+    ViTConfig,
+    builder_name,
+)
 from keras_vit.weights import registry
 from tests.conftest import REFERENCE
+from tests.layers import by_hand
 
 MINI = REFERENCE / "vit_mini.npz"
 
@@ -184,3 +193,147 @@ def test_loading_into_a_model_of_other_numerics_warns(tmp_path):
     paper = keras_vit.from_checkpoint(MINI)
     with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
         keras_vit.weights.load(paper, tmp_path)
+
+
+# Builders of every family on configs small enough to build often.
+V1 = ResNetConfig(num_layers=(1, 1), width=32, **NUMERICS["paper"]["v1"], unit="v1")
+TINY = ViTConfig(patch_size=8, num_layers=2, hidden_size=24, mlp_dim=32, num_heads=3)
+FAMILIES = {
+    "R50+ViT-B/32": dataclasses.replace(TINY, patch_size=1, resnet=V1),
+    "Axial-ViT-B/16": dataclasses.replace(TINY, classifier="gap", attention="axial"),
+    "BiT-R50x2": ResNetConfig(num_layers=(1, 1), width=32),
+    "Axial-ResNet50": ResNetConfig(num_layers=(1, 1), width=32, unit="axial"),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    """A builder of a family, its class token's place and the rank of its features."""
+    config = FAMILIES[request.param]
+    if isinstance(config, ResNetConfig):
+        return applications._resnet_builder(request.param, config), None, 4
+    token = 0 if config.classifier == "token" else None
+    return applications._vit_builder(request.param, config), token, 3
+
+
+def test_pooling_of_every_family(family):
+    builder, token, rank = family
+    shape = (33, 49, 3) if builder.__name__.startswith(("R50", "BiT")) else (32, 48, 3)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, *shape)).astype("float32")
+    whole = builder(include_top=False, weights=None, input_shape=shape)
+    by_hand.randomize(whole, 0.1)
+    features = numpy(whole(images))
+    assert features.ndim == rank
+    places = tuple(range(1, rank - 1))
+    expected = {"avg": features.mean(places), "max": features.max(places)}
+    if token is not None:
+        expected["token"] = features[:, token]
+    for pooling, reduced in expected.items():
+        pooled = builder(
+            include_top=False, weights=None, input_shape=shape, pooling=pooling
+        )
+        pooled.set_weights(whole.get_weights())
+        np.testing.assert_allclose(numpy(pooled(images)), reduced, atol=1e-5)
+    if token is None:
+        with pytest.raises(ValueError, match=r"class token for pooling='token'.*Rec"):
+            builder(include_top=False, weights=None, pooling="token")
+    with pytest.raises(ValueError, match=r"None, 'token', 'avg' or 'max'.*'sum'"):
+        builder(include_top=False, weights=None, pooling="sum")
+
+
+def test_top_of_every_family(family):
+    builder, _, _ = family
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 48, 3)).astype("float32")
+    scaled = keras.layers.Rescaling(2.0)(keras.Input((32, 48, 3)))
+    model = builder(weights=None, classes=4, input_tensor=scaled)
+    assert model.name == builder.__name__.lower()
+    assert model.input_shape == (None, 32, 48, 3)
+    np.testing.assert_allclose(numpy(model(images)), 0.25)
+    by_hand.randomize(model, 0.1)
+    plain = builder(
+        weights=None,
+        classes=np.int64(4),
+        input_shape=(32, 48, 3),
+        classifier_activation=None,
+        name="mine",
+    )
+    assert plain.name == "mine"
+    plain.set_weights(model.get_weights())
+    logits = numpy(plain(2 * images))
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = exponents / exponents.sum(-1, keepdims=True)
+    np.testing.assert_allclose(numpy(model(images)), expected, atol=1e-5)
+
+
+def test_defaults_of_every_family(family):
+    """224 px, 1000 classes, and no weights where none are published."""
+    builder, _, _ = family
+    model = builder()
+    assert model.input_shape == (None, 224, 224, 3)
+    assert model.output_shape == (None, 1000)
+    with pytest.raises(ValueError, match=r"Expected a variant with published weights"):
+        builder(weights="imagenet21k")
+    with pytest.raises(ValueError, match=r"Expected input_shape \(H, W, C\)"):
+        builder(input_shape=(32, 32))
+
+
+def test_default_weights_are_those_published():
+    def default(name):
+        parameters = inspect.signature(getattr(keras_vit, name)).parameters
+        return parameters["weights"].default
+
+    published = {name for name in BUILDERS if default(name) is not None}
+    assert {name for name in BUILDERS if name not in published} == {
+        "Axial_ResNet50",
+        "Axial_ViT_B16",
+        "Axial_ViT_B32",
+        "BiT_R50x2",
+        "BiT_R152x1",
+        "BiT_R200x3",
+        "R50_ViT_B32",
+        "R50_ViT_L16",
+    }
+    for name in published:
+        variant = next(v for v in VARIANTS if builder_name(v) == name and v != name)
+        assert default(name) in registry.tags(variant)
+
+
+def test_pool_padding_is_what_is_outside_of_the_root():
+    config = FAMILIES["BiT-R50x2"]
+    builder = applications._resnet_builder("BiT-R50x2", config)
+    images = np.random.default_rng(0).uniform(-1, 1, (1, 32, 32, 3)).astype("float32")
+    zero, inf = (
+        builder(
+            weights=None,
+            include_top=False,
+            input_shape=(32, 32, 3),
+            **({"pool_padding": padding} if padding else {}),
+        )
+        for padding in (None, "inf")
+    )
+    assert zero.get_layer("pool_root").padding == "zero"
+    inf.set_weights(zero.get_weights())
+    assert np.abs(numpy(zero(images)) - numpy(inf(images))).max() > 1e-3
+    with pytest.raises(ValueError, match=r"pool_padding to be one of zero, inf"):
+        builder(weights=None, pool_padding="same")
+
+
+def test_classifiers_that_a_family_cannot_have():
+    builder = applications._vit_builder("Axial-ViT-B/16", FAMILIES["Axial-ViT-B/16"])
+    with pytest.raises(ValueError, match=r"D\.6.*Received: classifier='token'"):
+        builder(weights=None, classifier="token")
+    model = builder(weights=None, classifier="map", input_shape=(32, 48, 3), classes=2)
+    assert model.get_layer("MAPHead_0").output.shape == (None, 24)
+    with pytest.raises(TypeError, match="classifier"):
+        keras_vit.BiT_R50x1(weights=None, classifier="gap")
+
+
+@pytest.mark.parametrize("size", [(65, 97), (225, 224)])
+def test_real_builders_at_any_size(size):
+    hybrid = keras_vit.R_ViT_Ti16(weights=None, input_shape=(*size, 3), classes=2)
+    grid = hybrid.get_layer("posembed_input").grid
+    assert grid == tuple(-(-side // 4) // 8 for side in size)  # Rounded up, then cut.
+    bit = keras_vit.BiT_R50x1(
+        weights=None, include_top=False, input_shape=(*size, 3), pooling=None
+    )
+    assert bit.output_shape == (None, *(-(-side // 32) for side in size), 2048)

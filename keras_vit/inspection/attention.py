@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.configs import CLASS_TOKENS
 from keras_vit.layers import TransformerBlock
 from keras_vit.layers.embeddings import Tensor
-from keras_vit.models.description import describe
+from keras_vit.models.description import config_of, describe
 
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
@@ -19,8 +21,14 @@ def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
 
 def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
     """Each layer's attention in turn, [B, k, T, T]: never all of them at once."""
-    describe(model)  # Raises where there is nothing to look into.
+    facts = describe(model)  # Raises where there is nothing to look into.
     blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
+    if len(blocks) != facts["num_layers"]:
+        raise ValueError(
+            "Expected a model whose layers attend to all tokens (Appendix A). "
+            f"Received: model={model.name!r}, which attends along rows and columns "
+            "(D.6)"
+        )
     inputs = keras.Model(model.input, [block.input for block in blocks])(images)
     for block, z in zip(blocks, keras.tree.flatten(inputs), strict=True):
         yield block.attention_scores(z)
@@ -31,7 +39,7 @@ def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
 
     Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
     the residual connections, rows renormalised, layers multiplied. The map is the class
-    token's row over the patches; without a class token, the mean over all rows.
+    token's row over the patches; without a class token, the mean over their rows.
 
     Returns:
         NumPy array of shares; each map sums to at most 1.
@@ -43,6 +51,8 @@ def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
         mixed = (ops.mean(scores, axis=1) + ops.eye(tokens)) / 2  # [B, T, T]
         joint = ops.matmul(mixed, joint)
     prefix = facts["num_prefix_tokens"]
-    row = joint[:, 0] if prefix else ops.mean(joint, axis=1)
+    config: Any = config_of(model)
+    has_token = CLASS_TOKENS[config.classifier]
+    row = joint[:, 0] if has_token else ops.mean(joint[:, prefix:], axis=1)
     maps = np.asarray(ops.convert_to_numpy(row))[:, prefix:]
     return maps.reshape(-1, *facts["grid"])

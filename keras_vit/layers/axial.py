@@ -142,9 +142,8 @@ class AxialAttention(Composite):
         y = along_columns(self.column, along_rows(self.row, x))
         if self.strides == 1:
             return y
-        return ops.average_pool(
-            y, self.strides, padding="same", data_format="channels_last"
-        )
+        sides = (self.strides, self.strides)
+        return ops.average_pool(y, sides, sides, "same", data_format="channels_last")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return strided(input_shape, self.strides, input_shape[-1])

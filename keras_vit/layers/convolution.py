@@ -43,7 +43,7 @@ class StdConv2D(keras.layers.Layer):
             w / sqrt(variance + epsilon), as BiT.
 
     Raises:
-        ValueError: if `padding` is neither.
+        ValueError: if `padding` is neither, or symmetric around an even kernel.
     """
 
     def __init__(
@@ -60,6 +60,11 @@ class StdConv2D(keras.layers.Layer):
         if padding not in ("same", "symmetric"):
             raise ValueError(
                 f"Expected padding 'same' or 'symmetric'. Received: padding={padding!r}"
+            )
+        if padding == "symmetric" and kernel_size % 2 == 0:
+            raise ValueError(
+                "Expected an odd kernel_size for padding='symmetric'. "
+                f"Received: kernel_size={kernel_size}"
             )
         self.filters = filters
         self.kernel_size = kernel_size

@@ -8,6 +8,7 @@ Glossary of shapes (the paper's letters):
 - D: hidden size.
 """
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import keras
@@ -23,7 +24,7 @@ class Composite(keras.layers.Layer):
     """A layer of layers, made when built, that saves what became of them.
 
     Without it a reloaded `.keras` file forgets what the outer configuration does not
-    hold: that the layer was frozen, its projections' LoRA, their quantization.
+    hold: what was frozen inside, its projections' LoRA, their quantization.
     """
 
     def build(self, input_shape: Shape) -> None:
@@ -40,12 +41,20 @@ class Composite(keras.layers.Layer):
         """Those inside that LoRA and quantization act on, in order."""
         return _projections(self.sublayers())
 
+    def _inside(self) -> Iterator[keras.layers.Layer]:
+        """Every layer inside, each before those inside it."""
+        for layer in self.sublayers():
+            yield layer
+            if isinstance(layer, Composite):
+                yield from layer._inside()
+
     def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
         if config is None:
             return None
         return {
             **config,
+            "trainable": [layer.trainable for layer in self._inside()],
             "projections": [
                 (layer.quantization_mode, layer.lora_rank)
                 for layer in self.projections()
@@ -54,6 +63,11 @@ class Composite(keras.layers.Layer):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         super().build_from_config(config)
+        if "trainable" in config:
+            for layer, trainable in zip(
+                self._inside(), config["trainable"], strict=True
+            ):
+                layer.trainable = trainable
         kept = config.get("projections") or [(None, None)] * len(self.projections())
         for layer, (mode, rank) in zip(self.projections(), kept, strict=True):
             if mode:

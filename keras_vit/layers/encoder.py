@@ -23,6 +23,24 @@ def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
     return keras.initializers.RandomUniform(-limit, limit)
 
 
+def check_heads(hidden_size: int | None, num_heads: int) -> int:
+    """D, which must be known and a multiple of k."""
+    if hidden_size is None or hidden_size % num_heads:
+        raise ValueError(
+            "Expected hidden_size to be a multiple of num_heads (Appendix A: "
+            f"D_h = D / k). Received: hidden_size={hidden_size}, "
+            f"num_heads={num_heads}"
+        )
+    return hidden_size
+
+
+def over_keys(logits: Tensor) -> Tensor:
+    """The softmax of Appendix A, in float32 under any dtype policy."""
+    if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
+        return ops.ones_like(logits, dtype="float32")
+    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+
+
 @register
 class SelfAttention(Composite):
     """Multihead self-attention, Appendix A: [B, T, D] -> [B, T, D].
@@ -56,13 +74,8 @@ class SelfAttention(Composite):
         self.relative = relative
 
     def build(self, input_shape: Shape) -> None:
-        _, tokens, hidden_size = input_shape
-        if hidden_size is None or hidden_size % self.num_heads:
-            raise ValueError(
-                "Expected hidden_size to be a multiple of num_heads (Appendix A: "
-                f"D_h = D / k). Received: hidden_size={hidden_size}, "
-                f"num_heads={self.num_heads}"
-            )
+        tokens, hidden_size = input_shape[1:]
+        hidden_size = check_heads(hidden_size, self.num_heads)
         initializer = xavier_uniform(hidden_size, hidden_size)  # Of each matrix.
         self.qkv = keras.layers.Dense(
             3 * hidden_size,
@@ -133,7 +146,7 @@ class SelfAttention(Composite):
         if self.relative_embedding is not None:
             keys = ops.transpose(ops.cast(self.relative_embedding, q.dtype), (1, 2, 0))
             logits = logits + _by_offset(ops.matmul(q, keys))
-        return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+        return over_keys(logits)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
-from keras_vit.layers.encoder import MlpBlock, xavier_uniform
+from keras_vit.layers.encoder import MlpBlock, check_heads, over_keys, xavier_uniform
 
 
 @register
@@ -21,6 +21,9 @@ class MAPHead(Composite):
         mlp_dim: width of the MLP's hidden layer.
         gelu: "tanh" or "erf".
         layer_norm_epsilon: of the norm before the MLP.
+
+    Raises:
+        ValueError: when built, if D is not a multiple of `num_heads`.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class MAPHead(Composite):
         self.layer_norm_epsilon = layer_norm_epsilon
 
     def build(self, input_shape: Shape) -> None:
-        depth: Any = input_shape[-1]
+        depth = check_heads(input_shape[-1], self.num_heads)
         self.probe = self.add_weight(
             name="probe", shape=(1, 1, depth), initializer=xavier_uniform(1, depth)
         )
@@ -72,8 +75,8 @@ class MAPHead(Composite):
         kv = ops.reshape(self.key_value(z), (-1, tokens, 2, self.num_heads, per_head))
         kv = ops.transpose(kv, (2, 0, 3, 1, 4))  # [2, B, k, T, D_h]
         logits = ops.matmul(q * per_head**-0.5, ops.swapaxes(kv[0], -1, -2))
-        weights = ops.softmax(ops.cast(logits, "float32"), axis=-1)
-        x = ops.matmul(ops.cast(weights, kv.dtype), kv[1])  # [B, k, 1, D_h]
+        weights = ops.cast(over_keys(logits), kv.dtype)
+        x = ops.matmul(weights, kv[1])  # [B, k, 1, D_h]
         x = self.out(ops.reshape(x, (-1, 1, depth)))
         return (x + self.mlp(self.layer_norm(x)))[:, 0]
 

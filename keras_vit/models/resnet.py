@@ -53,7 +53,16 @@ def classify(
 
 
 def encode(images: Tensor, config: ResNetConfig) -> Tensor:
-    """Root and stages: images [B, H, W, C] -> features [B, H / 32, W / 32, C']."""
+    """Root and stages: images [B, H, W, C] -> features [B, H / 32, W / 32, C'].
+
+    Raises:
+        ValueError: if the images have no pixels.
+    """
+    if 0 in images.shape[1:3]:
+        raise ValueError(
+            "Expected image_size (H, W) to be positive. "
+            f"Received: image_size={tuple(images.shape[1:3])}"
+        )
     x = _root(images, config)
     for stage, num_units in enumerate(config.num_layers):
         for unit in range(num_units):

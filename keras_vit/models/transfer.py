@@ -11,6 +11,7 @@ from keras_vit.layers import (
     AxialBlock,
     PatchEmbedding,
     StdConv2D,
+    TransformerBlock,
     resize_position_embeddings,
 )
 from keras_vit.layers.embeddings import Composite, check_unadapted, patch_grid
@@ -114,6 +115,10 @@ def _cloned(
         stride = facts["stride"]
         places = (-(-image_size[0] // stride), -(-image_size[1] // stride))
         grid = patch_grid(places, facts["patch_size"], crop=stride > 1)
+        for layer in model.layers:  # As many tokens in another grid: wrong, yet fit.
+            relative = isinstance(layer, TransformerBlock) and layer.relative
+            if relative and grid != facts["grid"]:
+                raise _unmoved(layer.name)
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         config = layer.get_config()
@@ -153,12 +158,15 @@ def _moved(old: Any, new: Any) -> list[np.ndarray]:
         ]
     for table, variable in zip(weights, new.weights, strict=True):
         if table.shape != tuple(variable.shape):
-            raise ValueError(
-                "Expected positions that can be resized (3.2). Received: "
-                f"{variable.path}, {table.shape}, which holds offsets in a sequence "
-                "(D.4, relative) and has no place in a longer one"
-            )
+            raise _unmoved(f"{variable.path}, {table.shape}")
     return weights
+
+
+def _unmoved(what: str) -> ValueError:
+    return ValueError(
+        f"Expected positions that can be resized (3.2). Received: {what}, which holds "
+        "offsets in a sequence (D.4, relative) and has no place in another"
+    )
 
 
 def _copy_trainable(old: keras.layers.Layer, new: keras.layers.Layer) -> None:

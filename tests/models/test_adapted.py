@@ -124,9 +124,15 @@ def test_frozen_layers_stay_frozen(tmp_path, how):
     assert [v.path for v in again.trainable_variables] == ["head/kernel", "head/bias"]
 
 
-def test_part_of_a_block_stays_frozen_at_another_resolution():
+@pytest.mark.parametrize("how", ["keras", "resolution"])
+def test_part_of_a_block_stays_frozen(tmp_path, how):
     model = tiny()
     model.layers[-3].attention.trainable = False
+    model.layers[-4].mlp.dense_0.trainable = False
     expected = [v.path for v in model.trainable_variables]
-    resized = keras_vit.at_resolution(model, (32, 32))
-    assert [v.path for v in resized.trainable_variables] == expected
+    assert len(expected) == len(model.weights) - 4 - 2
+    again = {
+        "keras": lambda: reloaded(model, tmp_path),
+        "resolution": lambda: keras_vit.at_resolution(model, (32, 32)),
+    }[how]()
+    assert [v.path for v in again.trainable_variables] == expected

@@ -73,7 +73,7 @@ def application(variant, image_size):
     return model, [v for v in model.weights if id(v) not in ours]
 
 
-# JAX compiles every shape of every layer: minutes of B7.
+# JAX compiles every shape of every layer: minutes, for what TensorFlow shows in one.
 on_tensorflow = pytest.mark.tensorflow_only
 
 
@@ -112,6 +112,7 @@ def test_equals_keras_applications(variant, image_size, agree):
     agree(label, logits / scale, expected / scale, atol=1e-5)
 
 
+@on_tensorflow
 def test_of_any_size_pads_as_same():
     """Built for (None, None), an odd image is padded as when its size was known."""
     fixed = perturbed(efficientnet(TINY, image_size=(45, 51), num_classes=5))
@@ -150,6 +151,7 @@ def test_drop_connect_drops_whole_images():
     assert (kept == kept[:, :1, :1, :1]).all()
 
 
+@on_tensorflow
 def test_repeated_blocks_give_l2s_parameters():
     """The second block of each stage is the others: no need to hold 480 million."""
     l2 = EFFICIENTNET_VARIANTS["EfficientNet-L2"]
@@ -173,6 +175,7 @@ def test_repeated_blocks_give_l2s_parameters():
     assert total == TRAINABLE["EfficientNet-L2"]
 
 
+@on_tensorflow
 @pytest.mark.slow
 def test_the_whole_of_l2_is_counted():
     model = efficientnet(EFFICIENTNET_VARIANTS["EfficientNet-L2"])
@@ -228,6 +231,7 @@ def test_initial_weights_are_the_official_initializers():
     assert np.abs(head).max() == pytest.approx(1 / np.sqrt(1000), rel=0.01)
 
 
+@on_tensorflow
 def test_bfloat16_policy_keeps_the_head_in_float32():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:

@@ -1,8 +1,9 @@
-"""Reads damaged copies of checkpoints: `python fuzzing.py FOLDER COPIES`.
+"""Reads damaged copies of checkpoints: `python fuzzing.py COPIES FOLDER...`.
 
-Every folder in FOLDER is one checkpoint with all its files. COPIES times a byte of one
-of them is damaged, or a value of a JSON; as often, the tensors of a whole file are
-renamed, reshaped and left out. Each copy is read and goes into a model.
+Every folder is one checkpoint with all its files. COPIES times some bytes of one of
+them are damaged, or a value of a JSON; as often, the tensors of a whole file are
+renamed, reshaped and left out. Each copy is read and goes into a model. A line of JSON
+a folder says what they came to.
 
 Run by `test_fuzz.py` in a process of its own, without TensorFlow: a crash is then seen,
 memory can be limited, and the process that reads HDF5 can be a fork, not a new Python.
@@ -252,29 +253,28 @@ def give_up(*_):
     raise TimeoutError(f"a file took more than {SECONDS} s")
 
 
-def attempt(counts, what, *arguments):
-    """Counts the outcome of one copy; prints once what none may come to."""
+def attempt(counts, bugs, what, *arguments):
+    """Counts the outcome of one copy, or prints, once, what none may come to."""
     start = time.perf_counter()
     signal.alarm(SECONDS)
     try:
-        result = outcome(*arguments)
+        counts[outcome(*arguments)] += 1
     except BaseException as error:
         signal.alarm(0)
         *_, last = traceback.extract_tb(error.__traceback__)
-        result = f"BUG: {type(error).__name__} at {Path(last.filename).name}"
-        result += f":{last.lineno}"
-        if result not in counts:
+        bug = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+        if bug not in bugs:
             traceback.print_exc()
-            print(f"{arguments[0].name}, {what}: {result}: {error}", file=sys.stderr)
+            print(f"{arguments[0]}, {what}: {bug}", file=sys.stderr)
+        bugs[bug] += 1
     signal.alarm(0)
-    counts[result] += 1
     return time.perf_counter() - start
 
 
 def case(folder, copies):
-    """Prints how many copies came to what."""
+    """Prints what the copies of one checkpoint came to; ends the process."""
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-    spoilt = folder.parent.with_name(f"{folder.name}-spoilt") / folder.name
+    spoilt = folder.parent / "spoilt" / folder.name
     shutil.copytree(folder, spoilt)
     source = next(iter(sorted(spoilt.glob("vit.*"))), spoilt)
     expected = contents.read(source)
@@ -290,49 +290,42 @@ def case(folder, copies):
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, give_up)
     descriptors = os.listdir("/proc/self/fd")
-    counts, others, slowest = collections.Counter(), collections.Counter(), 0.0
-    began = time.perf_counter()
+    in_bytes, in_tensors, bugs = (collections.Counter() for _ in range(3))
+    slowest, began = 0.0, time.perf_counter()
     for seed in range(copies):
         rng = random.Random(seed)
         name = rng.choice(list(files))
-        change = damage
-        if name.endswith(".json") and rng.randrange(2):
-            change = misled
+        change = misled if name.endswith(".json") and rng.randrange(2) else damage
         (spoilt / name).write_bytes(change(files[name], rng))
         arguments = f"{name} with seed {seed}", source, expected, raw, model
-        slowest = max(slowest, attempt(counts, *arguments))
+        slowest = max(slowest, attempt(in_bytes, bugs, *arguments))
         (spoilt / name).write_bytes(files[name])
     for seed in range(copies):
         other = tampered(whole, random.Random(seed))
         contents._open = lambda path, other=other: contextlib.nullcontext(other)
         arguments = f"tensors with seed {seed}", source, expected, None, model
-        slowest = max(slowest, attempt(others, *arguments))
-    assert len(os.listdir("/proc/self/fd")) == len(descriptors), "descriptors leak"
+        slowest = max(slowest, attempt(in_tensors, bugs, *arguments))
+    if len(os.listdir("/proc/self/fd")) != len(descriptors):
+        bugs["descriptors leak"] += 1
+    report = {"bytes": in_bytes, "tensors": in_tensors, "bugs": bugs}
     seconds = round(time.perf_counter() - began, 1)
-    told = {"slowest": round(slowest, 3), "seconds": seconds}
-    print(json.dumps({"bytes": counts, "tensors": others, **told}), flush=True)
-    os._exit(any(result.startswith("BUG") for result in counts | others))
+    report |= {"slowest": round(slowest, 3), "seconds": seconds}
+    print(json.dumps({"name": folder.name, **report}), flush=True)
+    os._exit(0)
 
 
-def main(folder, copies):
-    """Runs every case in a fork; exits with the number of those that failed."""
+def main(copies, folders):
+    """Runs every case in a process of its own; one that crashes prints nothing."""
     warnings.simplefilter("ignore")  # RuntimeWarning: values have overflowed.
     tensors.subprocess = SimpleNamespace(
         run=fork, TimeoutExpired=subprocess.TimeoutExpired
     )
-    folders = sorted(path for path in folder.iterdir() if path.is_dir())
-    failed = 0
-    for path in folders:
-        print(path.name, end="\t", flush=True)
+    for folder in folders:
         pid = os.fork()
         if not pid:
-            case(path, copies)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code:
-            print(f"exit {code}", flush=True)
-            failed += 1
-    sys.exit(failed)
+            case(folder, copies)
+        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -4,12 +4,17 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test check format quick fuzz parity floor bench clean
+.PHONY: demo test test-jax-torch check format quick fuzz parity floor bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-test: check test-tensorflow test-jax test-torch  ## Lint, types, tests on every backend.
+test: check  ## Lint, types, tests: TensorFlow beside JAX and torch, a core each.
+	$(MAKE) --jobs=2 --output-sync=line test-tensorflow test-jax-torch
+
+test-jax-torch:
+	$(MAKE) test-jax
+	$(MAKE) test-torch
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

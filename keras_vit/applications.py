@@ -42,7 +42,6 @@ from keras_vit.weights import checkpoint, contents, download, registry
 from keras_vit.weights.contents import Contents
 
 POOLINGS = (None, "token", "avg", "max")
-FORMATS: tuple[registry.Format, ...] = ("npz", "timm", "hf")  # The official one first.
 
 _DOC = """Builds {variant} (Table 1, section 3.1), pretrained unless `weights=None`.
 
@@ -258,10 +257,10 @@ def _resolve(
     if path.is_file() or path.suffix:
         if not path.is_file() and str(weights) in registry.tags(variant):
             published = registry.find(variant, str(weights))
-            return download.locate(published, FORMATS), published
+            return download.locate(published), published
         return path, None
     published = registry.find(variant, str(weights))
-    return download.locate(published, FORMATS), published
+    return download.locate(published), published
 
 
 def _in_directory(variant: str, directory: Path) -> Path:

@@ -36,6 +36,7 @@ from keras_vit.weights.registry import Checkpoint, Format, select
 if sys.platform != "win32":
     import fcntl
 
+FORMATS: tuple[Format, ...] = ("npz", "timm", "hf")  # The official file first.
 CHUNK = 2**20  # Bytes a read asks for at most.
 # What zipfile raises on damaged bytes, by where the damage is.
 BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
@@ -61,7 +62,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
-def locate(checkpoint: Checkpoint, formats: Sequence[Format] = ("npz",)) -> Path:
+def locate(checkpoint: Checkpoint, formats: Sequence[Format] = FORMATS) -> Path:
     """The checkpoint's local, verified file; downloaded into the cache if need be.
 
     In this order: one's own directory (used in place), the cache, one's own base URL,
@@ -69,7 +70,7 @@ def locate(checkpoint: Checkpoint, formats: Sequence[Format] = ("npz",)) -> Path
 
     Args:
         checkpoint: a row of the registry.
-        formats: the dialects that the caller reads, the preferred one first.
+        formats: the dialects wanted, the preferred one first.
 
     Raises:
         DownloadError: if no mirror delivers, the disk cannot keep the file, or the
@@ -90,7 +91,7 @@ def fetch(
     tag: str,
     to: str | os.PathLike[str],
     variant: str | None = None,
-    formats: Sequence[Format] = ("npz",),
+    formats: Sequence[Format] = FORMATS,
 ) -> list[Path]:
     """Copies a tag's files into a directory that `KERAS_VIT_WEIGHTS` can name.
 
@@ -195,6 +196,8 @@ def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Pa
             official["size_bounds"] = checkpoint.size_bounds()
             official["sha256"] = checkpoint.sha256
         public = [m.url for m in checkpoint.mirrors if m.format == dialect]
+        if dialect != "npz" and not public:
+            continue  # Nobody keeps a copy in it.
         own = [f"{base}/{quote(name)}"] if base else []
         own += [path.resolve().as_uri() for path in _own_files(directory, name)]
         for urls, checks in ((own, {}), (public, official)):
@@ -290,7 +293,20 @@ def _content_problem(path: Path, suffix: str) -> str | None:
         head = file.read(512).lstrip().lower()
     if head.startswith((b"<!doctype", b"<html", b"<?xml")):
         return f"an HTML or XML page, not a {suffix} (a login or proxy page?)"
+    if suffix == ".safetensors":
+        return _safetensors_problem(path)
     return _zip_problem(path) if suffix == ".npz" else None
+
+
+def _safetensors_problem(path: Path) -> str | None:
+    """Whether the header is whole and says what the file holds; values have no CRC."""
+    from keras_vit.weights.tensors import open_tensors  # NumPy, which npz do without.
+
+    try:
+        open_tensors(path).close()
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _zip_problem(path: Path) -> str | None:

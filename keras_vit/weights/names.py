@@ -11,7 +11,8 @@ A dialect is a list of rules: our name, theirs, and how the tensor's axes differ
 | bit | big_transfer | `resnet/block1/unit01/a/standardized_conv2d` |
 | timm | timm | torch axes; query, key and value in one tensor |
 | hf | transformers | torch axes |
-| tfvit | transformers on TensorFlow | hf's modules in an h5, Keras axes |
+| hf-tf | transformers on TensorFlow | hf's modules in a tf_model.h5, Keras axes |
+| tfvit | tfvit | Keras axes; LayerScale; registers in one token tensor |
 | keras-hub | keras-hub | Keras axes, one number a layer |
 """
 

@@ -73,13 +73,19 @@ def application(variant, image_size):
     return model, [v for v in model.weights if id(v) not in ours]
 
 
+# JAX compiles every shape of every layer: minutes of B7.
+on_tensorflow = pytest.mark.tensorflow_only
+
+
 @pytest.mark.parametrize(
     ("variant", "image_size"),
     [
-        ("EfficientNet-B0", (64, 96)),
+        pytest.param("EfficientNet-B0", (64, 96), marks=on_tensorflow),
         ("EfficientNet-B0", (65, 75)),  # Every stage has odd inputs: 33, 17, 9, 5.
-        ("EfficientNet-B7", (64, 64)),
-        pytest.param("EfficientNet-B7", (75, 65), marks=pytest.mark.slow),
+        pytest.param("EfficientNet-B7", (64, 64), marks=on_tensorflow),
+        pytest.param(
+            "EfficientNet-B7", (75, 65), marks=[on_tensorflow, pytest.mark.slow]
+        ),
     ],
 )
 def test_equals_keras_applications(variant, image_size, agree):

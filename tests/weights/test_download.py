@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, download, fetch, locate
@@ -490,9 +491,15 @@ def test_only_formats_that_can_be_read(server):
     with pytest.raises(DownloadError, match="no mirror in a format that can be read"):
         locate(row)
     mirror = Mirror(url=f"{server.url}/model.safetensors", format="timm")
-    server.files["/model.safetensors"] = b"not judged here"
+    whole = safetensors.numpy.save({"head.bias": np.ones(3, np.float32)})
     row = Checkpoint(**{**vars(row), "mirrors": (mirror,), "size": "8 MiB"})
-    path = locate(row, formats=("npz", "timm"))
+    for damaged in (whole[:-1], whole[1:], b"not a weights file"):
+        server.files["/model.safetensors"] = damaged
+        with pytest.raises(DownloadError, match=r"model\.safetensors: Expected"):
+            locate(row)
+    server.log.clear()
+    server.files["/model.safetensors"] = whole
+    path = locate(row)
     assert path.name == "R50+ViT-T_16.timm.safetensors"
     assert locate(row, formats=("timm",)) == path
     assert len(server.log) == 1

@@ -265,7 +265,7 @@ def _resolve(
 
 def _in_directory(variant: str, directory: Path) -> Path:
     """The one checkpoint of `variant` in a directory: by its name, else the only."""
-    if any(directory.glob("model.safetensors*")):
+    if contents.is_folder(directory):
         return directory
     files = sorted(
         file

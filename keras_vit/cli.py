@@ -243,9 +243,9 @@ def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
     """Whether `weights` is a file, or a folder as timm and transformers write it."""
     if weights is None:
         return False
-    names = ("model.safetensors*", "model.weights.h5", "tf_model.h5")
-    path = Path(weights)
-    return path.is_file() or any(found for name in names for found in path.glob(name))
+    from keras_vit.weights.contents import is_folder
+
+    return Path(weights).is_file() or is_folder(weights)
 
 
 def _beside(weights: str | None) -> dict[str, Any]:

@@ -118,11 +118,23 @@ def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
     return Path(source), None
 
 
+_H5 = ("model.weights.h5", "tf_model.h5")
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether timm, transformers or keras-hub wrote a checkpoint into this folder."""
+    return any(
+        found
+        for name in ("model.safetensors*", *_H5)
+        for found in Path(path).glob(name)
+    )
+
+
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     """The file's tensors; keras-hub keeps a classifier's head in a second file."""
     if path.is_dir():
-        for name in ("model.weights.h5", "tf_model.h5"):
+        for name in _H5:
             if (path / name).is_file():
                 path = path / name
                 break
@@ -511,6 +523,21 @@ def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
     return {ours: value for ours, value in found.items() if value is not None}
 
 
+# What neither tensors nor config.json tell of timm's architectures, but their names do:
+# heads that are not 64 wide, and SigLIP 2's GELU.
+_TIMM_NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        r"^vit_(so400m|giant|giantopt|gigantic|base_patch16_gap)_",
+        {"num_heads": 16},
+    ),
+    (
+        r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
+        r"|^vit_large_patch16_siglip_(gap_)?512",
+        {"gelu": "tanh"},
+    ),
+)
+
+
 def _timm_config(config: _Json) -> dict[str, Any]:
     arguments = config.inner("model_args")
     pretrained = config.inner("pretrained_cfg")
@@ -522,7 +549,9 @@ def _timm_config(config: _Json) -> dict[str, Any]:
     architecture = config.take("architecture", _TEXT) or ""
     patch_size = _patch_in(architecture, arguments.take("patch_size", _SIDES))
     pool = arguments.values.get("global_pool", config.values.get("global_pool"))
+    named = [told for name, told in _TIMM_NAMES if re.search(name, architecture)]
     return {
+        **{key: value for told in named for key, value in told.items()},
         **_gelu(arguments, "act_layer"),
         **_taken(arguments, ("num_heads", "num_heads", _INTEGER)),
         **_grid(size, patch_size),
@@ -539,7 +568,7 @@ def _timm_config(config: _Json) -> dict[str, Any]:
 def _patch_in(architecture: str, given: Any) -> Any:
     """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
     if "_r_s16_p8" in architecture:
-        return 32
+        return 4 * (given if isinstance(given, int) else 8)  # The root's stride first.
     if hybrid := re.search(r"_r\d+_s([0-9]{1,4})", architecture):
         return int(hybrid[1])
     match = re.search(r"patch([0-9]{1,4})", architecture)
@@ -554,13 +583,28 @@ def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
     return {"grid": (sides[0] // patch_size, sides[1] // patch_size)}
 
 
+_HF_RESNET = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32}
+
+
+def _check_hf(config: _Json, **built: Any) -> None:
+    """Refuses what transformers can be told to compute and no layer here does."""
+    for key, value in built.items():
+        received = config.values.get(key, value)
+        if received != value and str(received).upper() != value:
+            raise ValueError(
+                f"Expected {key}={json.dumps(value)} of transformers' config, which is "
+                f"what the layers here compute. Received: {key}={json.dumps(received)} "
+                f"in {str(config.file)!r}"
+            )
+
+
 def _hf_config(config: _Json) -> dict[str, Any]:
-    if config.values["model_type"] == "bit" and config.values.get("global_padding"):
-        raise ValueError(
-            "Expected a BiT with symmetric padding (global_padding null). Received: "
-            f"global_padding={config.values['global_padding']!r} in "
-            f"{str(config.file)!r}"
-        )
+    if config.values["model_type"] == "bit":
+        _check_hf(config, global_padding=None, **_HF_RESNET)
+    if config.values.get("backbone_config") is not None:
+        backbone = config.inner("backbone_config")
+        _check_hf(backbone, global_padding="SAME", **_HF_RESNET)
+    _check_hf(config, pooler_act="tanh")
     fields = _taken(
         config,
         ("num_heads", "num_attention_heads", _INTEGER),

@@ -826,11 +826,12 @@ def _add_biases(tensors: dict[str, np.ndarray]) -> int:
 
 def _usual_heads(dialect: Dialect, tensors: Mapping[str, np.ndarray]) -> int:
     """The heads that models of this hidden size have: Table 1's, else D_h = 64."""
+    large = {1152: 16, 1408: 16, 1664: 16}  # So400m, g/14 and G/14 (arXiv:2106.04560).
     theirs = tuple(r.theirs for r in dialect.rules if r.ours == "embedding/bias")
     found = [value for name, value in tensors.items() if name.endswith(theirs)]
     hidden_size = found[0].shape[0] if found and found[0].ndim else 64
     usual = {row.hidden_size: row.num_heads for row in configs.TABLE_1.values()}
-    return usual.get(hidden_size, max(hidden_size // 64, 1))
+    return (usual | large).get(hidden_size, max(hidden_size // 64, 1))
 
 
 def _join_tokens(

@@ -1,0 +1,415 @@
+"""Files that other libraries wrote, against the outputs that they computed."""
+
+import dataclasses
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_vit
+from keras_vit import weights
+from keras_vit.configs import NUMERICS, ViTConfig
+from keras_vit.models.description import config_of
+from keras_vit.weights import contents, names
+from tests.conftest import REFERENCE
+
+DIALECTS = REFERENCE.parent / "dialects"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the report is to say of a fixture."""
+
+    dialect: str
+    numerics: str
+    gelu: str | None = "erf"
+    epsilon: float | None = 1e-6
+    notes: tuple[str, ...] = ()
+
+
+HF = Expected("hf", "hf", epsilon=1e-12)
+TIMM = Expected("timm", "timm")
+BARE = "zeros for the biases that 6 projections do not have"
+LEFT_OUT = "DINOv2's head, on class token and mean, left out"
+FIXTURES = {
+    "timm_vit": TIMM,
+    "timm_vit_gap": TIMM,
+    "timm_vit_map_cls": TIMM,
+    "timm_dinov2_reg4": TIMM,
+    "timm_deit_distilled": TIMM,
+    "timm_hybrid_r": TIMM,
+    "timm_bit": Expected("timm", "timm", None, None),
+    "hf_vit_sharded": HF,
+    "hf_vit_new_names": dataclasses.replace(HF, notes=(BARE,)),
+    "hf_deit_distilled": HF,
+    "hf_dinov2_reg_model": Expected("hf", "hf"),
+    "hf_bit": Expected("hf", "hf", None, None),
+    "hf_vit_hybrid": HF,
+    "hf_tf_vit": dataclasses.replace(HF, dialect="hf-tf"),
+    "keras_hub": Expected("keras-hub", "timm"),
+    "tfvit_reg": Expected("tfvit", "timm", notes=(LEFT_OUT,)),
+}
+ATOL = 1e-5
+
+
+def source(name):
+    """What a user would name: the folder, but of tfvit, which has none, the file."""
+    folder = DIALECTS / name
+    return folder / "model.h5" if name == "tfvit_reg" else folder
+
+
+def io(name):
+    with np.load(DIALECTS / name / "io.npz") as file:
+        return keras_vit.preprocess_input(file["images"]), file["outputs"]
+
+
+def outputs(model, images):
+    return keras.ops.convert_to_numpy(model(images))
+
+
+def build(name, images, **arguments):
+    return keras_vit.from_checkpoint(
+        source(name), image_size=images.shape[1:3], **arguments
+    )
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_outputs_are_the_librarys(name, agree):
+    """Measured: at most 1.2e-6, of outputs of order 1."""
+    images, theirs = io(name)
+    model = build(name, images)
+    ours = outputs(model, images)
+    if name == "keras_hub":  # Its classifier has a softmax; ours are always logits.
+        ours = keras.ops.convert_to_numpy(keras.ops.softmax(ours))
+    agree(f"{name}: outputs", ours, theirs, ATOL)
+    report, expected = model.checkpoint_report, FIXTURES[name]
+    assert not report.names("unused")
+    assert not report.names("fresh")
+    assert report.dialect == expected.dialect
+    assert report.numerics[0] == f"{expected.numerics} numerics"
+    assert [word for word in report.numerics if word in (BARE, LEFT_OUT)] == list(
+        expected.notes
+    )
+    assert not [word for word in report.numerics if "assumed" in word]
+    config = config_of(model)
+    if isinstance(config, ViTConfig):
+        assert config.gelu == expected.gelu
+        assert config.layer_norm_epsilon == expected.epsilon
+    resnet = config.resnet if isinstance(config, ViTConfig) else config
+    if resnet is not None:
+        for field, value in NUMERICS["timm"][resnet.unit].items():
+            assert getattr(resnet, field) == value
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_load_into_a_built_model(name):
+    images, _ = io(name)
+    expected = build(name, images)
+    config, units = config_of(expected), expected.output_shape[-1]
+    make = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    has_head = "head" in {layer.name for layer in expected.layers}
+    model = make(
+        config, image_size=images.shape[1:3], num_classes=units if has_head else None
+    )
+    report = weights.load(model, source(name))
+    assert {row.status for row in report.rows} == {"loaded"}
+    np.testing.assert_array_equal(outputs(model, images), outputs(expected, images))
+
+
+@pytest.mark.parametrize("name", ["timm_hybrid_r", "hf_vit_sharded", "hf_bit"])
+def test_paper_numerics(name):
+    images, theirs = io(name)
+    model = build(name, images, numerics="paper")
+    assert model.checkpoint_report.numerics[0] == "paper numerics"
+    config = config_of(model)
+    resnet = config
+    if isinstance(config, ViTConfig):
+        assert (config.gelu, config.layer_norm_epsilon) == ("tanh", 1e-6)
+        resnet = config.resnet
+    if resnet is not None:
+        for field, value in NUMERICS["paper"][resnet.unit].items():
+            assert getattr(resnet, field) == value
+    difference = np.abs(outputs(model, images) - theirs).max()
+    if isinstance(config, ViTConfig):  # The two GELUs; the epsilons are below 1e-5.
+        assert 1e-5 < difference < 2e-3
+    else:
+        assert difference < 1e-5
+
+
+def test_a_built_model_keeps_its_numerics_and_says_so():
+    images, theirs = io("timm_vit")
+    paper = build("timm_vit", images, numerics="paper")
+    with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
+        weights.load(paper, source("timm_vit"))
+    assert np.abs(outputs(paper, images) - theirs).max() > 1e-5
+
+
+def copy(name, tmp_path, **config):
+    """A fixture to change; `config` changes its config.json."""
+    folder = tmp_path / name
+    shutil.copytree(DIALECTS / name, folder)
+    if config:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def changed(name, tmp_path, **tensors):
+    """A fixture with tensors added, changed, or left out (None)."""
+    file = copy(name, tmp_path) / "model.safetensors"
+    found = load_file(file) | tensors
+    contiguous = {
+        key: np.ascontiguousarray(value)
+        for key, value in found.items()
+        if value is not None
+    }
+    save_file(contiguous, file, {"format": "pt"})
+    return file.parent
+
+
+def refuses(path, match, **arguments):
+    with pytest.raises(ValueError, match=match) as caught:
+        keras_vit.from_checkpoint(path, image_size=(32, 32), **arguments)
+    assert str(caught.value).startswith("Expected")
+    assert "Received" in str(caught.value)
+
+
+PROJECTION, FC1 = "blocks.1.attn.proj.weight", "blocks.1.mlp.fc1.weight"
+
+
+def test_a_missing_tensor(tmp_path):
+    refuses(
+        changed("timm_vit", tmp_path, **{FC1: None}),
+        "encoderblock_1/MlpBlock_0/Dense_0/kernel is missing",
+    )
+
+
+def test_an_extra_tensor(tmp_path):
+    extra = np.zeros(16, np.float32)
+    refuses(
+        changed("timm_vit", tmp_path, **{"blocks.1.gate.weight": extra}),
+        r"names of a timm checkpoint.*blocks\.1\.gate\.weight",
+    )
+    refuses(
+        changed("hf_bit", tmp_path, **{"bit.embedder.norm.weight": extra}),
+        r"names of a hf checkpoint.*embedder\.norm\.weight",
+    )
+
+
+def test_a_transposed_kernel_that_is_not_square(tmp_path):
+    kernel = load_file(source("timm_vit") / "model.safetensors")[FC1]
+    refuses(
+        changed("timm_vit", tmp_path, **{FC1: kernel.T}),
+        r"Dense_0/kernel is \(32, 16\), not \(16, 32\)",
+    )
+
+
+def test_a_transposed_square_kernel_passes_every_check(tmp_path):
+    """Its names and shapes are right: only another's outputs, or a sha256, can tell."""
+    kernel = load_file(source("timm_vit") / "model.safetensors")[PROJECTION]
+    folder = changed("timm_vit", tmp_path, **{PROJECTION: kernel.T})
+    images, theirs = io("timm_vit")
+    model = keras_vit.from_checkpoint(folder, image_size=(32, 32))
+    assert {row.status for row in model.checkpoint_report.rows} == {"loaded"}
+    assert np.abs(outputs(model, images) - theirs).max() > 0.01
+
+
+def shards(folder):
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def test_mixed_shards(tmp_path):
+    folder = copy("hf_vit_sharded", tmp_path)
+    one, two = shards(folder)
+    save_file(load_file(one) | {"stray": np.zeros(2, np.float32)}, one)
+    refuses(folder, "an index that matches its shards")
+    one.write_bytes(two.read_bytes())
+    refuses(folder, "an index that matches its shards")
+    one.unlink()
+    with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_a_shard_of_another_model(tmp_path):
+    """Of the same sizes nothing can tell; of others the index's total does."""
+    folder = copy("hf_vit_sharded", tmp_path)
+    one, _ = shards(folder)
+    wider = {name: np.repeat(t, 2, axis=-1) for name, t in load_file(one).items()}
+    save_file(wider, one)
+    refuses(folder, r"with total_size \d+, over shards of \d+ bytes")
+
+
+H = np.zeros((8, 16), np.float32)
+REFUSED = {  # A tensor that shows the part: the reason.
+    "blocks.0.mlp.w12.weight": "SwiGLU",
+    "blocks.0.mlp.fc1_g.weight": "SwiGLU",
+    "encoder.layer.0.mlp.weights_in.weight": "SwiGLU",
+    "encoder.layer.0.mlp.gate_proj.weight": "SwiGLU",
+    "fc_norm.weight": r"a LayerNorm after the mean \(D\.3's comes before\)",
+    "norm_pre.weight": r"a LayerNorm before the first block \(CLIP\)",
+    "blocks.0.attn.q_norm.weight": "normalised queries and keys",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_that_no_layer_here_has(name, tmp_path):
+    refuses(
+        changed("timm_vit", tmp_path, **{name: H}),
+        f"this library's layers.*{REFUSED[name]}",
+    )
+
+
+def test_packed_swiglu_is_told_by_its_shapes(tmp_path):
+    """timm's SwiGLUPacked has an MLP's names: fc1 is twice as wide as fc2 reads."""
+    fc2 = np.zeros((16, 16), np.float32)
+    refuses(
+        changed("timm_vit", tmp_path, **{"blocks.0.mlp.fc2.weight": fc2}),
+        r"Dense_1/kernel is \(16, 16\), not \(32, 16\)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "match"),
+    [
+        ("hf_vit_sharded", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'"),
+        ("hf_vit_sharded", {"pooler_act": "relu"}, 'pooler_act="relu"'),
+        ("hf_bit", {"global_padding": "same"}, 'global_padding="same"'),
+        ("hf_bit", {"num_groups": 16}, "num_groups=16"),
+        ("hf_bit", {"output_stride": 16}, "output_stride=16"),
+        ("timm_vit", {"model_args": {"act_layer": "silu"}}, "act_layer='silu'"),
+    ],
+)
+def test_configs_of_what_is_not_computed_here(name, config, match, tmp_path):
+    refuses(copy(name, tmp_path, **config), match)
+
+
+def test_a_mean_that_takes_the_class_token_in(tmp_path):
+    folder = copy("keras_hub", tmp_path)
+    task = json.loads((folder / "task.json").read_text())
+    task["config"]["pooling"] = "gap"
+    (folder / "task.json").write_text(json.dumps(task))
+    refuses(folder, "keras-hub's 'gap' over the class token")
+
+
+@pytest.mark.parametrize("other", ["hf_dinov2_reg_model", "hf_bit", "timm_bit"])
+def test_two_dialects_in_one_file(other, tmp_path):
+    more = load_file(source(other) / "model.safetensors")
+    refuses(changed("timm_vit", tmp_path, **more), "one dialect.*of several dialects")
+
+
+def test_the_official_names_beside_anothers(tmp_path):
+    with np.load(REFERENCE / "vit_mini.npz") as file:
+        refuses(changed("timm_vit", tmp_path, **file), "of several dialects")
+
+
+@pytest.mark.parametrize("name", ["timm_bit", "hf_vit_sharded", "hf_tf_vit"])
+def test_into_the_builder_of_another_model(name):
+    with pytest.raises(ValueError, match=r"ViT-Ti/16.*from_checkpoint") as caught:
+        keras_vit.ViT_Ti16(weights=source(name), classes=5)
+    assert "Received" in str(caught.value)
+
+
+def test_timms_names_tell_what_its_files_do_not(tmp_path):
+    """Of published timm files no tensor and no field tells heads or GELU."""
+    for architecture, gelu, heads in (
+        ("vit_so400m_patch14_siglip_224", None, 16),
+        ("vit_so400m_patch16_siglip_gap_256", "tanh", 16),
+        ("vit_base_patch32_siglip_256", "tanh", None),
+        ("vit_base_patch16_siglip_256", None, None),
+        ("vit_large_patch16_siglip_512", "tanh", None),
+        ("vit_giantopt_patch16_siglip_256", "tanh", 16),
+        ("vit_base_patch16_gap_224", None, 16),
+    ):
+        config = {"architecture": architecture, "num_classes": 0}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = contents.config_beside(tmp_path)
+        assert (found.get("gelu"), found.get("num_heads")) == (gelu, heads)
+    arguments = {"act_layer": "gelu", "num_heads": 4}  # What is written is stronger.
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"model_args": arguments})
+    )
+    assert contents.config_beside(tmp_path) == {"gelu": "erf", "num_heads": 4}
+    for hidden_size, heads in ((1152, 16), (1408, 16), (1664, 16), (768, 12), (128, 2)):
+        bias = {"patch_embed.proj.bias": np.zeros(hidden_size, np.float32)}
+        assert names._usual_heads(names.TIMM, bias) == heads
+
+
+def test_a_root_hybrids_grid_is_of_its_own_patches():
+    """timm's r_s16_p8 here has patches of 4 places of a map of stride 4."""
+    assert contents.config_beside(source("timm_hybrid_r"))["grid"] == (3, 4)
+    model = keras_vit.from_checkpoint(source("timm_hybrid_r"))
+    assert model.input_shape == (None, 48, 64, 3)
+
+
+def test_heads_without_a_config_are_assumed_and_said(tmp_path):
+    folder = copy("timm_vit", tmp_path)
+    (folder / "config.json").unlink()
+    guessed = keras_vit.from_checkpoint(folder / "model.safetensors")
+    assert "num_heads=1 assumed from hidden_size" in str(guessed.checkpoint_report)
+    told = keras_vit.from_checkpoint(folder / "model.safetensors", num_heads=4)
+    images, theirs = io("timm_vit")
+    np.testing.assert_allclose(outputs(told, images), theirs, atol=ATOL)
+
+
+def rewritten(name, tmp_path, rename, reshape=lambda name, value: value):
+    """A fixture of the reference code under other names, and its inputs and logits."""
+    with np.load(REFERENCE / f"{name}.npz") as file:
+        tensors = {rename(key): reshape(key, value) for key, value in file.items()}
+    np.savez(tmp_path / "rewritten.npz", **tensors)
+    with np.load(REFERENCE / f"{name}_io.npz") as file:
+        return tmp_path / "rewritten.npz", file["images"], file["logits"]
+
+
+@pytest.mark.parametrize("prefix", ["opt/target/", "params/"])
+@pytest.mark.parametrize("name", ["bv_vit_mini_tok", "bv_vit_mini_scan_map"])
+def test_big_vision_with_its_optimizer(name, prefix, tmp_path):
+    path, images, logits = rewritten(name, tmp_path, lambda key: prefix + key)
+    model = keras_vit.from_checkpoint(path, image_size=images.shape[1:3])
+    np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
+    assert model.checkpoint_report.dialect == "big_vision"
+
+
+def test_one_tower_of_big_vision(tmp_path):
+    path, images, logits = rewritten(
+        "bv_vit_mini_tok", tmp_path, lambda key: f"params/img/{key}"
+    )
+    with np.load(path) as file:
+        text = {"params/txt/Embed_0/embedding": np.zeros((4, 8), np.float32)}
+        np.savez(path, **file, **text, **{"params/t": np.zeros(1, np.float32)})
+    model = keras_vit.from_checkpoint(f"{path}:img", image_size=images.shape[1:3])
+    np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
+    refuses(path, "no dialect known here")
+    refuses(f"{path}:txt", "no dialect known here")
+
+
+def test_bit_with_keras_counters(tmp_path):
+    """TF-Hub's copies number every layer: standardized_conv2d_17, group_norm_3."""
+    counter = iter(range(10_000))
+
+    def numbered(key):
+        for module in ("standardized_conv2d", "group_norm", "head/conv2d"):
+            key = key.replace(f"{module}/", f"{module}_{next(counter)}/")
+        return key
+
+    path, images, logits = rewritten("bit_mini", tmp_path, numbered)
+    model = keras_vit.from_checkpoint(path, image_size=images.shape[1:3])
+    np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
+    assert model.checkpoint_report.dialect == "bit"
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1, 1, 1, -1)])
+def test_group_norms_in_either_shape(shape, tmp_path):
+    def reshape(name, value):
+        return value.reshape(shape) if "gn_" in name else value
+
+    path, images, logits = rewritten("hybrid_mini_stem", tmp_path, str, reshape)
+    model = keras_vit.from_checkpoint(path, image_size=images.shape[1:3])
+    np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
+
+
+def test_every_fixture_is_read():
+    folders = {path.name for path in DIALECTS.iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == FIXTURES.keys()

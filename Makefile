@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test test-jax-torch check format quick fuzz parity floor bench clean
+.PHONY: demo test test-jax-torch check format quick fuzz parity floor interop bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -39,6 +39,9 @@ parity: $(VENV)/dev.done  ## The largest difference from every reference fixture
 floor: .venv-floor/floor.done  ## The oldest supported Keras and TensorFlow.
 	$(QUIET) .venv-floor/bin/pytest -q -m "not slow"
 
+interop: .venv-interop/interop.done  ## timm and transformers read what we write, and back.
+	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=torch .venv-interop/bin/pytest -q tests/interop
+
 bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
 	$(QUIET) $(BIN)/python benchmarks/vit.py
 
@@ -59,5 +62,11 @@ $(VENV)/%.done: pyproject.toml
 	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" nbclient nbformat ipykernel
 	touch $@
 
+.venv-interop/interop.done: pyproject.toml
+	$(PYTHON) -m venv .venv-interop
+	.venv-interop/bin/pip install --quiet --upgrade pip
+	.venv-interop/bin/pip install --quiet --editable ".[interop]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-floor demo runs build dist *.egg-info
+	rm -rf .venv .venv-floor .venv-interop demo runs build dist *.egg-info

@@ -8,6 +8,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import pytest
 
+# `make interop` runs these, in an environment with timm and transformers.
+collect_ignore = [] if "KERAS_VIT_INTEROP" in os.environ else ["interop"]
+
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 SHARED = Path(__file__).parents[2] / "shared"
 

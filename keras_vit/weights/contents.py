@@ -524,12 +524,9 @@ def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
 
 
 # What neither tensors nor config.json tell of timm's architectures, but their names do:
-# heads that are not 64 wide, and SigLIP 2's GELU.
+# heads that are not as wide as their hidden size lets expect, and SigLIP 2's GELU.
 _TIMM_NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        r"^vit_(so400m|giant|giantopt|gigantic|base_patch16_gap)_",
-        {"num_heads": 16},
-    ),
+    (r"^vit_(giantopt|base_patch16_gap)_", {"num_heads": 16}),
     (
         r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
         r"|^vit_large_patch16_siglip_(gap_)?512",

@@ -282,12 +282,14 @@ def _timm_vit(
         "embed_dim": config.hidden_size,
         "depth": config.num_layers,
         "num_heads": config.num_heads,
-        "mlp_ratio": config.mlp_dim / config.hidden_size,
+        "mlp_ratio": _ratio(config.mlp_dim, config.hidden_size),
         "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
     }
     architecture = "vit_base_patch16_224"
     if config.resnet is not None:
         units = config.resnet.num_layers
+        if config.classifier == "distilled":
+            raise _refuse("timm", "a hybrid with a distillation token")
         if units not in TIMM_HYBRIDS or config.resnet.width != 64:
             raise _refuse(
                 "timm", f"a stem of units {units}, width {config.resnet.width}"
@@ -307,6 +309,13 @@ def _timm_vit(
             raise _refuse("timm", "registers beside a distillation token")
         arguments["reg_tokens"] = config.num_registers
     return architecture, arguments
+
+
+def _ratio(mlp_dim: int, hidden_size: int) -> float:
+    """What timm multiplies the hidden size by, and rounds down."""
+    ratio = mlp_dim / hidden_size
+    exact = int(hidden_size * ratio) == mlp_dim
+    return ratio if exact else (mlp_dim + 0.5) / hidden_size
 
 
 def _timm_bit(config: ResNetConfig) -> tuple[str, dict[str, Any]]:

@@ -65,6 +65,9 @@ TIMM = {  # family: (architecture, model_args)
         "vit_tiny_r_s16_p8_224",
         WIDE | {"patch_size": 4, "img_size": [48, 64]},
     ),
+    "timm_fc_norm": ("vit_tiny_patch16_224", P8 | {"global_pool": "avg"}),
+    "timm_swiglu": ("vit_giant_patch14_dinov2", P8),
+    "timm_clip": ("vit_base_patch16_clip_224", P8),
 }
 STAGES = {"layers": (1, 1), "channels": (256, 512), "width_factor": 0.5}  # 128, 256.
 
@@ -119,8 +122,22 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
         BIT | {"hidden_sizes": [128, 256, 512], "depths": [2, 1, 1]},
         {},
     ),
+    "hf_quick_gelu": ("ViT", "Model", VIT | {"hidden_act": "quick_gelu"}, {}),
+    "hf_swiglu": ("Dinov2", "Model", DINO | {"use_swiglu_ffn": True}, {}),
+    "hf_bit_same": ("Bit", "Model", BIT | {"global_padding": "same"}, {}),
 }
-FAMILIES = [*TIMM, "timm_hybrid", "timm_bit", *HF]
+REFUSED = {  # Families that we do not compute: what the error says.
+    "timm_fc_norm": "a LayerNorm after the mean",
+    "timm_swiglu": r"Dense_1/kernel is \(16, 16\), not \(32, 16\)",
+    "timm_clip": "a LayerNorm before the first block",
+    "hf_quick_gelu": "hidden_act='quick_gelu'",
+    "hf_swiglu": "SwiGLU",
+    "hf_bit_same": 'global_padding="SAME"',
+}
+FAMILIES = [
+    *(family for family in TIMM | HF if family not in REFUSED),
+    *("timm_hybrid", "timm_bit"),
+]
 PROCESSORS = {"ViT": "ViT", "DeiT": "DeiT"}
 FIXTURES = (
     "timm_vit",

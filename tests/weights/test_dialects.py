@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit import weights
-from keras_vit.configs import NUMERICS, ViTConfig
+from keras_vit.configs import NUMERICS, ResNetConfig, ViTConfig
 from keras_vit.models.description import config_of
-from keras_vit.weights import contents, names
+from keras_vit.weights import contents, names, writing
 from tests.conftest import REFERENCE
 
 DIALECTS = REFERENCE.parent / "dialects"
@@ -53,6 +53,7 @@ FIXTURES = {
     "tfvit_reg": Expected("tfvit", "timm", notes=(LEFT_OUT,)),
 }
 ATOL = 1e-5
+TINY = ViTConfig(patch_size=4, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=4)
 
 
 def source(name):
@@ -315,8 +316,8 @@ def test_into_the_builder_of_another_model(name):
 def test_timms_names_tell_what_its_files_do_not(tmp_path):
     """Of published timm files no tensor and no field tells heads or GELU."""
     for architecture, gelu, heads in (
-        ("vit_so400m_patch14_siglip_224", None, 16),
-        ("vit_so400m_patch16_siglip_gap_256", "tanh", 16),
+        ("vit_so400m_patch14_siglip_224", None, None),
+        ("vit_so400m_patch16_siglip_gap_256", "tanh", None),
         ("vit_base_patch32_siglip_256", "tanh", None),
         ("vit_base_patch16_siglip_256", None, None),
         ("vit_large_patch16_siglip_512", "tanh", None),
@@ -335,6 +336,21 @@ def test_timms_names_tell_what_its_files_do_not(tmp_path):
     for hidden_size, heads in ((1152, 16), (1408, 16), (1664, 16), (768, 12), (128, 2)):
         bias = {"patch_embed.proj.bias": np.zeros(hidden_size, np.float32)}
         assert names._usual_heads(names.TIMM, bias) == heads
+
+
+def test_timms_mlp_ratio_is_rounded_down_by_timm():
+    for mlp_dim, hidden_size in ((3072, 768), (61, 56), (4304, 1152), (1952, 112)):
+        ratio = writing._ratio(mlp_dim, hidden_size)
+        assert int(hidden_size * ratio) == mlp_dim
+    assert writing._ratio(3072, 768) == 4
+
+
+def test_timm_has_no_distilled_hybrid(tmp_path):
+    resnet = ResNetConfig(num_layers=(), unit="v1", **NUMERICS["timm"]["v1"])
+    config = dataclasses.replace(TINY, classifier="distilled", resnet=resnet)
+    model = keras_vit.vit(config, image_size=(32, 32), num_classes=3)
+    with pytest.raises(ValueError, match="hybrid with a distillation token"):
+        weights.save(model, tmp_path, format="timm")
 
 
 def test_a_root_hybrids_grid_is_of_its_own_patches():

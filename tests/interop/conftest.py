@@ -1,0 +1,7 @@
+"""Run by `make interop`, in an environment with timm and transformers."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+from tests.interop import making  # noqa: F401  First: it lets torchvision be imported.

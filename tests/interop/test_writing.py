@@ -1,0 +1,152 @@
+"""What we write, read by timm and transformers."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+
+import keras_vit
+from keras_vit import weights
+from keras_vit.configs import ResNetConfig, ViTConfig, numerics_of
+from tests.interop import making
+
+ATOL = 1e-4
+VIT = ViTConfig(patch_size=8, num_layers=2, hidden_size=16, mlp_dim=40, num_heads=4)
+BIT = ResNetConfig(num_layers=(3, 4, 6, 3), width=32)
+
+
+def vit(**changes):
+    return dataclasses.replace(VIT, **changes)
+
+
+def hybrid(*units, patch_size=1):
+    resnet = ResNetConfig(num_layers=units, unit="v1")
+    return vit(patch_size=patch_size, resnet=resnet)
+
+
+def model_of(config, numerics, size=(32, 48), classes=5, channels=3, **changes):
+    """A model with random values that computes as the library does, but for changes."""
+    config = dataclasses.replace(config, **numerics_of(config, numerics) | changes)
+    make = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    model = make(config, image_size=size, num_classes=classes, num_channels=channels)
+    random = np.random.default_rng(0)
+    for variable in model.weights:
+        noise = random.standard_normal(variable.shape)
+        if variable.name == "gamma":  # Small where units add up: rounding grows there.
+            value = (1 + 0.2 * noise) / (4 if "gn3" in variable.path else 1)
+        elif variable.name in ("beta", "bias"):
+            value = 0.1 * noise
+        elif variable.name == "kernel":
+            fan_in = np.prod(variable.shape[:-1])
+            value = noise / fan_in**0.5 + 1 / fan_in
+        else:
+            value = 0.3 * noise
+        variable.assign(value)
+    return model
+
+
+TIMM = {  # case: (config, arguments of model_of)
+    "token": (VIT, {}),
+    "token, tanh": (VIT, {"gelu": "tanh"}),
+    "token, one channel": (VIT, {"channels": 1}),
+    "token, no head": (VIT, {"classes": None}),
+    "gap": (vit(classifier="gap"), {}),
+    "token, an odd MLP": (vit(hidden_size=56, mlp_dim=61), {}),
+    "map": (vit(classifier="map"), {}),
+    "map, tanh": (vit(classifier="map"), {"gelu": "tanh"}),
+    "registers": (vit(num_registers=3), {}),
+    "gap, registers": (vit(classifier="gap", num_registers=3), {}),
+    "distilled": (vit(classifier="distilled"), {}),
+    "R+ViT": (hybrid(patch_size=4), {}),
+    "R26+ViT": (hybrid(2, 2, 2, 2), {"size": (96, 128)}),
+    "R50+ViT/16": (hybrid(3, 4, 9), {"size": (64, 96)}),
+    "R50+ViT/32, tanh": (hybrid(3, 4, 6, 3), {"gelu": "tanh", "size": (96, 128)}),
+    "BiT-R50": (BIT, {"size": (40, 56)}),
+    "BiT-R50, no head": (BIT, {"size": (40, 56), "classes": None}),
+}
+HF = {
+    "token": (VIT, {}),
+    "token, tanh": (VIT, {"gelu": "tanh", "layer_norm_epsilon": 1e-6}),
+    "token, one channel": (VIT, {"channels": 1}),
+    "token, no head": (VIT, {"classes": None}),
+    "pre_logits": (vit(representation_size=12), {"classes": None}),
+    "distilled": (vit(classifier="distilled"), {}),
+    "BiT-R50": (BIT, {"size": (40, 56)}),
+    "BiT of two stages": (ResNetConfig(num_layers=(1, 1), width=32), {}),
+}
+
+
+def compare(label, model, theirs, agree):
+    size, channels = model.input_shape[1:3], model.input_shape[-1]
+    pixels = making.images(1, *size, channels)
+    ours = model.predict(keras_vit.preprocess_input(pixels), verbose=0)
+    agree(label, ours, making.run(theirs.eval(), pixels), ATOL)
+
+
+@pytest.mark.parametrize("case", TIMM)
+def test_timm(case, tmp_path, agree):
+    config, arguments = TIMM[case]
+    model = model_of(config, "timm", **arguments)
+    weights.save(model, tmp_path, format="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    compare(f"timm reads {case}", model, theirs, agree)
+    data = timm.data.resolve_model_data_config(theirs)
+    channels = model.input_shape[-1]
+    assert list(data["mean"]) == list(data["std"]) == [0.5] * channels
+    assert data["input_size"] == (channels, *model.input_shape[1:3])
+    again = keras_vit.from_checkpoint(tmp_path, image_size=model.input_shape[1:3])
+    for ours, read in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, read)
+
+
+@pytest.mark.parametrize("case", HF)
+def test_hf(case, tmp_path, agree):
+    config, arguments = HF[case]
+    model = model_of(config, "hf", **arguments)
+    weights.save(model, tmp_path, format="hf")
+    auto = transformers.AutoModelForImageClassification
+    if arguments.get("classes", 5) is None:
+        auto = transformers.AutoModel
+    theirs, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["unexpected_keys"]
+    assert case == "token, no head" or not info["missing_keys"]
+    if case == "token, no head":  # ViTModel's pooler is none of ours.
+        theirs = TokenOf(theirs)
+    compare(f"transformers reads {case}", model, theirs, agree)
+    size = model.input_shape[1:3]
+    if model.input_shape[-1] == 3:
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+        pixels = making.images(2, *size)
+        seen = processor(list(pixels), return_tensors="np")["pixel_values"]
+        expected = keras_vit.preprocess_input(pixels).transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(seen, expected, atol=1e-6)
+    again = keras_vit.from_checkpoint(tmp_path, image_size=size)
+    for ours, read in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, read)
+
+
+class TokenOf(torch.nn.Module):
+    """The class token that a ViTModel's pooler reads."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels):
+        return self.model(pixels).last_hidden_state[:, 0]
+
+
+def test_a_model_in_the_papers_numerics_is_close_and_says_so(tmp_path, agree):
+    model = model_of(hybrid(patch_size=4), "paper")
+    with pytest.warns(UserWarning, match="timm computes with .*1e-5 apart"):
+        weights.save(model, tmp_path, format="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    compare("timm reads R+ViT in the paper's numerics", model, theirs, agree)
+
+
+def test_the_backend_is_torch():
+    assert keras.backend.backend() == "torch"

@@ -27,7 +27,7 @@ CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
 
 def _check_choice(config: Any, field: str, choices: Any) -> None:
     value = getattr(config, field)
-    if value not in choices:
+    if value not in tuple(choices):  # A dict would hash the value.
         raise ValueError(
             f"Expected {field} to be one of {', '.join(choices)}. "
             f"Received: {field}={value!r}"
@@ -88,6 +88,11 @@ class ResNetConfig:
             )
         object.__setattr__(self, "num_layers", tuple(self.num_layers))
         _check_positive(self, "width", "num_heads")
+        if self.width % 32:
+            raise ValueError(
+                "Expected width to be a multiple of 32, the groups of its "
+                f"normalisation (4.1). Received: width={self.width}"
+            )
         _check_choice(self, "unit", ("v1", "v2", "axial"))
         _check_choice(self, "pool_padding", ("zero", "inf"))
         _check_epsilon(self, "kernel_epsilon", "group_norm_epsilon")

@@ -34,11 +34,26 @@ OTHER_PARAMETERS = {
     "R50+ViT-B/16": 98_659_112,
     "R50+ViT-L/32": 328_994_856,
 }
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"]
+MANUAL = ["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = [*MANUAL, "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"]
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language, page="README.md"):
+    text = (ROOT / page).read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def run(page, capsys):
+    """The page's Python in order, in one namespace; it prints what it promises."""
+    namespace = {}
+    for block in blocks("python", page):
+        capsys.readouterr()
+        exec(compile(block, page, "exec"), namespace)
+        promised = re.findall(r"^(?:print.*)?# (\(.*\)|task\.npz.*)$", block, re.M)
+        promised += re.findall(r"print\(.*\)  # (.*)$", block, re.M)
+        printed = capsys.readouterr().out
+        for line in promised:
+            assert line in printed
 
 
 @pytest.mark.tensorflow_only
@@ -54,33 +69,31 @@ def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     del source
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    namespace = {}
-    for block in blocks("python"):
-        capsys.readouterr()
-        exec(compile(block, "README.md", "exec"), namespace)
-        promised = re.findall(r"^(?:print.*)?# (\(.*\)|task\.npz.*)$", block, re.M)
-        promised += re.findall(r"print\(.*\)  # (.*)$", block, re.M)
-        printed = capsys.readouterr().out
-        for line in promised:
-            assert line in printed
+    run("README.md", capsys)
 
 
-def test_commands_of_the_readme_exist():
+@pytest.mark.parametrize("page", MANUAL[1:])
+@pytest.mark.filterwarnings("ignore:The npz format:UserWarning")
+def test_python_of_the_manual_runs(page, tmp_path, monkeypatch, capsys):
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.chdir(tmp_path)
+    run(page, capsys)
+
+
+def test_commands_of_the_manual_exist():
     command = typer.main.get_command(app)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     seen = 0
-    for block in blocks("bash"):
+    for block in [block for page in MANUAL for block in blocks("bash", page)]:
         for line in block.replace("\\\n", " ").splitlines():
             words = line.partition("#")[0].split()
             if words[:1] == ["make"]:
                 assert words[1] in targets
                 seen += 1
             if words[:1] == ["keras-vit"]:
-                options = {
-                    option
-                    for parameter in command.commands[words[1]].params
-                    for option in parameter.opts
-                }
+                named = command.commands[words[1]]
+                named = getattr(named, "commands", {}).get(words[2], named)
+                options = {opt for param in named.params for opt in param.opts}
                 assert {word for word in words if word.startswith("--")} <= options
                 seen += 1
     assert seen >= 7

@@ -255,7 +255,7 @@ def _fit_positions(
 ) -> tuple[np.ndarray, Row]:
     prefix, new_grid = layer.num_prefix_tokens, layer.grid
     cls = contents.tensors.get("cls")
-    if len(table.shape) != 3 or table.shape[-1] != shape[-1]:
+    if not _same_but(1, table.shape, shape):
         raise _mismatch(model, contents, f"{name} is {table.shape}, not {shape}")
     if (0 if cls is None else cls.shape[1]) != prefix:
         ours = f"{prefix} class tokens" if prefix else "no class token"

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.weights import names
-from keras_vit.weights.tensors import open_tensors
+from keras_vit.weights.tensors import MAX_JSON, open_tensors
 
 Grid: TypeAlias = tuple[int, int]
 # Of images, unless a config.json says otherwise: pixels to [-1, 1], resized bilinearly.
@@ -27,6 +27,9 @@ PREPROCESSING = {
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 BESIDE_FIELDS = VIT_FIELDS | RESNET_FIELDS | {"mean", "std", "grid", "interpolation"}
+BESIDE_FIELDS -= {"resnet"}  # Its fields stand beside the others.
+# What the tensors' shapes say, whatever a config.json says.
+SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,9 @@ def read(
     contents = infer(found.tensors, str(source), found.hints | hints)
     if likely is not None and math.prod(likely) == contents.num_positions:
         grid = likely  # A config of another resolution than the table's tells nothing.
+    asked = overrides or {}
+    told = {key: value for key, value in beside.items() if key not in asked}
+    _check_sizes(contents.config, told, str(source))
     own = numerics or found.numerics
     fields = configs.numerics_of(contents.config, own)
     if numerics is not None:  # Stronger than the file beside, as it was asked for.
@@ -153,6 +159,25 @@ def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def _check_sizes(
+    config: ViTConfig | ResNetConfig, told: Mapping[str, Any], where: str
+) -> None:
+    """A config.json is not to build a model that its file cannot fill."""
+    shown: dict[str, Any] = {"representation_size": None, **vars(config)}
+    if isinstance(config, ViTConfig):
+        shown |= {} if config.resnet is None else {"width": config.resnet.width}
+    elif config.unit != "axial":
+        shown.pop("num_heads")
+    for key in (*SIZES, "representation_size", "width"):
+        value = told.get(key)
+        value = tuple(value) if isinstance(value, list) else value
+        if value is not None and key in shown and value != shown[key]:
+            raise ValueError(
+                f"Expected {key}={shown[key]!r} in the config.json, as the tensors of "
+                f"{where} have it. Received: {key}={value!r}"
+            )
+
+
 def _replaced(
     config: ViTConfig | ResNetConfig, given: Mapping[str, Any], where: str
 ) -> ViTConfig | ResNetConfig:
@@ -217,12 +242,12 @@ def _infer_vit(
         channels = tensors["conv_root/kernel"].shape[2]
     fields = {
         "patch_size": patch_size,
-        "num_layers": _count(tensors, r"Transformer/encoderblock_(\d+)/", 0),
+        "num_layers": _count(tensors, "Transformer/encoderblock_{i}/", 0),
         "hidden_size": hidden_size,
         "mlp_dim": mlp_dim,
         "num_heads": num_heads,
         "classifier": _infer_classifier(tensors, tokens, hidden_size),
-        "representation_size": _width(tensors, "pre_logits/bias"),
+        "representation_size": _width(tensors, "pre_logits"),
         "resnet": resnet,
         "position": position,
         "position_at": _infer_position_at(tensors),
@@ -233,6 +258,12 @@ def _infer_vit(
         own = configs.CLASS_TOKENS[fields["classifier"]]
         fields["num_registers"] = max(tokens - own, 0)
     config = ViTConfig(**fields)
+    if tokens != config.num_prefix_tokens:
+        raise ValueError(
+            f"Expected {config.num_prefix_tokens} tokens before the patches "
+            f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
+            f" Received: {where}, whose cls has {tokens}"
+        )
     if positions is not None and position != "2d":
         positions -= config.num_prefix_tokens
     return Contents(
@@ -240,7 +271,7 @@ def _infer_vit(
         tensors=tensors,
         config=config,
         num_channels=channels,
-        num_classes=_width(tensors, "head/bias"),
+        num_classes=_width(tensors, "head"),
         num_positions=positions,
         grid=grid,
     )
@@ -292,7 +323,7 @@ def _infer_resnet(tensors: Mapping[str, np.ndarray], where: str) -> Contents:
         tensors=tensors,
         config=config,
         num_channels=tensors["conv_root/kernel"].shape[2],
-        num_classes=_width(tensors, "head/bias"),
+        num_classes=_width(tensors, "head"),
         num_positions=None,
     )
 
@@ -301,10 +332,10 @@ def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
     width = _shape(tensors, "conv_root/kernel", 4)[-1]
     unit: configs.Unit = "v1" if "gn_root/scale" in tensors else "v2"
     attention = "block1/unit1/attention/row/query/kernel"
-    stages = range(1, _count(tensors, r"block(\d+)/", 1) + 1)
+    stages = range(1, _count(tensors, "block{i}/", 1) + 1)
     return ResNetConfig(
         num_layers=tuple(
-            _count(tensors, rf"block{stage}/unit(\d+)/", 1) for stage in stages
+            _count(tensors, f"block{stage}/unit{{i}}/", 1) for stage in stages
         ),
         width=width,
         unit="axial" if attention in tensors else unit,
@@ -314,16 +345,21 @@ def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
 
 
 def _count(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
-    """How many numbers `pattern` finds; raises where one is left out."""
-    found = {int(match[1]) for name in tensors if (match := re.match(pattern, name))}
+    """How many numbers `pattern` finds for {i}; raises where one is left out."""
+    number = pattern.replace("{i}", "([0-9]{1,4})")
+    found = {int(match[1]) for name in tensors if (match := re.match(number, name))}
     missing = set(range(first, first + len(found))) - found
     if missing:
-        raise KeyError(pattern.replace(r"(\d+)", str(min(missing))))
+        raise KeyError(pattern.replace("{i}", str(min(missing))))
     return len(found)
 
 
-def _width(tensors: Mapping[str, np.ndarray], name: str) -> int | None:
-    return _shape(tensors, name, 1)[0] if name in tensors else None
+def _width(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
+    """The outputs of a dense layer, None where the file has none."""
+    if not {f"{layer}/kernel", f"{layer}/bias"} & tensors.keys():
+        return None
+    _shape(tensors, f"{layer}/kernel", 2)
+    return _shape(tensors, f"{layer}/bias", 1)[0]
 
 
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -340,27 +376,115 @@ def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     config = _json(folder / "config.json")
-    if "architecture" in config:
+    if "architecture" in config.values:
         return _timm_config(config)
-    if "model_type" in config:
-        return _hf_config(config) | _hf_preprocessing(folder)
-    if config.get("class_name") == "ViTBackbone":
+    if "model_type" in config.values:
+        processor = _json(folder / "preprocessor_config.json")
+        return _hf_config(config) | _hf_preprocessing(processor)
+    if config.values.get("class_name") == "ViTBackbone":
         return _hub_config(config, _json(folder / "task.json"))
-    if config.keys() - BESIDE_FIELDS:
+    if config.values.keys() - BESIDE_FIELDS:
         raise ValueError(
             f"Expected fields among {', '.join(sorted(BESIDE_FIELDS))}, or timm's or "
-            f"transformers' own. Received: {str(folder / 'config.json')!r} with "
-            f"{json.dumps(config)[:200]}"
+            f"transformers' own. Received: {str(config.file)!r} with "
+            f"{json.dumps(config.values)[:200]}"
         )
-    return config
+    fields = {key: config.take(key, _OWN.get(key, _TEXT)) for key in config.values}
+    nullable = "representation_size"  # null: without.
+    return {
+        k: value for k, value in fields.items() if k == nullable or value is not None
+    }
 
 
-def _json(file: Path) -> dict[str, Any]:
+_Kind: TypeAlias = tuple[str, Callable[[Any], bool]]
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e6 < value < 1e6
+
+
+def _is_list(value: Any, of: Callable[[Any], bool], lengths: range) -> bool:
+    return isinstance(value, list) and len(value) in lengths and all(map(of, value))
+
+
+# What a value may be: the words for it, and the test.
+_INTEGER: _Kind = "a positive integer", _is_positive
+_COUNT: _Kind = "an integer, 0 or more", lambda v: type(v) is int and 0 <= v < 2**31
+_NUMBER: _Kind = "a number", _is_number
+_POSITIVE: _Kind = "a positive number", lambda v: _is_number(v) and v > 0
+_TEXT: _Kind = "a string", lambda v: isinstance(v, str)
+_OBJECT: _Kind = "an object", lambda v: isinstance(v, dict)
+_BOOL: _Kind = "true or false", lambda v: isinstance(v, bool)
+_MEAN: _Kind = "a list of numbers", lambda v: _is_list(v, _is_number, range(1, 65))
+_STD: _Kind = (
+    "a list of positive numbers",
+    lambda v: _is_list(v, _POSITIVE[1], range(1, 65)),
+)
+_PAIR: _Kind = (
+    "a list of two positive integers",
+    lambda v: _is_list(v, _is_positive, range(2, 3)),
+)
+_TRIPLE: _Kind = (
+    "a list of three positive integers",
+    lambda v: _is_list(v, _is_positive, range(3, 4)),
+)
+_SIDES: _Kind = (
+    "a positive integer or two",
+    lambda v: _is_positive(v) or _PAIR[1](v),
+)
+_UNITS: _Kind = (
+    "a positive integer or a list of them",
+    lambda v: _is_positive(v) or _is_list(v, _is_positive, range(100)),
+)
+_OWN: dict[str, _Kind] = {  # The others are text.
+    **dict.fromkeys((*SIZES, "representation_size", "width"), _INTEGER),
+    "num_layers": _UNITS,
+    "num_registers": _COUNT,
+    **dict.fromkeys(("dropout_rate", "attention_dropout_rate"), _NUMBER),
+    "head_bias_init": _NUMBER,
+    **dict.fromkeys(("layer_norm_epsilon", "group_norm_epsilon"), _POSITIVE),
+    "kernel_epsilon": _POSITIVE,
+    "epsilon_outside": _BOOL,
+    "grid": _PAIR,
+    "mean": _MEAN,
+    "std": _STD,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Json:
+    """A JSON object of a file, empty where there is no such file."""
+
+    file: Path
+    values: Mapping[str, Any]
+
+    def take(self, key: str, kind: _Kind) -> Any:
+        """A value, None where it is null or left out; raises where it is no `kind`."""
+        value = self.values.get(key)
+        words, test = kind
+        if value is None or test(value):
+            return value
+        raise ValueError(
+            f"Expected {key} in {str(self.file)!r} to be {words}. "
+            f"Received: {key}={json.dumps(value)[:80]}"
+        )
+
+    def inner(self, key: str) -> "_Json":
+        """The object under `key`."""
+        return _Json(self.file, self.take(key, _OBJECT) or {})
+
+
+def _json(file: Path) -> _Json:
     if not file.is_file():
-        return {}
+        return _Json(file, {})
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        with file.open("rb") as stream:
+            value = json.loads(stream.read(MAX_JSON).decode())
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"Expected a JSON object. Received: {str(file)!r} ({error})"
         ) from error
@@ -368,7 +492,7 @@ def _json(file: Path) -> dict[str, Any]:
         raise ValueError(
             f"Expected a JSON object. Received: {str(file)!r} with {str(value)[:80]}"
         )
-    return value
+    return _Json(file, value)
 
 
 # transformers' hidden_act and timm's act_layer.
@@ -381,16 +505,22 @@ GELUS = {
 _PIL = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
-def _gelu(config: Mapping[str, Any], key: str) -> dict[str, str]:
-    name = config.get(key)
+def _gelu(config: _Json, key: str) -> dict[str, str]:
+    name = config.take(key, _TEXT)
     if name is None:
         return {}
     if name not in GELUS:
         raise ValueError(
             f"Expected {key} to be one of {', '.join(GELUS)} (section 3.1: a GELU). "
-            f"Received: {key}={name!r}"
+            f"Received: {key}={name!r} in {str(config.file)!r}"
         )
     return {"gelu": GELUS[name]}
+
+
+def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
+    """Our fields under our names, of (ours, theirs, kind); none that is left out."""
+    found = {ours: config.take(theirs, kind) for ours, theirs, kind in fields}
+    return {ours: value for ours, value in found.items() if value is not None}
 
 
 # What neither tensors nor config.json tell of timm's architectures, but their names do:
@@ -405,35 +535,40 @@ _TIMM_NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def _timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = config.get("model_args") or {}
-    pretrained = config.get("pretrained_cfg") or config
-    fields: dict[str, Any] = {}
-    for pattern, told in _TIMM_NAMES:
-        if re.search(pattern, str(config["architecture"])):
-            fields |= told
-    fields |= _gelu(arguments, "act_layer")
-    if "num_heads" in arguments:
-        fields["num_heads"] = arguments["num_heads"]
-    size = arguments.get("img_size") or (pretrained.get("input_size") or [None])[1:]
-    fields |= _grid(
-        size, _patch_in(str(config["architecture"]), arguments.get("patch_size"))
-    )
-    if arguments.get("global_pool", config.get("global_pool")) == "avg":
-        fields["classifier"] = "gap"
-    for key in ("mean", "std", "interpolation"):
-        if key in pretrained:
-            fields[key] = pretrained[key]
-    return fields
+def _timm_config(config: _Json) -> dict[str, Any]:
+    arguments = config.inner("model_args")
+    pretrained = config.inner("pretrained_cfg")
+    if not pretrained.values:
+        pretrained = config
+    size = arguments.take("img_size", _SIDES)
+    if size is None:
+        size = (pretrained.take("input_size", _TRIPLE) or [])[1:]
+    architecture = config.take("architecture", _TEXT) or ""
+    patch_size = _patch_in(architecture, arguments.take("patch_size", _SIDES))
+    pool = arguments.values.get("global_pool", config.values.get("global_pool"))
+    named = [told for name, told in _TIMM_NAMES if re.search(name, architecture)]
+    return {
+        **{key: value for told in named for key, value in told.items()},
+        **_gelu(arguments, "act_layer"),
+        **_taken(arguments, ("num_heads", "num_heads", _INTEGER)),
+        **_grid(size, patch_size),
+        **({"classifier": "gap"} if pool == "avg" else {}),
+        **_taken(
+            pretrained,
+            ("mean", "mean", _MEAN),
+            ("std", "std", _STD),
+            ("interpolation", "interpolation", _TEXT),
+        ),
+    }
 
 
-def _patch_in(architecture: str, given: int | None) -> int | None:
+def _patch_in(architecture: str, given: Any) -> Any:
     """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
     if "_r_s16_p8" in architecture:
-        return 4 * (given or 8)  # The root's stride, then the map's patch.
-    if hybrid := re.search(r"_r\d+_s(\d+)", architecture):
+        return 4 * (given if isinstance(given, int) else 8)  # The root's stride first.
+    if hybrid := re.search(r"_r\d+_s([0-9]{1,4})", architecture):
         return int(hybrid[1])
-    match = re.search(r"patch(\d+)", architecture)
+    match = re.search(r"patch([0-9]{1,4})", architecture)
     return given or (int(match[1]) if match else None)
 
 
@@ -448,55 +583,61 @@ def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
 _HF_RESNET = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32}
 
 
-def _check_hf(config: Mapping[str, Any], **built: Any) -> None:
+def _check_hf(config: _Json, **built: Any) -> None:
     """Refuses what transformers can be told to compute and no layer here does."""
     for key, value in built.items():
-        received = config.get(key, value)
+        received = config.values.get(key, value)
         if received != value and str(received).upper() != value:
             raise ValueError(
                 f"Expected {key}={json.dumps(value)} of transformers' config, which is "
-                f"what the layers here compute. Received: {key}={json.dumps(received)}"
+                f"what the layers here compute. Received: {key}={json.dumps(received)} "
+                f"in {str(config.file)!r}"
             )
 
 
-def _hf_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    if config["model_type"] == "bit":
+def _hf_config(config: _Json) -> dict[str, Any]:
+    if config.values["model_type"] == "bit":
         _check_hf(config, global_padding=None, **_HF_RESNET)
-    if config.get("backbone_config") is not None:
-        _check_hf(config["backbone_config"], global_padding="SAME", **_HF_RESNET)
+    if config.values.get("backbone_config") is not None:
+        backbone = config.inner("backbone_config")
+        _check_hf(backbone, global_padding="SAME", **_HF_RESNET)
     _check_hf(config, pooler_act="tanh")
-    fields: dict[str, Any] = {}
-    if "num_attention_heads" in config:
-        fields |= {"num_heads": config["num_attention_heads"]}
+    fields = _taken(
+        config,
+        ("num_heads", "num_attention_heads", _INTEGER),
+        ("layer_norm_epsilon", "layer_norm_eps", _POSITIVE),
+    )
+    if "num_attention_heads" in config.values:
         fields |= _gelu(config, "hidden_act")
-    if "layer_norm_eps" in config:
-        fields["layer_norm_epsilon"] = config["layer_norm_eps"]
-    if config.get("backbone_config") is None:
-        fields |= _grid(config.get("image_size"), config.get("patch_size"))
+    if config.values.get("backbone_config") is None:
+        size = config.take("image_size", _SIDES)
+        fields |= _grid(size, config.take("patch_size", _SIDES))
     return fields
 
 
-def _hf_preprocessing(folder: Path) -> dict[str, Any]:
-    config = _json(folder / "preprocessor_config.json")
-    fields = {
-        ours: config[theirs]
-        for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))
-        if theirs in config
-    }
-    if config.get("resample") in _PIL:
-        fields["interpolation"] = _PIL[config["resample"]]
+def _hf_preprocessing(config: _Json) -> dict[str, Any]:
+    fields = _taken(config, ("mean", "image_mean", _MEAN), ("std", "image_std", _STD))
+    if (resample := config.take("resample", _COUNT)) in _PIL:
+        fields["interpolation"] = _PIL[resample]
     return fields
 
 
-def _hub_config(config: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    backbone = config["config"]
+def _hub_config(config: _Json, task: _Json) -> dict[str, Any]:
+    backbone = config.inner("config")
+    patch = backbone.take("patch_size", _SIDES)
     fields = {
-        "num_heads": backbone["num_heads"],
-        "layer_norm_epsilon": backbone["layer_norm_epsilon"],
-        **_grid(backbone["image_shape"][:2], backbone["patch_size"][0]),
+        **_taken(
+            backbone,
+            ("num_heads", "num_heads", _INTEGER),
+            ("layer_norm_epsilon", "layer_norm_epsilon", _POSITIVE),
+        ),
+        **_grid(
+            (backbone.take("image_shape", _TRIPLE) or [])[:2],
+            patch[0] if isinstance(patch, list) else patch,
+        ),
     }
-    if task.get("config", {}).get("pooling") == "gap":
-        if backbone.get("use_class_token", True):
+    if task.inner("config").values.get("pooling") == "gap":
+        if backbone.values.get("use_class_token", True):
             raise ValueError(
                 "Expected a mean over patches (D.3). Received: keras-hub's 'gap' over "
                 "the class token, too"

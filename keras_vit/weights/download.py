@@ -247,8 +247,16 @@ def _record(path: Path) -> Path:
 
 def _recorded(path: Path) -> str | None:
     record = _record(path)
-    words = record.read_text().split() if record.is_file() else []
-    return words[0] if words else None
+    if not record.is_file():
+        return None
+    text = record.read_bytes()[:1000].decode(errors="replace")
+    match = re.match(r"[0-9a-f]{64}(?!\S)", text)
+    if match is None:
+        raise DownloadError(
+            f"Expected {record} to begin with a sha256. Received: {text[:80]!r}. "
+            f"Delete it and {path} to download both again."
+        )
+    return match[0]
 
 
 def _sha256(path: Path) -> str:

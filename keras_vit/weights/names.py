@@ -134,7 +134,7 @@ class Dialect:
                     found[name] = rule.layout.read(part, heads)
                     if scale in tensors:
                         used.add(scale)
-                        found[name] = found[name] * tensors[scale].reshape(-1)
+                        found[name] = _scaled(found[name], tensors[scale])
             except (ValueError, IndexError, TypeError) as error:
                 raise ValueError(
                     f"Expected {theirs} to have the axes of {', '.join(names)} with "
@@ -181,6 +181,12 @@ class Dialect:
                 if (numbers := _match(part, ours)) is not None:
                     return rule, numbers
         return None, {}
+
+
+def _scaled(tensor: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    if tensor.shape[-1:] != (scale.size,):  # Broadcasting could be of any size.
+        raise ValueError(f"its LayerScale is {scale.shape}")
+    return np.asarray(tensor * scale.reshape(-1))
 
 
 _PLACE = re.compile(r"\{(\w)([+-]\d)?(:02)?\}")
@@ -636,9 +642,12 @@ def canonical(
             f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ..."
         )
     (dialect,) = dialects
+    found: dict[str, np.ndarray]
     if dialect is None:
-        return _flax({name: tensors[original] for name, original in names.items()})
-    found: dict[str, np.ndarray] = {}
+        found = {name: tensors[original] for name, original in names.items()}
+        _check_filled(found, where)
+        return _flax(found, where)
+    found = {}
     for name, original in names.items():
         for pattern, replacement in SPELLINGS.get(dialect.name, ()):
             name = re.sub(pattern, replacement, name)
@@ -648,7 +657,41 @@ def canonical(
             )
         if not re.search(dialect.ignored, name):
             found[name] = tensors[original]
+    _check_filled(found, where)
     return _translated(dialect, found, where, heads, patches)
+
+
+def _check_filled(tensors: Mapping[str, np.ndarray], where: str) -> None:
+    """An empty axis lets the others be of any size, in a file of no bytes."""
+    for name, tensor in tensors.items():
+        if not tensor.size:
+            raise ValueError(
+                f"Expected tensors with values. Received: {name} of shape "
+                f"{tensor.shape} in {where}"
+            )
+
+
+def _check_shape(
+    tensors: Mapping[str, np.ndarray],
+    name: str,
+    shape: tuple[int | None, ...],
+    where: str,
+) -> None:
+    """Raises unless a tensor has these axes, where None stands for any size."""
+    found = tensors[name].shape if name in tensors else None
+    if (
+        found is None
+        or len(found) != len(shape)
+        or any(
+            wanted not in (None, size)
+            for size, wanted in zip(found, shape, strict=True)
+        )
+    ):
+        words = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"Expected {name} of shape ({words}). "
+            f"Received: {found or 'none'} in {where}"
+        )
 
 
 def is_group_norm(name: str) -> bool:
@@ -669,9 +712,9 @@ def _without_prefix(names: Iterable[str], subtree: str | None) -> dict[str, str]
     return found
 
 
-def _flax(tensors: dict[str, np.ndarray]) -> Canonical:
+def _flax(tensors: dict[str, np.ndarray], where: str) -> Canonical:
     """The official files in either numbering, and big_vision's."""
-    tensors = _unstacked(tensors)
+    tensors = _unstacked(tensors, where)
     blocks = [match for name in tensors if (match := _BLOCK.match(name))]
     if any(match[2] in LINEN for match in blocks):
         tensors = {renumber(name, LINEN): value for name, value in tensors.items()}
@@ -690,8 +733,15 @@ def _flax(tensors: dict[str, np.ndarray]) -> Canonical:
     return Canonical(tensors, dialect, "paper", {})
 
 
-def _unstacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _unstacked(tensors: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     """big_vision's scan layout, all blocks on axis 0, as one tensor a block."""
+    stacks = [value for name, value in tensors.items() if name.startswith(_STACKED)]
+    lengths = {value.shape[:1] for value in stacks}
+    if stacks and (len(lengths) != 1 or () in lengths):
+        raise ValueError(
+            "Expected tensors of all blocks, of equal length. Received: "
+            f"{where} with {_STACKED}... of {[value.shape for value in stacks][:8]}"
+        )
     found: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         if not name.startswith(_STACKED):
@@ -723,10 +773,16 @@ def _translated(
     found = dialect.translate(tensors, heads, where)
     if bare := _add_biases(found):
         notes.append(f"zeros for the biases that {bare} projections do not have")
-    hints |= _join_tokens(found, patches, bare=dialect is TIMM)
+    hints |= _join_tokens(found, patches, where, bare=dialect is TIMM)
     head, embedding = found.get("head/kernel"), found.get("embedding/bias")
+    if head is not None:
+        _check_shape(found, "head/kernel", (None, None), where)
     if {"head/kernel", "head_dist/kernel"} <= found.keys():
         # DeiT averages its two heads: one head on both tokens, each half as large.
+        classes = found["head/kernel"].shape[-1]
+        for name in ("head", "head_dist"):
+            _check_shape(found, f"{name}/kernel", found["head/kernel"].shape, where)
+            _check_shape(found, f"{name}/bias", (classes,), where)
         halves = {
             part: [found.pop(f"{name}/{part}") / 2 for name in ("head", "head_dist")]
             for part in ("kernel", "bias")
@@ -735,14 +791,22 @@ def _translated(
         found["head/bias"] = np.asarray(sum(halves["bias"]))
         hints |= {"classifier": "distilled", "num_registers": 0}
     elif head is not None and embedding is not None and "gn_final/scale" not in found:
-        if len(head) == 2 * len(embedding):
-            del found["head/kernel"], found["head/bias"]
+        if len(head) == 2 * embedding.size:
+            found = _without(found, "head")
             notes.append("DINOv2's head, on class token and mean, left out")
         elif dialect is HF and "pre_logits/kernel" in found:
             # ViTForImageClassification has no pooler; old files carry one, unused.
-            del found["pre_logits/kernel"], found["pre_logits/bias"]
+            found = _without(found, "pre_logits")
             notes.append("the pooler, which the classifier does not read, left out")
     return Canonical(found, dialect.name, dialect.numerics, hints, tuple(notes))
+
+
+def _without(tensors: Mapping[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(f"{layer}/")
+    }
 
 
 def _add_biases(tensors: dict[str, np.ndarray]) -> int:
@@ -771,7 +835,7 @@ def _usual_heads(dialect: Dialect, tensors: Mapping[str, np.ndarray]) -> int:
 
 
 def _join_tokens(
-    tensors: dict[str, np.ndarray], patches: int | None, *, bare: bool
+    tensors: dict[str, np.ndarray], patches: int | None, where: str, *, bare: bool
 ) -> dict[str, Any]:
     """cls, dist and reg_token as one `cls`; a row of zeros where one has no position.
 
@@ -780,6 +844,11 @@ def _join_tokens(
     number of patches, where it is not known, is the first square among them.
     """
     order = ("cls_token", "dist_token", "reg_token")
+    depth = None
+    for name in (*order, "pos_embed"):
+        if name in tensors:
+            _check_shape(tensors, name, (1, None, depth), where)
+            depth = tensors[name].shape[-1]
     tokens = {name: tensors.pop(name) for name in order if name in tensors}
     registers = tokens["reg_token"].shape[1] if "reg_token" in tokens else 0
     leading = sum(token.shape[1] for token in tokens.values()) - registers

@@ -432,6 +432,10 @@ _TRIPLE: _Kind = (
     "a list of three positive integers",
     lambda v: _is_list(v, _is_positive, range(3, 4)),
 )
+_SHAPE: _Kind = (
+    "a list of four positive integers",
+    lambda v: _is_list(v, _is_positive, range(4, 5)),
+)
 _SIDES: _Kind = (
     "a positive integer or two",
     lambda v: _is_positive(v) or _PAIR[1](v),
@@ -564,8 +568,8 @@ def _timm_config(config: _Json) -> dict[str, Any]:
 
 def _patch_in(architecture: str, given: Any) -> Any:
     """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
-    if "_r_s16_p8" in architecture:
-        return 4 * (given if isinstance(given, int) else 8)  # The root's stride first.
+    if "_r_s16_p8" in architecture:  # The patch is of the root's map.
+        return 4 * given if isinstance(given, int) else 32
     if hybrid := re.search(r"_r\d+_s([0-9]{1,4})", architecture):
         return int(hybrid[1])
     match = re.search(r"patch([0-9]{1,4})", architecture)
@@ -609,10 +613,10 @@ def _hf_config(config: _Json) -> dict[str, Any]:
     )
     if "num_attention_heads" in config.values:
         fields |= _gelu(config, "hidden_act")
-    if config.values.get("backbone_config") is None:
-        size = config.take("image_size", _SIDES)
-        fields |= _grid(size, config.take("patch_size", _SIDES))
-    return fields
+    size = config.take("image_size", _SIDES)
+    if config.values.get("backbone_config") is not None:  # Patches of its map.
+        size = (config.take("backbone_featmap_shape", _SHAPE) or [])[2:]
+    return fields | _grid(size, config.take("patch_size", _SIDES))
 
 
 def _hf_preprocessing(config: _Json) -> dict[str, Any]:

@@ -21,7 +21,10 @@ from keras_vit.weights.files import replacing
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.
-UNTOLD = ("gelu", "layer_norm_epsilon", "classifier", "resnet", "position", "num_heads")
+UNTOLD = (
+    *("gelu", "layer_norm_epsilon", "classifier", "resnet"),
+    *("position", "position_at", "num_heads"),
+)
 KERNELS = ("kernel_epsilon", "epsilon_outside", "group_norm_epsilon")
 
 

@@ -143,8 +143,8 @@ class AxialAttention(Composite):
         if self.strides == 1:
             return y
         return ops.average_pool(
-            y, self.strides, padding="same", data_format="channels_last"
-        )
+            y, self.strides, self.strides, "same", data_format="channels_last"
+        )  # Strides are given: Keras's default of them fails on JAX.
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return strided(input_shape, self.strides, input_shape[-1])

@@ -216,6 +216,7 @@ def family(request):
     return applications._vit_builder(request.param, config), token, 3
 
 
+@pytest.mark.tensorflow_only
 def test_pooling_of_every_family(family):
     builder, token, rank = family
     shape = (33, 49, 3) if builder.__name__.startswith(("R50", "BiT")) else (32, 48, 3)
@@ -265,6 +266,7 @@ def test_top_of_every_family(family):
     np.testing.assert_allclose(numpy(model(images)), expected, atol=1e-5)
 
 
+@pytest.mark.tensorflow_only
 def test_defaults_of_every_family(family):
     """224 px, 1000 classes, and no weights where none are published."""
     builder, _, _ = family
@@ -298,6 +300,7 @@ def test_default_weights_are_those_published():
         assert default(name) in registry.tags(variant)
 
 
+@pytest.mark.tensorflow_only
 def test_pool_padding_is_what_is_outside_of_the_root():
     config = FAMILIES["BiT-R50x2"]
     builder = applications._resnet_builder("BiT-R50x2", config)
@@ -318,6 +321,7 @@ def test_pool_padding_is_what_is_outside_of_the_root():
         builder(weights=None, pool_padding="same")
 
 
+@pytest.mark.tensorflow_only
 def test_classifiers_that_a_family_cannot_have():
     builder = applications._vit_builder("Axial-ViT-B/16", FAMILIES["Axial-ViT-B/16"])
     with pytest.raises(ValueError, match=r"D\.6.*Received: classifier='token'"):
@@ -328,6 +332,7 @@ def test_classifiers_that_a_family_cannot_have():
         keras_vit.BiT_R50x1(weights=None, classifier="gap")
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("size", [(65, 97), (225, 224)])
 def test_real_builders_at_any_size(size):
     hybrid = keras_vit.R_ViT_Ti16(weights=None, input_shape=(*size, 3), classes=2)

@@ -142,7 +142,7 @@ class AxialAttention(Composite):
         y = along_columns(self.column, along_rows(self.row, x))
         if self.strides == 1:
             return y
-        sides = (self.strides, self.strides)
+        sides = (self.strides, self.strides)  # Keras's default of them fails on JAX.
         return ops.average_pool(y, sides, sides, "same", data_format="channels_last")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

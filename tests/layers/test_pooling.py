@@ -7,6 +7,7 @@ import pytest
 import keras_vit
 from keras_vit.layers import MAPHead
 from tests.layers import by_hand
+from tests.models.families import names
 
 
 def numpy(x):
@@ -14,7 +15,7 @@ def numpy(x):
 
 
 @pytest.mark.parametrize("gelu", ["tanh", "erf"])
-@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("tokens", names([1, 6], {6}))
 def test_map_is_the_formula(tokens, gelu):
     layer = MAPHead(3, 16, gelu, 1e-3)
     layer.build((None, tokens, 12))
@@ -47,7 +48,7 @@ def test_map_reads_tokens_in_half_precision():
     np.testing.assert_allclose(y, expected, atol=0.05 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("num_registers", [0, 2])
+@pytest.mark.parametrize("num_registers", names([0, 2], {2}))
 @pytest.mark.parametrize(
     "classifier", ["token", "gap", "map", "unpooled", "token_unpooled", "distilled"]
 )

@@ -8,6 +8,7 @@ import keras_vit
 from keras_vit.layers import AddPositionEmbs
 from keras_vit.layers.positions import sincos2d
 from tests.layers import by_hand
+from tests.models.families import names
 
 KINDS = ("1d", "2d", "sincos2d")
 
@@ -28,7 +29,7 @@ def config_of(**fields):
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("grid", [(2, 3), (3, 2), (1, 4), (4, 1)])
+@pytest.mark.parametrize("grid", names([(2, 3), (3, 2), (1, 4), (4, 1)], {(2, 3)}))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_added(kind, grid, prefix):
     tokens = prefix + grid[0] * grid[1]
@@ -68,7 +69,7 @@ def test_sincos2d_is_not_learned():
     assert layer.weights == []
 
 
-@pytest.mark.parametrize("classifier", ["token", "gap", "distilled"])
+@pytest.mark.parametrize("classifier", names(["token", "gap", "distilled"], {"token"}))
 @pytest.mark.parametrize("position", ["none", *KINDS])
 @pytest.mark.parametrize("place", ["stem", "every_layer", "every_layer_shared"])
 def test_the_whole_model(position, place, classifier):

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 import keras_vit
 from tests.layers import by_hand
 
@@ -55,3 +57,13 @@ def build(name, image_size=SIZE, num_classes=5, scale=0.1):
     make = keras_vit.vit if name in VITS else keras_vit.resnet
     model = make(config, image_size=image_size, num_classes=num_classes)
     return by_hand.randomize(model, scale)
+
+
+def names(families, everywhere):
+    """Parameters; backends that compile every shape run those of `everywhere` alone."""
+    return [
+        name
+        if name in everywhere
+        else pytest.param(name, marks=pytest.mark.tensorflow_only)
+        for name in families
+    ]

@@ -121,7 +121,8 @@ def _classifier(model: keras.Model, named: dict[str, Any], prefix: int) -> Any:
         return "distilled"
     if "gap" in named:
         return "gap"
-    if "head" in named and len(named["head"].input.shape) == 3:
+    features = named["head"].input if "head" in named else model.output
+    if len(features.shape) == 3:
         return "token_unpooled" if prefix else "unpooled"
     return "token" if prefix else "gap"
 

@@ -200,6 +200,7 @@ def with_numerics(config, other):
     return dataclasses.replace(config, **own)
 
 
+@pytest.mark.filterwarnings("ignore:You are using a softmax")  # Of one patch.
 @pytest.mark.parametrize("format", FORMATS)
 @repeatable
 @given(drawn=vits())
@@ -207,6 +208,7 @@ def test_vits_and_hybrids(format, drawn):
     check(*drawn, format)
 
 
+@pytest.mark.filterwarnings("ignore:You are using a softmax")  # Of one patch.
 @pytest.mark.parametrize("format", FORMATS)
 @repeatable
 @given(drawn=bits())

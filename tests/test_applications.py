@@ -242,6 +242,7 @@ def test_pooling_of_every_family(family):
         builder(include_top=False, weights=None, pooling="sum")
 
 
+@pytest.mark.tensorflow_only
 def test_top_of_every_family(family):
     builder, _, _ = family
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 48, 3)).astype("float32")

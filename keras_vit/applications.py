@@ -59,7 +59,8 @@ Args:
         weights' makes a new, zero-initialised head.
     classifier_activation: of the head; None returns logits.
     name: of the model.
-    classifier: "token", "gap", "map", "unpooled" or "token_unpooled" (D.3).
+    classifier: "token", "gap", "map", "unpooled", "token_unpooled" (D.3) or "distilled"
+        (DeiT); an axial model has no class token, so only "gap", "map", "unpooled".
     representation_size: width of the tanh layer `pre_logits` before the head, or None.
     dropout_rate: after every dense layer but query, key and value (B.1); default
         {dropout_rate}.

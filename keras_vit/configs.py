@@ -190,7 +190,7 @@ class ViTConfig:
             )
         if self.resnet is not None and self.resnet.unit != "v1":
             raise ValueError(
-                "Expected a hybrid's resnet to have unit='v1' (FACTS 2: the official "
+                "Expected a hybrid's resnet to have unit='v1' (3.1; the official "
                 f"code's post-activation unit). Received: unit={self.resnet.unit!r}"
             )
         if self.attention == "axial" and self.num_prefix_tokens:

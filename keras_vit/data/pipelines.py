@@ -104,7 +104,7 @@ def eval_pipeline(
 ) -> tf.data.Dataset:
     """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
 
-    The last batch holds what is left; the official code drops it (FACTS section 5).
+    The last batch holds what is left; the official code drops it.
     """
 
     def example(item: dict[str, Any]) -> tuple[Any, Any]:

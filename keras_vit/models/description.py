@@ -121,7 +121,7 @@ def _classifier(model: keras.Model, named: dict[str, Any], prefix: int) -> Any:
         return "distilled"
     if "gap" in named:
         return "gap"
-    features = named["head"].input if "head" in named else model.output
+    features = named["head"].input if "head" in named else model.outputs[0]
     if len(features.shape) == 3:
         return "token_unpooled" if prefix else "unpooled"
     return "token" if prefix else "gap"

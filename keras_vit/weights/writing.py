@@ -1,5 +1,6 @@
 """Writing a model as another library's checkpoint: npz, timm, Hugging Face."""
 
+import dataclasses
 import json
 import os
 import warnings
@@ -67,7 +68,7 @@ def save(
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **written)
         return
-    config = config_of(model)
+    config = _pooled(config_of(model), tensors, path)
     write = _timm if format == "timm" else _hf
     written, files = write(model, config, dict(tensors))
     folder = Path(path)
@@ -138,6 +139,30 @@ def _warn_of_untold(
             f"{path} back with {', '.join(say)}",
             stacklevel=3,
         )
+
+
+def _pooled(
+    config: ViTConfig | ResNetConfig,
+    tensors: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str],
+) -> ViTConfig | ResNetConfig:
+    """Without a head, torch's files are the same whether tokens are pooled or not."""
+    kinds: dict[str, configs.Classifier] = {
+        "unpooled": "gap",
+        "token_unpooled": "token",
+    }
+    if (
+        isinstance(config, ResNetConfig)
+        or "head/kernel" in tensors
+        or config.classifier not in kinds
+    ):
+        return config
+    warnings.warn(
+        "A file without a head does not say whether tokens are pooled: read "
+        f"{path} back with classifier={config.classifier!r}",
+        stacklevel=3,
+    )
+    return dataclasses.replace(config, classifier=kinds[config.classifier])
 
 
 def _refuse(format: str, what: str) -> ValueError:

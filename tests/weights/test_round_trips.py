@@ -137,23 +137,27 @@ def expressible(config, num_classes, format):
         plain = config.unit == "v2" and config.pool_padding == "zero"
         return plain and format == "hf"  # timm's are of 50 layers and more.
     resnet = config.resnet
+    classifier = config.classifier
+    if not num_classes:  # Whether tokens are pooled is then no matter of the file.
+        pooled = {"unpooled": "gap", "token_unpooled": "token"}
+        classifier = pooled.get(classifier, classifier)
     if config.position != "1d" or config.attention != "full":
         return False
     if config.position_at != "stem":
         return False
     if format == "timm":
         return (
-            config.classifier in ("token", "gap", "map", "distilled")
+            classifier in ("token", "gap", "map", "distilled")
             and config.representation_size is None
-            and not (config.classifier == "distilled" and config.num_registers)
+            and not (classifier == "distilled" and config.num_registers)
             and (resnet is None or (resnet.num_layers, resnet.width) == ((), 64))
         )
     return (
-        config.classifier in ("token", "distilled")
+        classifier in ("token", "distilled")
         and not config.num_registers
         and not (config.representation_size and num_classes)
         and (resnet is None or bool(resnet.num_layers))
-        and not (resnet is not None and config.classifier == "distilled")
+        and not (resnet is not None and classifier == "distilled")
     )
 
 

@@ -59,7 +59,7 @@ $(VENV)/%.done: pyproject.toml
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/pip install --quiet --upgrade pip
 	.venv-floor/bin/pip install --quiet --editable ".[demo,tfds]" \
-	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" nbclient nbformat ipykernel
+	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel
 	touch $@
 
 .venv-interop/interop.done: pyproject.toml

@@ -10,11 +10,10 @@ demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
 test: check  ## Lint, types, tests: TensorFlow beside JAX and torch, a core each.
-	$(MAKE) --jobs=2 --output-sync=line test-tensorflow test-jax-torch
+	$(MAKE) --jobs=2 --no-print-directory test-tensorflow test-jax-torch
 
 test-jax-torch:
-	$(MAKE) test-jax
-	$(MAKE) test-torch
+	$(MAKE) --output-sync=target --no-print-directory test-jax test-torch
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

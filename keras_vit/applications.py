@@ -39,6 +39,7 @@ from keras_vit.models.resnet import classify as classify_map
 from keras_vit.models.resnet import encode as feature_map
 from keras_vit.models.vit import encode
 from keras_vit.weights import checkpoint, contents, download, registry
+from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
 from keras_vit.weights.contents import Contents
 
 POOLINGS = (None, "token", "avg", "max")
@@ -472,7 +473,7 @@ def from_checkpoint(
         FileNotFoundError: if there is no such file.
         ValueError: if it is damaged or not a ViT's, or the grid cannot be known.
     """
-    fields = contents.VIT_FIELDS | contents.RESNET_FIELDS
+    fields = VIT_FIELDS | RESNET_FIELDS
     unknown = overrides.keys() - fields
     if unknown:
         raise ValueError(

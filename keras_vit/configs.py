@@ -88,11 +88,6 @@ class ResNetConfig:
             )
         object.__setattr__(self, "num_layers", tuple(self.num_layers))
         _check_positive(self, "width", "num_heads")
-        if self.width % 32:
-            raise ValueError(
-                "Expected width to be a multiple of 32, the groups of its "
-                f"normalisation (4.1). Received: width={self.width}"
-            )
         _check_choice(self, "unit", ("v1", "v2", "axial"))
         _check_choice(self, "pool_padding", ("zero", "inf"))
         _check_epsilon(self, "kernel_epsilon", "group_norm_epsilon")
@@ -137,7 +132,7 @@ class ViTConfig:
     layer_norm_epsilon: float = 1e-6  # Flax's LayerNorm default; Keras's is 1e-3.
     resnet: ResNetConfig | None = None  # 3.1, hybrid: patches of its feature map.
     position: Position = "1d"  # D.4; "sincos2d" is big_vision's, and not learned.
-    position_at: PositionAt = "stem"  # D.4; "relative" is in every layer.
+    position_at: PositionAt = "stem"  # D.4; "relative" is always in every layer.
     attention: Attention = "full"  # D.6.
     num_registers: int = 0  # Learned tokens of no class (DINOv2), after the class's.
 

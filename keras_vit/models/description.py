@@ -65,7 +65,7 @@ def _only(model: keras.Model, kind: type) -> Any:
     if len(found) != 1:
         raise ValueError(
             f"Expected a model of keras_vit with one {kind.__name__} layer. Received: "
-            f"model={model.name!r} with {len(found)}; a ViT inside another model is "
+            f"model={model.name!r} with {len(found)}; a model inside another one is "
             "reached as model.get_layer(name)"
         )
     return found[0]

@@ -1,7 +1,7 @@
 """Checkpoints: find, download, verify, load, save."""
 
 from keras_vit.weights.checkpoint import Report, load
-from keras_vit.weights.contents import config_beside
+from keras_vit.weights.config_json import config_beside
 from keras_vit.weights.download import DownloadError, fetch
 from keras_vit.weights.efficientnet import load_efficientnet
 from keras_vit.weights.verification import verify

@@ -22,7 +22,8 @@ from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted
 from keras_vit.models.description import config_of
 from keras_vit.weights import variables
-from keras_vit.weights.contents import Contents, Grid, infer, read
+from keras_vit.weights.config_json import Grid
+from keras_vit.weights.contents import Contents, infer, read
 from keras_vit.weights.registry import Checkpoint
 
 
@@ -107,11 +108,11 @@ def load(
 
 def _warn_of_numerics(config: Any, contents: Contents) -> None:
     """A built model keeps its GELU and epsilons, whatever the file asks for."""
-    told = contents.config
+    ours = _computed_with(config)
     differing = [
-        f"{field}={getattr(told, field)!r}"
-        for field in configs.numerics_of(told, "paper")
-        if field != "resnet" and getattr(config, field) != getattr(told, field)
+        f"{field}={value!r}"
+        for field, value in _computed_with(contents.config).items()
+        if ours.get(field, value) != value
     ]
     if differing:
         warnings.warn(
@@ -168,17 +169,18 @@ def assign(model: keras.Model, contents: Contents) -> Report:
 
 def _numerics(contents: Contents) -> tuple[str, ...]:
     """What the file is to be computed with, in words."""
-    config = contents.config
-    words = [f"{contents.numerics} numerics"]
-    if isinstance(config, ViTConfig):
-        words.append(f"gelu={config.gelu!r}")
-        words.append(f"layer_norm_epsilon={config.layer_norm_epsilon:g}")
-    resnet = config if isinstance(config, ResNetConfig) else config.resnet
-    if resnet is not None:
-        words.append(f"kernel_epsilon={resnet.kernel_epsilon:g}")
-        words.append(f"group_norm_epsilon={resnet.group_norm_epsilon:g}")
-    words += [f"{key}={value}" for key, value in contents.preprocessing.items()]
-    return (*words, *contents.notes)
+    told = {**_computed_with(contents.config), **contents.preprocessing}
+    words = [f"{key}={value!r}" for key, value in told.items()]
+    return (f"{contents.numerics} numerics", *words, *contents.notes)
+
+
+def _computed_with(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+    """The GELU and the epsilons of a config, those of a hybrid's stem beside them."""
+    fields = configs.numerics_of(config, "paper").keys() - {"resnet"}
+    told = {field: getattr(config, field) for field in sorted(fields)}
+    if isinstance(config, ViTConfig) and config.resnet is not None:
+        told |= _computed_with(config.resnet)
+    return told
 
 
 def _is_fresh(

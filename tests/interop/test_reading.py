@@ -7,7 +7,8 @@ import timm
 import torch
 
 import keras_vit
-from keras_vit.weights import contents, names
+from keras_vit import weights
+from keras_vit.weights import names
 from tests.interop import making
 
 ATOL = 1e-4
@@ -52,7 +53,7 @@ def test_heads_gelu_and_epsilon_of_every_architecture(tmp_path):
         if block.mlp.fc1.out_features != block.mlp.fc2.in_features:
             continue  # A packed SwiGLU, which we refuse by its shapes.
         (tmp_path / "config.json").write_text(f'{{"architecture": "{name}"}}')
-        told = contents.config_beside(tmp_path)
+        told = weights.config_beside(tmp_path)
         heads = told.get("num_heads", names._usual_heads(names.TIMM, tensors))
         tanh = "Tanh" in type(block.mlp.act).__name__
         theirs = block.attn.num_heads, "tanh" if tanh else "erf", block.norm1.eps

@@ -13,7 +13,7 @@ import keras_vit
 from keras_vit import weights
 from keras_vit.configs import NUMERICS, ResNetConfig, ViTConfig
 from keras_vit.models.description import config_of
-from keras_vit.weights import contents, names, writing
+from keras_vit.weights import names, writing
 from tests.conftest import REFERENCE
 
 DIALECTS = REFERENCE.parent / "dialects"
@@ -146,6 +146,13 @@ def test_a_built_model_keeps_its_numerics_and_says_so():
     with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
         weights.load(paper, source("timm_vit"))
     assert np.abs(outputs(paper, images) - theirs).max() > 1e-5
+
+
+def test_a_stems_numerics_are_said_too():
+    images, _ = io("timm_hybrid_r")
+    paper = build("timm_hybrid_r", images, numerics="paper")
+    with pytest.warns(UserWarning, match="computed with .*kernel_epsilon=1e-08"):
+        weights.load(paper, source("timm_hybrid_r"))
 
 
 def copy(name, tmp_path, **config):
@@ -326,13 +333,13 @@ def test_timms_names_tell_what_its_files_do_not(tmp_path):
     ):
         config = {"architecture": architecture, "num_classes": 0}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        found = contents.config_beside(tmp_path)
+        found = weights.config_beside(tmp_path)
         assert (found.get("gelu"), found.get("num_heads")) == (gelu, heads)
     arguments = {"act_layer": "gelu", "num_heads": 4}  # What is written is stronger.
     (tmp_path / "config.json").write_text(
         json.dumps(config | {"model_args": arguments})
     )
-    assert contents.config_beside(tmp_path) == {"gelu": "erf", "num_heads": 4}
+    assert weights.config_beside(tmp_path) == {"gelu": "erf", "num_heads": 4}
     for hidden_size, heads in ((1152, 16), (1408, 16), (1664, 16), (768, 12), (128, 2)):
         bias = {"patch_embed.proj.bias": np.zeros(hidden_size, np.float32)}
         assert names._usual_heads(names.TIMM, bias) == heads
@@ -355,7 +362,7 @@ def test_timm_has_no_distilled_hybrid(tmp_path):
 
 def test_a_root_hybrids_grid_is_of_its_own_patches():
     """timm's r_s16_p8 here has patches of 4 places of a map of stride 4."""
-    assert contents.config_beside(source("timm_hybrid_r"))["grid"] == (3, 4)
+    assert weights.config_beside(source("timm_hybrid_r"))["grid"] == (3, 4)
     model = keras_vit.from_checkpoint(source("timm_hybrid_r"))
     assert model.input_shape == (None, 48, 64, 3)
 

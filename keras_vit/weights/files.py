@@ -17,23 +17,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: naming `path`, where the disk is full or the folder not writable.
     """
-    path = Path(path)
-    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_all([Path(path)]) as (temporary,):
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
+    """`replacing` for files of one folder that belong together.
+
+    All are written before the first is renamed.
+    """
+    temporaries = [
+        path.with_name(f".writing-{os.getpid()}-{path.name}") for path in paths
+    ]
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        yield temporaries
+        for temporary in temporaries:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        for temporary, path in zip(temporaries, paths, strict=True):
+            temporary.replace(path)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OSError(
             error.errno,
-            f"Expected room and the right to write {path}. Received: "
-            f"{error.strerror or error}. "
+            f"Expected room and the right to write {', '.join(map(str, paths))}. "
+            f"Received: {error.strerror or error}. "
             + ("Free some space" if full else "Choose another folder")
             + "; nothing was written",
         ) from error
     finally:
-        if temporary.exists():
-            temporary.unlink()
+        for temporary in temporaries:
+            if temporary.exists():
+                temporary.unlink()

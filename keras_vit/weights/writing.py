@@ -1,8 +1,10 @@
 """Writing a model as another library's checkpoint: npz, timm, Hugging Face."""
 
 import dataclasses
+import errno
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit import configs
@@ -18,7 +21,7 @@ from keras_vit.layers.embeddings import quantized
 from keras_vit.models.description import config_of, describe
 from keras_vit.weights import names, variables
 from keras_vit.weights.contents import PREPROCESSING, infer
-from keras_vit.weights.files import replacing
+from keras_vit.weights.files import replacing, replacing_all
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.
@@ -72,11 +75,21 @@ def save(
     write = _timm if format == "timm" else _hf
     written, files = write(model, config, dict(tensors))
     folder = Path(path)
-    for name, content in files.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    with replacing(folder / "model.safetensors") as temporary:
-        save_file(written, temporary, {"format": "pt"})
+    with replacing_all([folder / name for name in ("model.safetensors", *files)]) as (
+        temporary,
+        *others,
+    ):
+        _save_safetensors(written, temporary)
+        for other, content in zip(others, files.values(), strict=True):
+            other.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _save_safetensors(tensors: dict[str, np.ndarray], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # Of a full disk, too: "... (os error 28)".
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
 
 def _tensors(model: keras.Model, format: str) -> dict[str, np.ndarray]:

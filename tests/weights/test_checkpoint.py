@@ -7,11 +7,12 @@ import re
 import keras
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import ViTConfig
-from keras_vit.weights import checkpoint
+from keras_vit.weights import checkpoint, writing
 from tests.conftest import REFERENCE
 
 MINI = REFERENCE / "vit_mini.npz"
@@ -291,6 +292,22 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         weights.save(mini(), path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_a_full_disk_leaves_the_old_folder(tmp_path, monkeypatch, format):
+    """The tensors are written first; no config.json of them is left without them."""
+    weights.save(mini(), tmp_path, format)
+    old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(writing, "save_file", full)
+    with pytest.raises(OSError, match=r"model\.safetensors, .*Free some space"):
+        weights.save(mini(num_layers=3), tmp_path, format)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
 
 
 def test_an_unwritable_folder(tmp_path):

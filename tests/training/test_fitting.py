@@ -247,7 +247,7 @@ def test_a_second_stage_trains_every_layer(source, tmp_path, augment):
     before = model.get_layer("embedding").get_weights()
     for name in ("model.keras", "best.keras"):
         saved = keras.models.load_model(tmp_path / name)
-        assert len(saved.trainable_variables) == len(tiny().trainable_variables)
+        assert len(saved.trainable_variables) == len(trainable)
     fit(model, recipe(), source, verbose=0)
     assert np.abs(model.get_layer("embedding").get_weights()[0] - before[0]).max() > 0
 

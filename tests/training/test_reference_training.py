@@ -1,6 +1,7 @@
 """The official update steps and schedules, through `keras_vit.training.fit`."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -62,11 +63,12 @@ TRAININGS = {
 
 
 @pytest.fixture
-def without_grappler():
-    """TensorFlow's graphs as they are written."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+def computed_by_xla(monkeypatch):
+    """As the reference was; JAX always is."""
+    if keras.backend.backend() == "torch":
+        pytest.skip("torch has no XLA here")
+    compile_by_xla = functools.partialmethod(keras.Model.compile, jit_compile=True)
+    monkeypatch.setattr(keras.Model, "compile", compile_by_xla)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,10 @@ def test_five_official_steps_through_fit(name, agree, monkeypatch, request):
         optim, "optimizer", lambda _, base_lr: schedule_of(official, base_lr)
     )
     if "hybrid" in name:
-        # Grappler's rounding moves one filter of 32, whose deviation is 0.002, by
-        # 2.6e-5; without it, eagerly, under XLA and on JAX, all are within 2e-7.
-        request.getfixturevalue("without_grappler")
+        # At the last step one activation of the root is 2.4e-6 above the corner of its
+        # ReLU. On some processors oneDNN's convolution rounds it to below, which moves
+        # one filter by 2.6e-5; computed exactly, or by XLA, it stays above.
+        request.getfixturevalue("computed_by_xla")
     five = dataclasses.replace(official, total_steps=5)
     history = keras_vit.training.fit(model, five, data, verbose=0).history
     losses = [row["loss"] for row in history]

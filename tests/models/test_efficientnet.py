@@ -77,15 +77,14 @@ def application(variant, image_size):
 on_tensorflow = pytest.mark.tensorflow_only
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     ("variant", "image_size"),
     [
-        pytest.param("EfficientNet-B0", (64, 96), marks=on_tensorflow),
+        ("EfficientNet-B0", (64, 96)),
         ("EfficientNet-B0", (65, 75)),  # Every stage has odd inputs: 33, 17, 9, 5.
-        pytest.param("EfficientNet-B7", (64, 64), marks=on_tensorflow),
-        pytest.param(
-            "EfficientNet-B7", (75, 65), marks=[on_tensorflow, pytest.mark.slow]
-        ),
+        ("EfficientNet-B7", (64, 64)),
+        pytest.param("EfficientNet-B7", (75, 65), marks=pytest.mark.slow),
     ],
 )
 def test_equals_keras_applications(variant, image_size, agree):
@@ -137,6 +136,7 @@ def test_layers_train_as_keras_applications_do():
     assert [*constants(ours)] == [*constants(theirs)]
 
 
+@on_tensorflow
 def test_drop_connect_drops_whole_images():
     config = dataclasses.replace(TINY, drop_connect_rate=0.9, dropout_rate=0.0)
     model = efficientnet(config, num_classes=None)

@@ -43,6 +43,7 @@ def test_every_variant_is_counted():
     assert PARAMETERS.keys() == VIT_VARIANTS.keys()
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("variant", PARAMETERS)
 def test_parameter_counts(variant):
     # Two depths give the size of a block: no need to hold 632 million parameters.
@@ -58,6 +59,7 @@ def test_parameter_counts(variant):
     assert one + (config.num_layers - 1) * (two - one) == PARAMETERS[variant]
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("variant", GAP_PARAMETERS)
 def test_parameter_counts_of_gap_models(variant):
     config = dataclasses.replace(VIT_VARIANTS[variant], classifier="gap")

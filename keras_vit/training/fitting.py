@@ -1,14 +1,16 @@
 """Fine-tuning with `model.fit` as section 4.1 and B.1.1 prescribe it."""
 
 import contextlib
-import csv
 import dataclasses
+import functools
+import hashlib
 import json
 import os
+import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import keras
 import numpy as np
@@ -18,7 +20,10 @@ from keras_vit.data import pipelines, preprocessing, sources, splits
 from keras_vit.data.preprocessing import HALF
 from keras_vit.recipes import Recipe
 from keras_vit.training import optim
+from keras_vit.training import resume as resuming
 from keras_vit.weights.files import replacing
+
+_From: TypeAlias = Callable[..., tf.data.Dataset]  # Batches from `start_step` on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,10 @@ def fit(
     std: tuple[float, ...] = HALF,
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    save_steps: int | None = None,
+    save_minutes: float | None = 10,
+    keep: int = 2,
     verbose: int | str = "auto",
 ) -> Result:
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
@@ -58,6 +67,9 @@ def fit(
     its held-out share, and the best one trains the final model on all of it. A recipe
     that freezes does so while it trains: afterwards every layer is as trainable as
     before.
+
+    With an `output` folder nothing is lost: killed anywhere, the same call goes on from
+    the newest checkpoint to the same final bits.
 
     Args:
         model: images to logits, one for each class: see `for_task`. Its own input size
@@ -71,8 +83,14 @@ def fit(
         mean: of the input normalization, by channel, in units of the 0..1 range.
         std: likewise; the defaults scale to [-1, 1].
         seed: of the batches' order and augmentation.
-        output: folder for `history.json`, `history.csv`, `best.keras` (the best
-            evaluation) and `model.keras` (the final model).
+        output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
+            `best.keras` (the best evaluation), `model.keras` (the final model), and
+            what a killed run goes on from: `run.json`, `checkpoints`.
+        resume: "auto" goes on with the run in `output`, if one was begun there;
+            "never" forgets it.
+        save_steps: updates between two checkpoints; None: `save_minutes` alone.
+        save_minutes: likewise in minutes. SIGTERM and Ctrl-C save at once.
+        keep: checkpoints that stay.
         verbose: as in `model.fit`.
 
     Returns:
@@ -80,13 +98,17 @@ def fit(
 
     Raises:
         ValueError: if the model does not end in one logit for each class, or the
-            recipe cannot be followed on this data or backend.
+            recipe cannot be followed on this data or backend; if the run in `output`
+            was begun with another recipe, model, seed or data.
         OSError: if `output` cannot be written to.
+        Preempted: when the process was asked to end, and the run is saved.
     """
     folder = None if output is None else Path(output)
-    if folder is not None:
-        _write_csv(folder / "history.csv", [])  # Fails now rather than after hours.
+    if folder is not None and resume == "never":
+        _forget(folder)
     batches = _Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
+    if folder is not None:  # Fails now rather than after hours.
+        resuming.check_same(folder / "run.json", _identity(model, recipe, batches))
     if batches.on_features():
         trained = _head_alone(model)  # A whole batch of features is small.
     elif recipe.accumulation_steps > 1:
@@ -95,8 +117,14 @@ def fit(
         trained = keras.Model(model.input, model.output, name=model.name)
     else:
         trained = model
-    with _frozen(model) if recipe.freeze else contextlib.nullcontext():
-        result = _follow(recipe, model, trained, batches, folder, verbose)
+    with contextlib.ExitStack() as stack:
+        if recipe.freeze:
+            stack.enter_context(_frozen(model))
+        kept = _Kept(None)
+        if folder is not None:
+            asked = stack.enter_context(resuming.terminations())
+            kept = _Kept(folder, asked, save_steps, save_minutes, keep)
+        result = _follow(recipe, model, trained, batches, kept, verbose)
     if folder is not None:
         save_model(model, folder / "model.keras")
         _write_json(
@@ -104,6 +132,48 @@ def fit(
             {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
         )
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """How the trainings of a run are kept: where, and how often."""
+
+    folder: Path | None
+    termination: resuming.Termination | None = None
+    save_steps: int | None = None
+    save_minutes: float | None = None
+    keep: int = 2
+
+    def within(self, name: str) -> "_Kept":
+        """The same for a training that is a part of the run."""
+        folder = None if self.folder is None else self.folder / name
+        return dataclasses.replace(self, folder=folder)
+
+
+def _identity(
+    model: keras.Model, recipe: Recipe, batches: "_Batches"
+) -> dict[str, Any]:
+    """What has to be the same for a run to go on, as plain values."""
+    shapes = [[list(v.shape), v.dtype] for v in model.variables]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
+    return {
+        "recipe": dataclasses.asdict(recipe),
+        "model": {
+            "image_size": list(model.input_shape[1:]),
+            "parameters": model.count_params(),
+            "dtype_policy": model.dtype_policy.name,
+            "variables": digest,
+        },
+        **batches.identity(),
+    }
+
+
+def _forget(folder: Path) -> None:
+    """Deletes what a run would go on from."""
+    for name in ("run.json", resuming.HISTORY, "sweep.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "start", "sweep"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -125,7 +195,7 @@ def _follow(
     model: keras.Model,
     trained: keras.Model,
     batches: "_Batches",
-    folder: Path | None,
+    kept: _Kept,
     verbose: int | str,
 ) -> Result:
     """The sweep, where there is one, and the final training of `trained`.
@@ -134,23 +204,13 @@ def _follow(
     """
     sweep: dict[float, float] = {}
     if len(recipe.base_lr) > 1:
-        # Dropout's generators count too, which `get_weights` leaves out.
-        start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
-        rest, held_out = batches.hold_out()
-        for base_lr in recipe.base_lr:
-            _compile(trained, recipe, base_lr, batches.sparse)
-            batches.say(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
-            history = _train(trained, recipe, rest, held_out, [], verbose)
-            sweep[base_lr] = history[-1]["val_accuracy"]
-            for variable, value in zip(model.variables, start, strict=True):
-                variable.assign(value)
+        sweep = _sweep(recipe, model, trained, batches, kept, verbose)
     base_lr = max(sweep, key=lambda rate: sweep[rate]) if sweep else recipe.base_lr[0]
     if sweep:
         batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
-    _compile(trained, recipe, base_lr, batches.sparse)
+    metrics = _compile(trained, recipe, base_lr, batches.sparse)
     train, test = batches.all()
-    callbacks = [] if folder is None else _recording(model, folder)
-    history = _train(trained, recipe, train, test, callbacks, verbose)
+    history = _train(trained, recipe, train, test, metrics, kept, model, verbose)
     return Result(
         base_lr,
         sweep,
@@ -158,6 +218,38 @@ def _follow(
         history[-1].get("val_accuracy"),
         batches.test_images,
     )
+
+
+def _sweep(
+    recipe: Recipe,
+    model: keras.Model,
+    trained: keras.Model,
+    batches: "_Batches",
+    kept: _Kept,
+    verbose: int | str,
+) -> dict[float, float]:
+    """Held-out accuracy of every rate, each tried from the weights there are now."""
+    done: dict[str, float] = {}
+    if kept.folder is not None:
+        resuming.keep_start(kept.folder / "start", model)
+        done = _read_json(kept.folder / "sweep.json", {})
+    # Dropout's generators count too, which `get_weights` leaves out.
+    start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
+    rest, held_out = batches.hold_out()
+    for base_lr in recipe.base_lr:
+        if str(base_lr) in done:
+            continue
+        metrics = _compile(trained, recipe, base_lr, batches.sparse)
+        batches.say(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
+        tried = kept.within(f"sweep/{base_lr}")
+        history = _train(trained, recipe, rest, held_out, metrics, tried, None, verbose)
+        done[str(base_lr)] = history[-1]["val_accuracy"]
+        if kept.folder is not None:
+            _write_json(kept.folder / "sweep.json", done)
+            shutil.rmtree(tried.folder or "")
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+    return {base_lr: done[str(base_lr)] for base_lr in recipe.base_lr}
 
 
 class _Batches:
@@ -175,6 +267,7 @@ class _Batches:
         verbose: int | str,
     ) -> None:
         self.recipe, self.seed, self.verbose = recipe, seed, verbose
+        self.mean, self.std = mean, std
         self.ready = None
         self.validation_data = validation_data
         self.draws = _draws(model)
@@ -204,6 +297,13 @@ class _Batches:
         }
         if self.on_features():
             self._read_features(model)
+
+    def identity(self) -> dict[str, Any]:
+        """What the batches are a function of, as plain values."""
+        told = {"seed": self.seed, "mean": self.mean, "std": self.std}
+        if self.ready is not None:
+            return {**told, "data": str(self.ready.element_spec)}
+        return {**told, "data": self.source.name, "classes": self.source.classes}
 
     def say(self, text: str) -> None:
         """Prints, unless the user wants silence."""
@@ -277,7 +377,7 @@ class _Batches:
             test=features(self.source.test, "test"),
         )
 
-    def hold_out(self) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    def hold_out(self) -> tuple["_From", tf.data.Dataset]:
         """Batches of the training set less the held-out share, and of that share."""
         if self.ready is not None:
             raise ValueError(
@@ -287,14 +387,14 @@ class _Batches:
         rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
         return self._train(rest), self._evaluate(held_out)
 
-    def all(self) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
+    def all(self) -> tuple["_From", tf.data.Dataset | None]:
         """Batches of the whole training set, and of the test set."""
         if self.ready is not None:
-            return self.ready, self.validation_data
+            return self.ready.skip, self.validation_data
         test = self.source.test
         return self._train(self.source.train), test and self._evaluate(test)
 
-    def _train(self, split: Any) -> tf.data.Dataset:
+    def _train(self, split: Any) -> "_From":
         recipe = self.recipe
         if len(split) < recipe.batch_size:
             warnings.warn(
@@ -303,13 +403,15 @@ class _Batches:
                 stacklevel=4,  # At the caller of `fit`.
             )
         if self.on_features():
-            return pipelines.endless(
+            return functools.partial(
+                pipelines.endless,
                 split,
                 lambda _, item: (item["image"], item["label"]),
                 batch_size=recipe.batch_size,
                 seed=self.seed,
             )
-        return pipelines.train_pipeline(
+        return functools.partial(
+            pipelines.train_pipeline,
             split,
             batch_size=recipe.batch_size,
             seed=self.seed,
@@ -364,76 +466,85 @@ def _warn_out_of_range(
         )
 
 
-def _compile(model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool) -> None:
-    losses = keras.losses
-    loss = (
-        losses.SparseCategoricalCrossentropy(from_logits=True)
-        if sparse
-        else losses.CategoricalCrossentropy(from_logits=True)
-    )
-    model.compile(optim.optimizer(recipe, base_lr), loss, metrics=["accuracy"])
+def _compile(
+    model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool
+) -> list[keras.metrics.Metric]:
+    """Compiles the model; returns the metrics, which Keras builds later."""
+    losses, metrics = keras.losses, keras.metrics
+    if sparse:
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy = metrics.SparseCategoricalAccuracy("accuracy")
+    else:
+        loss = losses.CategoricalCrossentropy(from_logits=True)
+        accuracy = metrics.CategoricalAccuracy("accuracy")
+    model.compile(optim.optimizer(recipe, base_lr), loss, metrics=[accuracy])
+    return [accuracy]
 
 
 def _train(
     model: keras.Model,
     recipe: Recipe,
-    train: tf.data.Dataset,
+    train: "_From",
     validation: tf.data.Dataset | None,
-    callbacks: list[keras.callbacks.Callback],
+    metrics: list[keras.metrics.Metric],
+    kept: _Kept,
+    best: keras.Model | None,
     verbose: int | str,
 ) -> list[dict[str, float]]:
-    """`model.fit` for the recipe's steps, evaluating up to ten times on the way."""
+    """`model.fit` for the recipe's steps, evaluating up to ten times on the way.
+
+    `best` is what is saved of the best evaluation, if anything.
+    """
     evaluations = max(n for n in range(1, 11) if recipe.total_steps % n == 0)
-    if recipe.ema is not None:
-        # First: at an epoch's end the others then see, and save, the averaged weights.
-        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
-    history = model.fit(
-        train,
-        epochs=evaluations,
-        steps_per_epoch=recipe.total_steps // evaluations,
-        validation_data=validation,
-        shuffle=False,  # The pipeline has shuffled.
-        callbacks=callbacks,
-        verbose=verbose,
-    ).history
-    return [
-        {key: float(values[i]) for key, values in history.items()}
-        for i in range(evaluations)
-    ]
+    period = recipe.total_steps // evaluations
+    averaged = None if recipe.ema is None else resuming.Averaged(recipe.total_steps)
 
+    def save_best() -> None:
+        if best is None or kept.folder is None:
+            return
+        with averaged.applied() if averaged else contextlib.nullcontext():
+            save_model(best, kept.folder / "best.keras")
 
-def _recording(model: keras.Model, folder: Path) -> list[keras.callbacks.Callback]:
-    return [_History(folder / "history.csv"), _Best(model, folder / "best.keras")]
+    keeper = resuming.Keeper(
+        recipe.total_steps,
+        period,
+        metrics,
+        averaged=averaged,
+        save_best=save_best,
+        **vars(kept),
+    )
+    callbacks = [keeper] if averaged is None else [averaged, keeper]
 
+    def fit(epochs: int, steps: int) -> None:
+        model.fit(
+            train(start_step=keeper.step),
+            initial_epoch=keeper.step // period,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            validation_data=validation,
+            shuffle=False,  # The pipeline has shuffled.
+            callbacks=callbacks,
+            verbose=verbose,
+        )
 
-class _History(keras.callbacks.Callback):
-    """Writes the metrics of the evaluations so far, the whole file each time."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.rows: list[dict[str, float]] = []
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self.rows.append({"epoch": epoch, **(logs or {})})
-        _write_csv(self.path, self.rows)
-
-
-class _Best(keras.callbacks.Callback):
-    """Keeps the model of the best evaluation so far, written whole."""
-
-    def __init__(self, trained: keras.Model, path: Path) -> None:
-        super().__init__()
-        self.trained = trained
-        self.path = path
-        self.best = -np.inf
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        logs = logs or {}
-        score = logs.get("val_accuracy", logs.get("accuracy", -np.inf))
-        if score > self.best:
-            self.best = score
-            save_model(self.trained, self.path)
+    by_hand = keras.callbacks.CallbackList(callbacks, model=model)
+    keeper.resume()
+    if keeper.pending is not None:  # Cut between its last update and its evaluation.
+        row = keeper.pending
+        if validation is not None:
+            found = model.evaluate(
+                validation, callbacks=by_hand, verbose=verbose, return_dict=True
+            )
+            row |= {f"val_{key}": value for key, value in found.items()}
+        by_hand.on_epoch_end(keeper.step // period - 1, row)
+        if keeper.step == recipe.total_steps:
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+    if left := -keeper.step % period:
+        fit(keeper.step // period + 1, left)
+    if keeper.step < recipe.total_steps:
+        fit(evaluations, period)
+    keeper.save()
+    return keeper.rows
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -442,11 +553,8 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
         model.save(temporary)
 
 
-def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+def _read_json(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else default
 
 
 def _write_json(path: Path, value: Any) -> None:

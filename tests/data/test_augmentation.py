@@ -69,7 +69,7 @@ DETERMINISTIC = [n for n in augmentation.randaugment_operations(0) if n != "Cuto
 
 @every_way
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_operations_are_big_visions(agree, run, name):
+def test_operations_are_the_reference_ones(agree, run, name):
     with np.load(reference("preprocess")) as file:
         image = file["in/a"]
         keys = [f"randaug/{name}/{level}" for level in (0, 5, 10, 15, 20)]
@@ -81,7 +81,7 @@ def test_operations_are_big_visions(agree, run, name):
     ours = run(lambda x: tf.stack([f(x, POSITIVE) for f in operations]), image)
     assert ours.dtype == np.uint8
     for key, image, theirs in zip(expected, ours, expected.values(), strict=True):
-        agree(f"preprocess randaug: {key}", image, theirs, 0)
+        agree(f"preprocess uint8: {key}", image, theirs, 0)
 
 
 def test_operations_are_the_sixteen():
@@ -329,13 +329,13 @@ def mixed(p, number):
 
 @pytest.mark.parametrize("run", [eagerly, in_pipeline])
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_mix_is_big_visions(agree, run, name):
+def test_mix_is_the_reference_one(agree, run, name):
     with np.load(reference("optim_loss_mixup")) as file:
         a, batch, expected = (
             file[f"mixup/{key}"] for key in ("a", name, f"{name}_out")
         )
     ours = run(lambda x: augmentation.mix(x, a), batch)
-    agree(f"optim_loss_mixup: mixup/{name}", ours, expected, 1e-6)
+    agree(f"optim_loss_mixup mixup: {name}", ours, expected, 1e-6)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 1.0, 8.0])

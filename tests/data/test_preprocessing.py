@@ -104,8 +104,8 @@ def test_evaluation_is_big_visions(agree, run, case, name):
     image, expected = fixture(f"in/{name}", key)
     ours = run(BIG_VISION[case], image)
     assert ours.dtype == expected.dtype
-    atol = 0 if expected.dtype == np.uint8 else 1e-6
-    agree(f"preprocess {case}: {name}", ours, expected, atol)
+    kind, atol = ("uint8", 0) if expected.dtype == np.uint8 else ("scaled", 1e-6)
+    agree(f"preprocess {kind}: {case}/{name}", ours, expected, atol)
 
 
 @both_ways

@@ -1,4 +1,7 @@
-"""Image functions of the official input pipeline (vit_jax/input_pipeline.py).
+"""Image functions of the official input pipelines.
+
+Those of vit_jax/input_pipeline.py and, where a docstring says so, of big_vision's
+evaluation (pp/ops_image.py).
 
 Pure functions on TensorFlow tensors; whatever is random takes its seed as an argument.
 
@@ -29,6 +32,66 @@ def resize(image: Tensor, image_size: Size) -> Tensor:
     A plain squash, bilinear without antialiasing: no centre crop.
     """
     return tf.image.resize(image, image_size, method="bilinear", antialias=False)
+
+
+def resize_uint8(
+    image: Tensor,
+    image_size: Size,
+    *,
+    method: str = "bilinear",
+    antialias: bool = False,
+) -> Tensor:
+    """big_vision's resize: uint8 [H, W, C] -> uint8 [*image_size, C].
+
+    `resize`, then clipped and truncated, not rounded.
+
+    Args:
+        image: uint8 [H, W, C].
+        image_size: (H, W) of the result.
+        method: of `tf.image.resize`.
+        antialias: likewise.
+    """
+    if image.dtype != tf.uint8:
+        raise ValueError(
+            "Expected a uint8 image (big_vision casts back to its dtype). Received: "
+            f"{tf.as_dtype(image.dtype).name}. Resize floats by resize"
+        )
+    image = tf.image.resize(image, image_size, method=method, antialias=antialias)
+    return tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)
+
+
+def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
+    """big_vision's resize_small: the smaller side to `size`, at the same aspect ratio.
+
+    Args:
+        image: uint8 [H, W, C].
+        size: of the smaller side, in pixels; the other is rounded half to even.
+        method: of `tf.image.resize`; "bilinear" is LiT's (vit_jax/preprocess.py).
+
+    Returns:
+        uint8 [H', W', C] with min(H', W') = size.
+    """
+    sides = tf.cast(tf.shape(image)[:2], tf.float32)
+    sides = tf.round(sides * (tf.cast(size, tf.float32) / tf.reduce_min(sides)))
+    return resize_uint8(image, tf.cast(sides, tf.int32), method=method)
+
+
+def central_crop(image: Tensor, image_size: Size) -> Tensor:
+    """big_vision's central_crop: [H, W, C] -> [*image_size, C].
+
+    An odd rest is larger at the bottom and at the right.
+
+    Raises:
+        ValueError: if the image is known to be smaller than the crop.
+    """
+    for side, cropped in zip(image.shape[:2], image_size, strict=True):
+        if side is not None and side < cropped:
+            raise ValueError(
+                f"Expected an image of at least {image_size} pixels. Received: "
+                f"{tuple(image.shape[:2])}. Enlarge it by resize_small"
+            )
+    top, left = tf.unstack((tf.shape(image)[:2] - image_size) // 2)
+    return tf.image.crop_to_bounding_box(image, top, left, *image_size)
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:

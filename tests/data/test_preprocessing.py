@@ -1,7 +1,6 @@
 """Preprocessing against the official pipeline's arrays, eagerly and inside tf.data."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +8,16 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_vit.data import preprocessing
+from tests.conftest import reference
 
 pytestmark = pytest.mark.tensorflow_only
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "preprocess_vit_eval.npz"
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def fixture(*keys):
+    with np.load(reference("preprocess")) as file:
+        return [file[key] for key in keys]
 
 
 def eagerly(function, *args):
@@ -56,11 +60,95 @@ def evaluated(size):
 @pytest.mark.parametrize("case", ["a_32", "a_48", "b_32", "b_48", "c_32", "c_48"])
 def test_evaluation_is_the_official_one(agree, run, case):
     name, size = case.split("_")
-    with np.load(REFERENCE) as file:
-        image, expected = file[f"in/{name}"], file[f"vit_eval/{case}"]
+    image, expected = fixture(f"in/{name}", f"vit_eval/{case}")
     ours = run(evaluated(int(size)), image)
     assert ours.dtype == np.float32
     agree(f"preprocess: vit_eval/{case}", ours, expected, 1e-5)
+
+
+# big_vision's and LiT's evaluation.
+
+
+def scaled(image_size, resized):
+    return lambda image: preprocessing.normalize(
+        preprocessing.central_crop(resized(image), image_size)
+    )
+
+
+BIG_VISION = {
+    "bv/resize32": lambda x: preprocessing.resize_uint8(x, (32, 32)),
+    "bv/resize32_antialias": lambda x: preprocessing.resize_uint8(
+        x, (32, 32), antialias=True
+    ),
+    "bv/resize_bicubic_aa": lambda x: preprocessing.resize_uint8(
+        x, (20, 20), method="bicubic", antialias=True
+    ),
+    "bv/resize_small32": lambda x: preprocessing.resize_small(x, 32),
+    "bv/resize_small24_central16": lambda x: preprocessing.central_crop(
+        preprocessing.resize_small(x, 24), (16, 16)
+    ),
+    "bv/fewshot": scaled((28, 28), lambda x: preprocessing.resize_uint8(x, (32, 32))),
+    "bv/eval": scaled((28, 28), lambda x: preprocessing.resize_small(x, 32)),
+    "lit": scaled((32, 32), lambda x: preprocessing.resize_uint8(x, (32, 32))),
+    "lit_crop": scaled(
+        (32, 32), lambda x: preprocessing.resize_small(x, 32, method="bilinear")
+    ),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("case", BIG_VISION)
+def test_evaluation_is_big_visions(agree, run, case, name):
+    key = f"{case}/{name}" if case.startswith("bv/") else f"{case}/{name}_32"
+    image, expected = fixture(f"in/{name}", key)
+    ours = run(BIG_VISION[case], image)
+    assert ours.dtype == expected.dtype
+    kind, atol = ("uint8", 0) if expected.dtype == np.uint8 else ("scaled", 1e-6)
+    agree(f"preprocess {kind}: {case}/{name}", ours, expected, atol)
+
+
+@both_ways
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (31, 30), (480, 17)])
+def test_resize_small_keeps_the_aspect(run, shape):
+    ours = run(lambda x: preprocessing.resize_small(x, 8), photo(*shape))
+    expected = np.round(np.float32(shape) * (np.float32(8) / np.float32(min(shape))))
+    assert ours.shape == (*expected, 3)
+    assert min(ours.shape[:2]) == 8
+
+
+def test_resize_small_rounds_half_to_even():
+    # 5 * 2 / 4 = 2.5, 7 * 2 / 4 = 3.5.
+    assert preprocessing.resize_small(photo(4, 5), 2).shape == (2, 2, 3)
+    assert preprocessing.resize_small(photo(4, 7), 2).shape == (2, 4, 3)
+
+
+@both_ways
+@pytest.mark.parametrize(("shape", "begin"), [((5, 8), (1, 2)), ((2, 3), (0, 0))])
+def test_central_crop_rounds_down(run, shape, begin):
+    image = photo(*shape)
+    ours = run(lambda x: preprocessing.central_crop(x, (2, 3)), image)
+    top, left = begin
+    np.testing.assert_array_equal(ours, image[top : top + 2, left : left + 3])
+
+
+def test_central_crop_of_less_is_refused():
+    with pytest.raises(ValueError, match=r"Expected .* \(4, 4\).*Received: \(9, 3\)"):
+        preprocessing.central_crop(tf.constant(photo(9, 3)), (4, 4))
+
+
+def test_central_crop_of_less_is_refused_where_it_is_found_late():
+    images = tf.data.Dataset.from_generator(
+        lambda: [photo(9, 3)], output_signature=tf.TensorSpec((None, None, 3), tf.uint8)
+    )
+    crops = images.map(lambda x: preprocessing.central_crop(x, (4, 4)))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        next(crops.as_numpy_iterator())
+
+
+def test_uint8_is_what_resize_uint8_takes():
+    with pytest.raises(ValueError, match=r"Expected a uint8 image .*Received: float32"):
+        preprocessing.resize_small(np.zeros((4, 4, 3), np.float32), 2)
 
 
 @both_ways

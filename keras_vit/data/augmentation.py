@@ -1,0 +1,493 @@
+"""The training augmentations of AugReg and big_vision, and two by other papers.
+
+RandAugment (arXiv:1909.13719) as big_vision has it (pp/archive/autoaugment.py), mixup
+(arXiv:1710.09412) as big_vision has it (utils.py), CutMix (arXiv:1905.04899) and Random
+Erasing (arXiv:1708.04896). big_vision's integers are met to the bit; so that every
+processor meets them, sums are written out in one order and never left to a matmul or a
+convolution.
+
+Pure functions on TensorFlow tensors; whatever is random takes its seed, int [2], as an
+argument, so that a map gives the same bits whatever its parallelism.
+
+Glossary of shapes: B is the batch; H, W, C are an image's height, width and channels; K
+is the number of classes. An image is uint8 [H, W, 3].
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+Tensor: TypeAlias = Any
+Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+fold_in = tf.random.experimental.stateless_fold_in
+
+# pp/archive/autoaugment.py: `replace_value`, `cutout_const`, `translate_const`.
+GRAY = 128  # What Rotate, Shear, Translate and Cutout uncover.
+CUTOUT = 40  # Half of the square's side at magnitude 10.
+TRANSLATE = 100.0  # Pixels at magnitude 10.
+
+# Algorithm 1 of arXiv:1708.04896: s_l and s_h, r_1 and r_2.
+ERASED_AREA = (0.02, 0.4)
+ERASED_ASPECT = (0.3, 1 / 0.3)
+ERASING_ATTEMPTS = 100  # Its "while True"; one in three fits into a square image.
+
+
+@tf.autograph.experimental.do_not_convert  # Half of the tracing's time, for nothing.
+def randaugment(
+    image: Tensor, seed: Tensor, *, layers: int = 2, magnitude: float = 10.0
+) -> Tensor:
+    """RandAugment(N, M): uint8 [H, W, 3] -> uint8 [H, W, 3].
+
+    Each of N times, one of the 16 operations, drawn with equal probability and applied
+    always; those with a direction take either with probability 1/2.
+
+    Args:
+        image: uint8 [H, W, 3].
+        seed: int [2]; the same seed gives the same bits.
+        layers: N, 0 or more.
+        magnitude: M, 0 or more, for all operations; above 10 they extrapolate. At 0
+            they are no identities: Color, for one, leaves a tenth of the color.
+
+    Raises:
+        ValueError: if one of these is not so.
+    """
+    image = _checked_image(image)
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise ValueError(
+            "Expected layers to be a whole number, 0 or more. Received: "
+            f"layers={layers!r}"
+        )
+    operations = list(randaugment_operations(magnitude).values())
+    shape = image.shape
+    draws = tf.random.stateless_uniform([layers, 4], seed)
+    for layer in range(layers):
+        choice = tf.cast(draws[layer, 0] * len(operations), tf.int32)
+        image = _applied(operations, choice, image, draws[layer, 1:])
+        image.set_shape(shape)
+    return image
+
+
+def _applied(
+    operations: list[Operation], choice: Tensor, image: Tensor, draws: Tensor
+) -> Tensor:
+    """One operation's result; the others are not run."""
+    branches = [
+        lambda operation=operation: operation(image, draws) for operation in operations
+    ]
+    return tf.switch_case(choice, branches)
+
+
+def randaugment_operations(magnitude: float) -> dict[str, Operation]:
+    """The 16 operations at magnitude M under big_vision's names, in its order.
+
+    Each takes an image and three draws from [0, 1): the first chooses the direction
+    (1/2 and above is the positive one), the others the middle of Cutout's square.
+    """
+    if not (math.isfinite(magnitude) and magnitude >= 0):
+        raise ValueError(
+            "Expected magnitude to be finite and 0 or more. Received: "
+            f"magnitude={magnitude!r}"
+        )
+    level = magnitude / 10
+    enhance = level * 1.8 + 0.1
+
+    def unsigned(operation: Callable[..., Tensor], *args: float) -> Operation:
+        return lambda image, draws: operation(image, *args)
+
+    def signed(operation: Callable[..., Tensor], amount: float) -> Operation:
+        return lambda image, draws: operation(
+            image, amount * (2 * tf.cast(draws[0] >= 0.5, tf.float64) - 1)
+        )
+
+    return {
+        "AutoContrast": unsigned(autocontrast),
+        "Equalize": unsigned(equalize),
+        "Invert": unsigned(invert),
+        "Rotate": signed(rotate, level * 30.0),
+        "Posterize": unsigned(posterize, int(level * 4)),
+        "Solarize": unsigned(solarize, int(level * 256)),
+        "Color": unsigned(color, enhance),
+        "Contrast": unsigned(contrast, enhance),
+        "Brightness": unsigned(brightness, enhance),
+        "Sharpness": unsigned(sharpness, enhance),
+        "ShearX": signed(shear_x, level * 0.3),
+        "ShearY": signed(shear_y, level * 0.3),
+        "TranslateX": signed(translate_x, level * TRANSLATE),
+        "TranslateY": signed(translate_y, level * TRANSLATE),
+        "Cutout": lambda image, draws: cutout(image, int(level * CUTOUT), draws[1:]),
+        "SolarizeAdd": unsigned(solarize_add, int(level * 110)),
+    }
+
+
+def autocontrast(image: Tensor) -> Tensor:
+    """Stretches every channel to 0..255; one of a single value stays."""
+    low = tf.cast(tf.reduce_min(image, axis=[0, 1]), tf.float32)
+    high = tf.cast(tf.reduce_max(image, axis=[0, 1]), tf.float32)
+    several = high > low
+    scale = tf.where(several, 255.0 / (high - low), 1.0)
+    offset = tf.where(several, -low * scale, 0.0)
+    rows = tf.cast(_rows(image), tf.float32)
+    width = tf.shape(image)[1]
+    stretched = rows * tf.tile(scale, [width]) + tf.tile(offset, [width])
+    return tf.reshape(_to_uint8(stretched), tf.shape(image))
+
+
+def equalize(image: Tensor) -> Tensor:
+    """Makes every channel's histogram as flat as one table of values can."""
+    offsets = tf.tile([0, 256, 512], [tf.shape(image)[1]])
+    values = tf.cast(_rows(image), tf.int32) + offsets
+    histogram = tf.histogram_fixed_width(values, [0, 767], nbins=768)
+    below = tf.cumsum(tf.reshape(histogram, [3, 256]), axis=1, exclusive=True)
+    pixels = tf.shape(image)[0] * tf.shape(image)[1]
+    # All pixels but the brightest, shared among 255 steps.
+    darker = tf.reduce_max(tf.where(below < pixels, below, 0), axis=1, keepdims=True)
+    step = darker // 255
+    table = tf.minimum((below + step // 2) // tf.maximum(step, 1), 255)
+    table = tf.where(step > 0, table, tf.range(256))
+    table = tf.cast(tf.reshape(table, [-1]), tf.uint8)
+    return tf.reshape(tf.gather(table, values), tf.shape(image))
+
+
+def invert(image: Tensor) -> Tensor:
+    """255 - x."""
+    return 255 - image
+
+
+def rotate(image: Tensor, degrees: Tensor) -> Tensor:
+    """Rotates about the middle; nearest pixel."""
+    radians = tf.cast(degrees, tf.float64) * (math.pi / 180.0)
+    cosine, sine = tf.cos(radians), tf.sin(radians)
+    bottom = tf.cast(tf.shape(image)[0] - 1, tf.float64)
+    right = tf.cast(tf.shape(image)[1] - 1, tf.float64)
+    left_moves = (right - (cosine * right - sine * bottom)) / 2.0
+    top_moves = (bottom - (sine * right + cosine * bottom)) / 2.0
+    return _transform(image, [cosine, -sine, left_moves, sine, cosine, top_moves])
+
+
+def posterize(image: Tensor, bits: int) -> Tensor:
+    """Keeps the highest `bits` of every value's 8; of 0, or more than 8, one.
+
+    That is big_vision's shift by 8 - bits, a uint8, which TensorFlow cuts at 7.
+    """
+    dropped = min((8 - bits) % 256, 7)
+    return tf.bitwise.bitwise_and(image, (0xFF << dropped) & 0xFF)
+
+
+def solarize(image: Tensor, threshold: int) -> Tensor:
+    """Inverts the values of `threshold` and more.
+
+    big_vision compares with a uint8, so that 256, of magnitude 10, is 0: everything is
+    inverted.
+    """
+    bright = tf.cast(image >= threshold % 256, tf.uint8)
+    return tf.bitwise.bitwise_xor(image, bright * 255)
+
+
+def solarize_add(image: Tensor, addition: int) -> Tensor:
+    """Adds to the values below 128, up to 255."""
+    dark = tf.cast(image < 128, tf.uint8)
+    return image + dark * tf.minimum(255 - image, min(addition, 255))
+
+
+def color(image: Tensor, factor: float) -> Tensor:
+    """0 is gray, 1 the image, 2 twice as colorful."""
+    gray = tf.image.grayscale_to_rgb(_luma(image)[..., tf.newaxis])
+    return _blend(tf.cast(gray, tf.float32), image, factor)
+
+
+def contrast(image: Tensor, factor: float) -> Tensor:
+    """0 is one gray, 1 the image.
+
+    The gray is not the image's mean but its histogram's, H * W / 256 and at most 255:
+    196 at 224 pixels. So big_vision first had it; the image's mean came later.
+    """
+    gray = tf.minimum(tf.size(image) // (3 * 256), 255)
+    return _blend(tf.cast(gray, tf.float32), image, factor)
+
+
+def brightness(image: Tensor, factor: float) -> Tensor:
+    """0 is black, 1 the image."""
+    return _blend(0.0, image, factor)
+
+
+def sharpness(image: Tensor, factor: float) -> Tensor:
+    """0 is smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13, 1 the image.
+
+    The outermost pixels stay.
+    """
+    smooth = _to_uint8(_smoothed(tf.cast(image, tf.float32)))
+    inside = _blend(tf.cast(smooth, tf.float32), image[1:-1, 1:-1], factor)
+    return _paste(image, inside, 1, 1)
+
+
+def _smoothed(image: Tensor) -> Tensor:
+    """The 3 x 3 mean of PIL's SMOOTH: [H, W, C] -> [H - 2, W - 2, C], or none.
+
+    Products first, then the sum from the top left to the bottom right: big_vision's
+    convolution where neither oneDNN nor a fused multiply-add reorders it.
+    """
+    height, width = tf.shape(image)[0], tf.shape(image)[1]
+    below, beside = tf.maximum(height - 2, 0), tf.maximum(width - 2, 0)
+    outer, middle = image * (1.0 / 13.0), image * (5.0 / 13.0)
+    parts = [
+        (middle if (top, left) == (1, 1) else outer)[
+            top : top + below, left : left + beside
+        ]
+        for top in range(3)
+        for left in range(3)
+    ]
+    return sum(parts[1:], parts[0])
+
+
+def shear_x(image: Tensor, slope: Tensor) -> Tensor:
+    """Moves row y by y * slope to the left; nearest pixel."""
+    return _transform(image, [1.0, slope, 0.0, 0.0, 1.0, 0.0])
+
+
+def shear_y(image: Tensor, slope: Tensor) -> Tensor:
+    """Moves column x by x * slope upwards; nearest pixel."""
+    return _transform(image, [1.0, 0.0, 0.0, slope, 1.0, 0.0])
+
+
+def translate_x(image: Tensor, pixels: Tensor) -> Tensor:
+    """Moves the image to the left, by whole pixels."""
+    return _shift(image, pixels, axis=1)
+
+
+def translate_y(image: Tensor, pixels: Tensor) -> Tensor:
+    """Moves the image upwards, by whole pixels."""
+    return _shift(image, pixels, axis=0)
+
+
+def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
+    """Grays a square of side 2 * `half`, cut at the border (arXiv:1708.04552).
+
+    Args:
+        image: uint8 [H, W, 3].
+        half: half of the side, in pixels.
+        middle: float [2] in [0, 1), the square's middle in parts of (H, W).
+    """
+    size = tf.shape(image)[:2]
+    center = tf.cast(middle * tf.cast(size, tf.float32), tf.int32)
+    begin = tf.maximum(center - half, 0)
+    extent = tf.minimum(center + half, size) - begin
+    gray = tf.fill([extent[0], extent[1], 3], tf.constant(GRAY, image.dtype))
+    return _paste(image, gray, begin[0], begin[1])
+
+
+def mixup(
+    images: Tensor, labels: Tensor, seed: Tensor, p: float
+) -> tuple[Tensor, Tensor]:
+    """Mixes every image with the one before it: big_vision's mixup.
+
+    a * x + (1 - a) * roll(x, 1), and so the labels; one a for the whole batch, the
+    greater of a' and 1 - a' for a' ~ Beta(p, p).
+
+    Args:
+        images: float [B, H, W, C].
+        labels: float [B, K], one-hot.
+        seed: int [2].
+        p: 0 or more; 0 mixes nothing.
+
+    Returns:
+        Images and labels of the same shapes and dtypes.
+    """
+    images, labels = _checked_batch(images, labels)
+    if not images.dtype.is_floating:
+        raise ValueError(
+            f"Expected float images. Received: {images.dtype.name}. Mix after normalize"
+        )
+    if not (math.isfinite(p) and p >= 0):
+        raise ValueError(f"Expected p to be finite and 0 or more. Received: p={p!r}")
+    if p == 0:
+        return images, labels
+    a = _beta(seed, p)
+    a = tf.maximum(a, 1.0 - a)
+    return mix(images, a), mix(labels, a)
+
+
+def mix(batch: Tensor, a: Tensor) -> Tensor:
+    """Returns a * x + (1 - a) * roll(x, 1) over the first axis: float [B, ...]."""
+    previous = tf.roll(batch, 1, axis=0)
+    return tf.cast(a, batch.dtype) * batch + tf.cast(1.0 - a, batch.dtype) * previous
+
+
+def cutmix(
+    images: Tensor, labels: Tensor, seed: Tensor, alpha: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Puts a box of the image before it into every image: CutMix, Algorithm 1.
+
+    The box has (1 - a) of the area, a ~ Beta(alpha, alpha), its middle anywhere; what
+    is outside the image is lost, and the labels mix by the area that is left. One box
+    for the whole batch.
+
+    Args:
+        images: [B, H, W, C] of any dtype.
+        labels: float [B, K], one-hot.
+        seed: int [2].
+        alpha: above 0.
+
+    Returns:
+        Images and labels of the same shapes and dtypes.
+    """
+    images, labels = _checked_batch(images, labels)
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(
+            f"Expected alpha to be finite and above 0. Received: alpha={alpha!r}"
+        )
+    size = tf.shape(images)[1:3]
+    sides = tf.cast(size, tf.float32)
+    half = tf.cast(sides * tf.sqrt(1.0 - _beta(fold_in(seed, 0), alpha)), tf.int32) // 2
+    middle = tf.random.stateless_uniform([2], fold_in(seed, 1))
+    center = tf.cast(middle * sides, tf.int32)
+    begin, end = tf.maximum(center - half, 0), tf.minimum(center + half, size)
+    previous = tf.roll(images, 1, axis=0)
+    box = previous[:, begin[0] : end[0], begin[1] : end[1]]
+    mixed = _paste(images, box, begin[0], begin[1])
+    mixed.set_shape(images.shape)
+    kept = 1.0 - tf.reduce_prod(tf.cast(end - begin, tf.float32) / sides)
+    return mixed, mix(labels, kept)
+
+
+def random_erasing(image: Tensor, seed: Tensor, probability: float = 0.5) -> Tensor:
+    """Fills a random box with random values: Random Erasing, Algorithm 1.
+
+    Of 2 to 40 % of the area at aspect ratios of 0.3 to 1 / 0.3, wherever it fits.
+
+    Args:
+        image: uint8 [H, W, 3].
+        seed: int [2].
+        probability: that a box is erased at all, in [0, 1].
+    """
+    image = _checked_image(image)
+    if not 0 <= probability <= 1:
+        raise ValueError(
+            "Expected probability to be in [0, 1]. Received: "
+            f"probability={probability!r}"
+        )
+
+    def erased() -> Tensor:
+        top, left, height, width = tf.unstack(erased_box(image, fold_in(seed, 1)))
+        noise = tf.random.stateless_uniform(
+            [height, width, 3], fold_in(seed, 2), 0, 256, tf.int32
+        )
+        return _paste(image, tf.cast(noise, tf.uint8), top, left)
+
+    coin = tf.random.stateless_uniform([], fold_in(seed, 0))
+    result = tf.cond(coin < probability, erased, lambda: image)
+    result.set_shape(image.shape)
+    return result
+
+
+def erased_box(image: Tensor, seed: Tensor) -> Tensor:
+    """Random Erasing's box: int32 [top, left, height, width], empty if none fits."""
+    size = tf.shape(image)[:2]
+    sides = tf.cast(size, tf.float32)
+    draws = tf.random.stateless_uniform([ERASING_ATTEMPTS, 4], seed)
+    area, aspect = (
+        low + draws[:, column] * (high - low)
+        for column, (low, high) in enumerate((ERASED_AREA, ERASED_ASPECT))
+    )
+    area *= tf.reduce_prod(sides)
+    extent = tf.sqrt(tf.stack([area * aspect, area / aspect], axis=1))
+    extent = tf.cast(tf.round(extent), tf.int32)
+    begin = tf.cast(draws[:, 2:] * sides, tf.int32)
+    fits = tf.cast(tf.reduce_all(begin + extent <= size, axis=1), tf.int32)
+    first = tf.argmax(fits)
+    return tf.concat([begin[first], extent[first]], axis=0) * fits[first]
+
+
+def _beta(seed: Tensor, concentration: float) -> Tensor:
+    """A draw from Beta(c, c), float32 in [0, 1].
+
+    As g / (g + g') of two Gamma(c), each a Gamma(c + 1) times u^(1 / c): in logarithms,
+    for at small c either may be below the least float.
+    """
+    gamma = tf.random.stateless_gamma([2], fold_in(seed, 0), concentration + 1.0)
+    u = 1.0 - tf.random.stateless_uniform([2], fold_in(seed, 1))
+    logarithm = tf.math.log(gamma) + tf.math.log(u) / concentration
+    return tf.sigmoid(logarithm[0] - logarithm[1])
+
+
+def _luma(image: Tensor) -> Tensor:
+    """`tf.image.rgb_to_grayscale` of all 2^24 colors: [H, W, 3] -> uint8 [H, W]."""
+    red, green, blue = (
+        tf.cast(channel, tf.float32) * (1.0 / 255.0)
+        for channel in tf.unstack(image, num=3, axis=-1)
+    )
+    return tf.cast((red * 0.2989 + green * 0.5870 + blue * 0.1140) * 255.5, tf.uint8)
+
+
+def _blend(degenerate: Tensor, image: Tensor, factor: float) -> Tensor:
+    """PIL's enhancement: `degenerate` at 0, `image` at 1, beyond it above."""
+    return _to_uint8(degenerate + factor * (tf.cast(image, tf.float32) - degenerate))
+
+
+def _to_uint8(values: Tensor) -> Tensor:
+    """Clips and truncates, as big_vision does."""
+    return tf.cast(tf.clip_by_value(values, 0.0, 255.0), tf.uint8)
+
+
+def _rows(image: Tensor) -> Tensor:
+    """[H, W, 3] -> [H, W * 3], along which TensorFlow broadcasts five times as fast."""
+    return tf.reshape(image, [tf.shape(image)[0], tf.shape(image)[1] * 3])
+
+
+def _transform(image: Tensor, matrix: list[Tensor]) -> Tensor:
+    """The pixel nearest to (x, y) -> matrix @ (x, y, 1), gray where there is none."""
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=image[tf.newaxis],
+        transforms=tf.cast(tf.stack([[*matrix, 0.0, 0.0]]), tf.float32),
+        output_shape=tf.shape(image)[:2],
+        fill_value=float(GRAY),
+        interpolation="NEAREST",
+        fill_mode="CONSTANT",
+    )[0]
+
+
+def _shift(image: Tensor, pixels: Tensor, axis: int) -> Tensor:
+    """The pixel at x + pixels along an axis, gray where there is none.
+
+    What `_transform` gives for whole pixels, at a thirtieth of its time.
+    """
+    side = tf.shape(image)[axis]
+    pixels = tf.clip_by_value(tf.cast(tf.round(pixels), tf.int32), -side, side)
+    before, after = tf.maximum(-pixels, 0), tf.maximum(pixels, 0)
+    kept = [slice(None)] * axis + [slice(after, side - before)]
+    paddings = [[0, 0]] * axis + [[before, after]] + [[0, 0]] * (2 - axis)
+    return tf.pad(image[tuple(kept)], paddings, constant_values=GRAY)
+
+
+def _paste(image: Tensor, patch: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """`patch` [..., h, w, C] put into `image` [..., H, W, C] at (top, left)."""
+    bottom, right = top + tf.shape(patch)[-3], left + tf.shape(patch)[-2]
+    band = image[..., top:bottom, :, :]
+    band = tf.concat([band[..., :left, :], patch, band[..., right:, :]], axis=-2)
+    return tf.concat([image[..., :top, :, :], band, image[..., bottom:, :, :]], axis=-3)
+
+
+def _checked_image(image: Tensor) -> Tensor:
+    image = tf.convert_to_tensor(image)
+    if image.dtype != tf.uint8 or image.shape.rank != 3 or image.shape[-1] != 3:
+        raise ValueError(
+            f"Expected a uint8 image [H, W, 3]. Received: {image.dtype.name} "
+            f"{image.shape}. Augment before resizing to floats and normalize"
+        )
+    return image
+
+
+def _checked_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+    if images.shape.rank != 4:
+        raise ValueError(
+            f"Expected images [B, H, W, C]. Received: {images.shape}. Mix after batch"
+        )
+    if not labels.dtype.is_floating or labels.shape.rank != 2:
+        raise ValueError(
+            f"Expected one-hot float labels [B, K]. Received: {labels.dtype.name} "
+            f"{labels.shape}. Make them by tf.one_hot(labels, K)"
+        )
+    return images, labels

@@ -2,29 +2,26 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import pipelines, preprocessing, sources, splits
 from keras_vit.data.preprocessing import HALF
 from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim
 from keras_vit.training import resume as resuming
+from keras_vit.training.batches import Batches, BatchesFrom
+from keras_vit.training.stepping import stepping
 from keras_vit.weights.files import replacing
-
-_From: TypeAlias = Callable[..., tf.data.Dataset]  # Batches from `start_step` on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +106,7 @@ def fit(
     if folder is not None and resume == "never":
         _forget(folder)
     _check_options(model, recipe)
-    batches = _Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
+    batches = Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
     recipe = batches.recipe
     if folder is not None:  # Fails now rather than after hours.
         resuming.check_same(folder / "run.json", _identity(model, recipe, batches))
@@ -119,7 +116,7 @@ def fit(
     # A whole batch of features is small: the head needs no parts.
     part = _head_alone(model) if batches.on_features() else model
     if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
-        trained = _stepping(part, recipe)
+        trained = stepping(part, recipe)
     elif frozen and part is model:  # A twin: the head's optimizer is not the model's.
         trained = keras.Model(model.input, model.output, name=model.name)
     else:
@@ -158,7 +155,7 @@ class _Kept:
 
 
 def _identity(
-    model: keras.Model, recipe: Recipe, batches: "_Batches"
+    model: keras.Model, recipe: Recipe, batches: Batches
 ) -> dict[str, Any]:
     """What has to be the same for a run to go on, as plain values."""
     shapes = [[list(v.shape), v.dtype] for v in model.variables]
@@ -205,7 +202,7 @@ def _follow(
     recipe: Recipe,
     model: keras.Model,
     trained: keras.Model,
-    batches: "_Batches",
+    batches: Batches,
     kept: _Kept,
     verbose: int | str,
 ) -> Result:
@@ -235,7 +232,7 @@ def _sweep(
     recipe: Recipe,
     model: keras.Model,
     trained: keras.Model,
-    batches: "_Batches",
+    batches: Batches,
     kept: _Kept,
     verbose: int | str,
 ) -> dict[float, float]:
@@ -261,191 +258,6 @@ def _sweep(
         for variable, value in zip(model.variables, start, strict=True):
             variable.assign(value)
     return {base_lr: done[str(base_lr)] for base_lr in recipe.base_lr}
-
-
-class _Batches:
-    """The batches of a fit: from a source with its recipe, or ready made."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        recipe: Recipe,
-        data: Any,
-        validation_data: tf.data.Dataset | None,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        seed: int,
-        verbose: int | str,
-    ) -> None:
-        self.recipe, self.seed, self.verbose = recipe, seed, verbose
-        self.mean, self.std = mean, std
-        self.ready = None
-        self.validation_data = validation_data
-        self.draws = _draws(model)
-        self.test_images = 0
-        self.sparse = True
-        frozen = recipe.freeze or recipe.lora_rank is not None
-        if frozen and "head" not in {layer.name for layer in model.layers}:
-            raise ValueError(
-                "Expected a layer named 'head' to train alone. Received: "
-                f"model={model.name!r} without. keras_vit.for_task puts one on"
-            )
-        if isinstance(data, tf.data.Dataset):
-            self._check_ready(model, data, mean, std)
-            self.ready = data.repeat()
-            return
-        self.source = (
-            data
-            if isinstance(data, sources.Source)
-            else sources.open_source(data, seed=seed)
-        )
-        self.recipe = recipe = recipe.for_images(len(self.source.train))
-        _check_head(model, len(self.source.classes), self.source.name)
-        self.test_images = 0 if self.source.test is None else len(self.source.test)
-        self.options = {
-            "image_size": model.input_shape[1:3],
-            "mean": mean,
-            "std": std,
-            "channels": model.input_shape[-1],
-        }
-        if self.on_features():
-            self._read_features(model)
-
-    def identity(self) -> dict[str, Any]:
-        """What the batches are a function of, as plain values."""
-        told = {"seed": self.seed, "mean": self.mean, "std": self.std}
-        if self.ready is not None:
-            return {**told, "data": str(self.ready.element_spec)}
-        return {**told, "data": self.source.name, "classes": self.source.classes}
-
-    def say(self, text: str) -> None:
-        """Prints, unless the user wants silence."""
-        if self.verbose:
-            print(text)
-
-    def on_features(self) -> bool:
-        """Whether every image's features stay the same all through the training."""
-        recipe = self.recipe
-        still = recipe.freeze and recipe.augment == "none" and not self.draws
-        return self.ready is None and still
-
-    def _check_ready(
-        self,
-        model: keras.Model,
-        data: tf.data.Dataset,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-    ) -> None:
-        """Looks at the first batch for what would go wrong, or silently badly."""
-        spec = data.element_spec
-        shapes = [part.shape for part in spec] if isinstance(spec, tuple) else [spec]
-        if len(shapes) not in (2, 3) or shapes[0].rank != 4 or not shapes[1].rank:
-            raise ValueError(
-                "Expected batches (images [B, H, W, C], labels [B] or [B, K]). "
-                f"Received: a tf.data.Dataset of {spec}. Dataset.batch makes batches"
-            )
-        first = next(iter(data), None)
-        if first is None:
-            raise ValueError("Expected batches. Received: an empty tf.data.Dataset")
-        images, labels = (x.numpy() for x in first[:2])
-        self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
-        classes = (
-            max(int(labels.max()) + 1, model.output_shape[-1])
-            if self.sparse
-            else labels.shape[-1]
-        )
-        _check_head(model, classes, "the first batch")
-        if labels.min() < 0:
-            raise ValueError(
-                f"Expected labels from 0. Received: {labels.min()} in the first batch"
-            )
-        parts = self.recipe.accumulation_steps
-        if len(images) % parts:
-            raise ValueError(
-                "Expected batches of a multiple of accumulation_steps images. "
-                f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
-            )
-        _warn_out_of_range(images, mean, std)
-
-    def _read_features(self, model: keras.Model) -> None:
-        """Replaces the images by what the head reads of them, computed once."""
-        head_input = keras.Model(model.input, model.get_layer("head").input)
-
-        def features(split: splits.Split | None, what: str) -> Any:
-            if split is None:
-                return None
-            self.say(f"features of {len(split)} {what} images")
-            batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
-            labels = split.dataset().map(lambda item: item["label"])
-            return splits.Arrays(
-                head_input.predict(
-                    batches.map(lambda image, _: image), verbose=self.verbose
-                ),
-                np.array(list(labels.as_numpy_iterator())),
-            )
-
-        self.source = dataclasses.replace(
-            self.source,
-            train=features(self.source.train, "training"),
-            test=features(self.source.test, "test"),
-        )
-
-    def hold_out(self) -> tuple["_From", tf.data.Dataset]:
-        """Batches of the training set less the held-out share, and of that share."""
-        if self.ready is not None:
-            raise ValueError(
-                "Expected one learning rate with ready batches: there is no training "
-                f"set to hold a share of. Received: base_lr={self.recipe.base_lr}"
-            )
-        rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
-        return self._train(rest), self._evaluate(held_out)
-
-    def all(self) -> tuple["_From", tf.data.Dataset | None]:
-        """Batches of the whole training set, and of the test set."""
-        if self.ready is not None:
-            return self.ready.skip, self.validation_data
-        test = self.source.test
-        return self._train(self.source.train), test and self._evaluate(test)
-
-    def _train(self, split: Any) -> "_From":
-        recipe = self.recipe
-        mixes = recipe.randaugment or recipe.mixup or recipe.cutmix
-        if recipe.augment == "crop" or mixes or recipe.random_erasing:
-            raise ValueError(
-                "Expected a recipe without randaugment, mixup, cutmix, random_erasing "
-                "or augment='crop' on a data set: `fit` does not make them yet. "
-                f"Received: {recipe}. Batches of a tf.data.Dataset may hold them"
-            )
-        if len(split) < recipe.batch_size:
-            warnings.warn(
-                f"{len(split)} training images are fewer than batch_size="
-                f"{recipe.batch_size}: a batch holds some of them more than once",
-                stacklevel=4,  # At the caller of `fit`.
-            )
-        if self.on_features():
-            return functools.partial(
-                pipelines.endless,
-                split,
-                lambda _, item: (item["image"], item["label"]),
-                batch_size=recipe.batch_size,
-                seed=self.seed,
-            )
-        return functools.partial(
-            pipelines.train_pipeline,
-            split,
-            batch_size=recipe.batch_size,
-            seed=self.seed,
-            augment=recipe.augment,
-            **self.options,
-        )
-
-    def _evaluate(self, split: Any) -> tf.data.Dataset:
-        part = self.recipe.batch_size // self.recipe.accumulation_steps
-        if self.on_features():
-            return tf.data.Dataset.from_tensor_slices(
-                (split.images, split.labels)
-            ).batch(part)
-        return pipelines.eval_pipeline(split, batch_size=min(part, 64), **self.options)
 
 
 def _check_options(model: keras.Model, recipe: Recipe) -> None:
@@ -481,44 +293,6 @@ def _new_bias(model: keras.Model) -> set[float]:
     return set()
 
 
-def _draws(model: keras.Model) -> bool:
-    """Whether the model has dropout: its generators' states are no weights."""
-    return len(model.variables) > len(model.weights)
-
-
-def _check_head(model: keras.Model, classes: int, where: str) -> None:
-    """Raises unless `model` ends in one logit for each class."""
-    shape = model.output_shape
-    activation = getattr(model.layers[-1], "activation", None)
-    if len(shape) != 2 or shape[-1] != classes:
-        received = f"model.output_shape={shape}, {classes} classes in {where}"
-    elif activation not in (None, keras.activations.linear):
-        received = (
-            f"model={model.name!r}, whose last layer ends in {activation.__name__} "
-            "(classifier_activation=None leaves that out)"
-        )
-    else:
-        return
-    raise ValueError(
-        f"Expected a model with one logit for each class. Received: {received}. "
-        f"keras_vit.for_task(model, {classes}) puts a new head on"
-    )
-
-
-def _warn_out_of_range(
-    images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]
-) -> None:
-    """Warns if a batch is not scaled as the weights expect."""
-    low, high = preprocessing.value_range(mean, std)
-    if images.min() < low - 0.01 or images.max() > high + 0.01:
-        warnings.warn(
-            f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "
-            f"Received: values from {images.min():g} to {images.max():g}. "
-            "keras_vit.preprocess_input scales 0..255 to [-1, 1]",
-            stacklevel=5,  # At the caller of `fit`.
-        )
-
-
 def _compile(
     model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool
 ) -> list[keras.metrics.Metric]:
@@ -543,7 +317,7 @@ def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
 def _train(
     model: keras.Model,
     recipe: Recipe,
-    train: "_From",
+    train: BatchesFrom,
     validation: tf.data.Dataset | None,
     metrics: list[keras.metrics.Metric],
     kept: _Kept,
@@ -648,106 +422,3 @@ def _enable_lora(model: keras.Model, rank: int) -> None:
             layer.enable_lora(rank)
 
 
-def _stepping(model: keras.Model, recipe: Recipe) -> keras.Model:
-    """A twin of `model` that cuts each batch in parts, or looks around (SAM)."""
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "Expected accumulation_steps=1 and sam_rho=None on this backend: both are "
-            "written for TensorFlow. Received: "
-            f"accumulation_steps={recipe.accumulation_steps}, "
-            f"sam_rho={recipe.sam_rho}, backend={keras.backend.backend()}"
-        )
-    twin = _Stepping(model.input, model.output, name=model.name)
-    twin.parts = recipe.accumulation_steps
-    twin.sam_rho = recipe.sam_rho
-    return twin
-
-
-class _Stepping(keras.Model):
-    """A functional model with an update of its own, on TensorFlow.
-
-    A batch is cut in parts, in order (train.py): their gradients and losses are
-    averaged into one update. Keras's own `gradient_accumulation_steps` counts every
-    part as a step of the schedule and of the EMA, and fails on several replicas
-    (keras#20582).
-
-    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1) the gradient is the one at
-    w + rho * g / ||g||, over the whole batch and with the same dropout.
-    """
-
-    parts = 1
-    sam_rho: float | None = None
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        images, labels = (
-            tf.reshape(x, (self.parts, -1, *x.shape[1:])) for x in data[:2]
-        )
-        weights = {id(variable) for variable in self.weights}
-        draws = [v.value for v in self.variables if id(v) not in weights]
-        before = [tf.identity(state) for state in draws]
-        loss, gradients, logits = self._averages(images, labels)
-        if self.sam_rho is not None:
-            for state, value in zip(draws, before, strict=True):
-                state.assign(value)
-            gradients = self._around(images, labels, gradients)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
-        )
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(*_flat(labels, logits))
-        results: dict[str, Any] = self.get_metrics_result()
-        return results
-
-    def _around(self, images: Any, labels: Any, gradients: list[Any]) -> list[Any]:
-        """The gradients at the sharpest place within `sam_rho`."""
-        variables = [variable.value for variable in self.trainable_variables]
-        here = [tf.identity(variable) for variable in variables]
-        scale = tf.math.divide_no_nan(
-            tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(gradients)
-        )
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_add(tf.cast(scale, gradient.dtype) * gradient)
-        _, gradients, _ = self._averages(images, labels)
-        for variable, value in zip(variables, here, strict=True):
-            variable.assign(value)
-        return gradients
-
-    def _averages(self, images: Any, labels: Any) -> tuple[Any, list[Any], Any]:
-        """Loss and gradients averaged over the parts, and every part's logits."""
-        variables = [variable.value for variable in self.trainable_variables]
-
-        def part(
-            i: Any, loss_sum: Any, gradient_sums: list[Any], logits: Any
-        ) -> tuple[Any, Any, list[Any], Any]:
-            with tf.GradientTape() as tape:
-                y = self(images[i], training=True)
-                loss = self.compute_loss(images[i], labels[i], y)
-                scaled = self.optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, variables)
-            return (
-                i + 1,
-                loss_sum + loss,
-                [a + b for a, b in zip(gradient_sums, gradients, strict=True)],
-                logits.write(i, y),
-            )
-
-        _, loss_sum, gradient_sums, logits = tf.while_loop(
-            lambda i, *_: i < self.parts,
-            part,
-            (
-                0,
-                0.0,
-                [tf.zeros_like(variable) for variable in variables],
-                tf.TensorArray(tf.float32, size=self.parts),
-            ),
-        )
-        gradients = [gradient / self.parts for gradient in gradient_sums]
-        return loss_sum / self.parts, gradients, logits.stack()
-
-
-def _flat(labels: Any, logits: Any) -> tuple[Any, Any]:
-    """Parts put back together: two [parts, b, ...] -> two [parts * b, ...]."""
-    return tuple(tf.reshape(x, (-1, *x.shape[2:])) for x in (labels, logits))

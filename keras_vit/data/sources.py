@@ -6,6 +6,8 @@ test `Split`.
 
 import collections
 import dataclasses
+import hashlib
+import json
 import os
 import sys
 import warnings
@@ -35,6 +37,12 @@ class Source:
     classes: tuple[str, ...]
     train: Split
     test: Split | None
+
+    def fingerprint(self) -> str:
+        """A hash of what the data is, for a run to be continued on the same."""
+        splits = [self.train.fingerprint(), self.test and self.test.fingerprint()]
+        facts = json.dumps([self.classes, splits])
+        return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def open_source(

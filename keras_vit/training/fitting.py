@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from keras_vit.data import pipelines, preprocessing, sources, splits
 from keras_vit.data.preprocessing import HALF
+from keras_vit.files import replacing
 from keras_vit.recipes import Recipe
 from keras_vit.training import optim
-from keras_vit.weights.files import replacing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import pipelines, splits
+from keras_vit.data import packing, pipelines, sources, splits
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -68,7 +68,16 @@ def _tfds(images, tmp_path_factory, **_):
     return splits.TFDS(builder, "train")
 
 
-@pytest.fixture(scope="module", params=[_arrays, _folder, _tfds])
+def _packed(images, tmp_path_factory, **_):
+    folder = _folder(images, tmp_path_factory)
+    source = sources.Source("photos", tuple(map(str, range(COUNT))), folder, None)
+    output = tmp_path_factory.mktemp("packed") / "photos"
+    split = sources.open_source(packing.pack(source, output, shards=3)).train
+    split._is_small = lambda: False  # Read from the shards at every step.
+    return split
+
+
+@pytest.fixture(scope="module", params=[_arrays, _folder, _tfds, _packed])
 def split(request, images, tmp_path_factory):
     return request.param(images=images, tmp_path_factory=tmp_path_factory)
 

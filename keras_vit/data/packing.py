@@ -49,7 +49,8 @@ def pack(
         `output`.
 
     Raises:
-        ValueError: if `output` is there, or the source's images are not encoded.
+        ValueError: if `output` is there, or the source's images are not encoded,
+            cannot be read, or change meanwhile.
         OSError: if there is no room or right to write.
     """
     output = Path(output)
@@ -70,6 +71,11 @@ def pack(
             name: _pack_split(part, partial, name, counts[name])
             for name, part in chosen.items()
         }
+        if source.fingerprint() != plan["source"]:
+            raise ValueError(
+                "Expected a source that stays as it is while it is packed. Received: "
+                f"{source.name!r}, which has changed. Pack it again"
+            )
         with replacing(partial / INDEX) as temporary:
             index = {
                 "format": FORMAT,
@@ -170,8 +176,14 @@ def _images(split: Split, start: int) -> Iterator[tuple[bytes, int]]:
             "Expected encoded images to pack: a folder, or a TFDS set. Received: a "
             "source of arrays. Arrays in memory are read by index as they are"
         )
-    for item in items.prefetch(64).as_numpy_iterator():
-        yield item["image"], int(item["label"])
+    try:
+        for item in items.prefetch(64).as_numpy_iterator():
+            yield item["image"], int(item["label"])
+    except tf.errors.OpError as error:
+        raise ValueError(
+            "Expected a source that can be read from beginning to end. Received: "
+            f"{error.message}"
+        ) from error
 
 
 def _write_shard(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,38 @@ def test_no_space_left_is_told(photos, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Free some space") as error:
         packing.pack(open_source(photos), tmp_path / "x")
     assert error.value.errno == errno.ENOSPC
+
+
+@pytest.fixture
+def copy(photos, tmp_path):
+    return shutil.copytree(photos, tmp_path / "copy")
+
+
+def test_a_source_that_changes_meanwhile_is_refused(copy, tmp_path, monkeypatch):
+    source = open_source(copy)
+    example = packing._example
+
+    def changing(image, label):
+        (copy / "train/cat/0.jpg").write_bytes(b"another")
+        return example(image, label)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "_example", changing)
+        with pytest.raises(ValueError, match=r"copy', which has changed\. Pack it"):
+            packing.pack(source, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    (copy / "train/cat/0.jpg").write_bytes((copy / "train/cat/2.jpg").read_bytes())
+    again = open_source(packing.pack(open_source(copy), tmp_path / "x"))
+    assert _items(again.train) == _items(open_source(copy).train)  # Nothing is old.
+
+
+def test_a_source_that_cannot_be_read_is_an_error(copy, tmp_path, monkeypatch):
+    monkeypatch.setattr(splits, "CACHE_BYTES", 0)
+    source = open_source(copy)
+    read = tf.io.read_file
+    monkeypatch.setattr(tf.io, "read_file", lambda name: read(name + ".gone"))
+    with pytest.raises(ValueError, match=r"from beginning to end.*\.jpg\.gone"):
+        packing.pack(source, tmp_path / "x")
 
 
 # What goes wrong with what was packed.

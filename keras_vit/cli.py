@@ -1,4 +1,4 @@
-"""The command line: `keras-vit demo | finetune | predict | convert | weights ...`."""
+"""The command line: `keras-vit demo | finetune | predict | convert | data ...`."""
 
 import dataclasses
 import importlib
@@ -35,7 +35,8 @@ Data = Annotated[
     str,
     typer.Option(
         help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
-        "CLASS/*.jpg), an .npz, 'digits', or a TFDS name such as cifar10."
+        "CLASS/*.jpg), one that `keras-vit data pack` wrote, an .npz, 'digits', or a "
+        "TFDS name such as cifar10."
     ),
 ]
 Corrupt = Annotated[
@@ -63,7 +64,7 @@ class Run:
 
     def save(self, folder: Path) -> None:
         """Writes `run.json` beside the model."""
-        from keras_vit.weights.files import replacing
+        from keras_vit.files import replacing
 
         with replacing(folder / "run.json") as temporary:
             text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
@@ -591,6 +592,48 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
     return table
 
 
+data_app = typer.Typer(
+    help="Data sets: shards that are read at random.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def pack(
+    source: Annotated[
+        str, typer.Argument(help="A folder of images, or a TFDS name, as in --data.")
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="The folder to write; it is there whole or not.")
+    ],
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of the training images [default: one for every 10,000]."
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["all", "train"], typer.Option(help="With or without test images.")
+    ] = "all",
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int, typer.Option(help="Of the test share, where the data has no test set.")
+    ] = 0,
+) -> None:
+    """Writes a data set as TFRecord shards with an index; --data then takes them."""
+    from keras_vit.data import packing, sources
+
+    opened = sources.open_source(source, seed=seed, on_corrupt=on_corrupt)
+    packing.pack(opened, output, shards=shards, split=split)
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    count = len(list(output.glob("*.tfrecord")))
+    tested = 0 if split == "train" or opened.test is None else len(opened.test)
+    console.print(
+        f"{output}: {len(opened.train)} training and {tested} test images of "
+        f"{len(opened.classes)} classes, {count} shards, {size:.0f} MiB"
+    )
+
+
 weights_app = typer.Typer(
     help="The published weights: what there is, and copies of it.",
     no_args_is_help=True,
@@ -721,7 +764,7 @@ def convert(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         if to == "keras":
-            from keras_vit.weights.files import replacing
+            from keras_vit.files import replacing
 
             with replacing(output) as temporary:
                 model.save(temporary)

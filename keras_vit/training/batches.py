@@ -71,7 +71,8 @@ class Batches:
         told = {"seed": self.seed, "mean": self.mean, "std": self.std}
         if self.ready is not None:
             return {**told, "data": str(self.ready.element_spec)}
-        return {**told, "data": self.source.name, "classes": self.source.classes}
+        data = {"name": self.source.name, "fingerprint": self.source.fingerprint()}
+        return {**told, "data": data, "classes": self.source.classes}
 
     def say(self, text: str) -> None:
         """Prints, unless the user wants silence."""

@@ -15,13 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data.preprocessing import HALF
+from keras_vit.files import replacing
 from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim
 from keras_vit.training import resume as resuming
 from keras_vit.training.batches import Batches, BatchesFrom
 from keras_vit.training.stepping import stepping
-from keras_vit.weights.files import replacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +154,7 @@ class _Kept:
         return dataclasses.replace(self, folder=folder)
 
 
-def _identity(
-    model: keras.Model, recipe: Recipe, batches: Batches
-) -> dict[str, Any]:
+def _identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, Any]:
     """What has to be the same for a run to go on, as plain values."""
     shapes = [[list(v.shape), v.dtype] for v in model.variables]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
@@ -420,5 +418,3 @@ def _enable_lora(model: keras.Model, rank: int) -> None:
     for layer in projections:
         if not layer.lora_enabled:
             layer.enable_lora(rank)
-
-

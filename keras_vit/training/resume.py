@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.weights.files import replacing
+from keras_vit.files import replacing
 
 HISTORY = "history.jsonl"
 INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.

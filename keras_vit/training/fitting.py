@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from keras_vit.data import pipelines, preprocessing, sources, splits
 from keras_vit.data.preprocessing import HALF
+from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
-from keras_vit.training import optim
+from keras_vit.training import losses, optim
 from keras_vit.weights.files import replacing
 
 
@@ -57,12 +58,13 @@ def fit(
     Where the recipe has several learning rates, each is tried on the training set less
     its held-out share, and the best one trains the final model on all of it. A recipe
     that freezes does so while it trains: afterwards every layer is as trainable as
-    before.
+    before. LoRA that a recipe puts into the model stays in it, and in its files.
 
     Args:
         model: images to logits, one for each class: see `for_task`. Its own input size
             and dtype policy are used.
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
+            The model must be built with its `model_options`.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
             a `Source`, or a `tf.data.Dataset` of ready batches (images, labels), which
             is neither augmented nor shuffled, repeats when it ends, and needs one
@@ -86,16 +88,21 @@ def fit(
     folder = None if output is None else Path(output)
     if folder is not None:
         _write_csv(folder / "history.csv", [])  # Fails now rather than after hours.
+    _check_options(model, recipe)
     batches = _Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
-    if batches.on_features():
-        trained = _head_alone(model)  # A whole batch of features is small.
-    elif recipe.accumulation_steps > 1:
-        trained = _accumulating(model, recipe.accumulation_steps)
-    elif recipe.freeze:  # A twin: the optimizer of a head is none of the whole model's.
+    recipe = batches.recipe
+    if recipe.lora_rank is not None:
+        _enable_lora(model, recipe.lora_rank)
+    frozen = recipe.freeze or recipe.lora_rank is not None
+    # A whole batch of features is small: the head needs no parts.
+    part = _head_alone(model) if batches.on_features() else model
+    if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
+        trained = _stepping(part, recipe)
+    elif frozen and part is model:  # A twin: the head's optimizer is not the model's.
         trained = keras.Model(model.input, model.output, name=model.name)
     else:
-        trained = model
-    with _frozen(model) if recipe.freeze else contextlib.nullcontext():
+        trained = part
+    with _frozen(model) if frozen else contextlib.nullcontext():
         result = _follow(recipe, model, trained, batches, folder, verbose)
     if folder is not None:
         save_model(model, folder / "model.keras")
@@ -108,9 +115,13 @@ def fit(
 
 @contextlib.contextmanager
 def _frozen(model: keras.Model) -> Iterator[None]:
-    """The head alone trains, inside; its variables, not its layers, are told so."""
+    """The head and LoRA alone train, inside; variables, not layers, are told so."""
     head = {id(variable) for variable in model.get_layer("head").variables}
-    frozen = [v for v in model.trainable_variables if id(v) not in head]
+    frozen = [
+        v
+        for v in model.trainable_variables
+        if id(v) not in head and not v.name.startswith("lora_kernel_")
+    ]
     for variable in frozen:
         variable.trainable = False
     try:
@@ -180,7 +191,8 @@ class _Batches:
         self.draws = _draws(model)
         self.test_images = 0
         self.sparse = True
-        if recipe.freeze and "head" not in {layer.name for layer in model.layers}:
+        frozen = recipe.freeze or recipe.lora_rank is not None
+        if frozen and "head" not in {layer.name for layer in model.layers}:
             raise ValueError(
                 "Expected a layer named 'head' to train alone. Received: "
                 f"model={model.name!r} without. keras_vit.for_task puts one on"
@@ -194,6 +206,7 @@ class _Batches:
             if isinstance(data, sources.Source)
             else sources.open_source(data, seed=seed)
         )
+        self.recipe = recipe = recipe.for_images(len(self.source.train))
         _check_head(model, len(self.source.classes), self.source.name)
         self.test_images = 0 if self.source.test is None else len(self.source.test)
         self.options = {
@@ -296,6 +309,13 @@ class _Batches:
 
     def _train(self, split: Any) -> tf.data.Dataset:
         recipe = self.recipe
+        mixes = recipe.randaugment or recipe.mixup or recipe.cutmix
+        if recipe.augment == "crop" or mixes or recipe.random_erasing:
+            raise ValueError(
+                "Expected a recipe without randaugment, mixup, cutmix, random_erasing "
+                "or augment='crop' on a data set: `fit` does not make them yet. "
+                f"Received: {recipe}. Batches of a tf.data.Dataset may hold them"
+            )
         if len(split) < recipe.batch_size:
             warnings.warn(
                 f"{len(split)} training images are fewer than batch_size="
@@ -324,6 +344,39 @@ class _Batches:
                 (split.images, split.labels)
             ).batch(part)
         return pipelines.eval_pipeline(split, batch_size=min(part, 64), **self.options)
+
+
+def _check_options(model: keras.Model, recipe: Recipe) -> None:
+    """Raises if the model was built with other options than the recipe's."""
+    blocks = [
+        layer.row if isinstance(layer, AxialBlock) else layer
+        for layer in model.layers
+        if isinstance(layer, TransformerBlock | AxialBlock)
+    ]
+    depths = [block.stochastic_depth_rate for block in blocks]
+    built = {
+        "dropout_rate": {block.dropout_rate for block in blocks} or {0.0},
+        "stochastic_depth_rate": {max(depths, default=0.0)},
+        "head_bias_init": _new_bias(model),
+    }
+    for name, value in recipe.model_options().items():
+        if built[name] - {value}:
+            received = ", ".join(map(str, sorted(built[name])))
+            raise ValueError(
+                f"Expected a model built with the recipe's {name}={value}. Received: "
+                f"model={model.name!r} with {received}. A config has them by "
+                "dataclasses.replace(config, **recipe.model_options())"
+            )
+
+
+def _new_bias(model: keras.Model) -> set[float]:
+    """The biases of a head that nothing was learnt in yet: its kernel is zero."""
+    for layer in model.layers:
+        if layer.name == "head" and isinstance(layer, keras.layers.Dense):
+            kernel, *bias = layer.get_weights()
+            if bias and not kernel.any():
+                return set(np.unique(np.round(bias[0].astype(float), 4)).tolist())
+    return set()
 
 
 def _draws(model: keras.Model) -> bool:
@@ -365,13 +418,18 @@ def _warn_out_of_range(
 
 
 def _compile(model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool) -> None:
-    losses = keras.losses
-    loss = (
-        losses.SparseCategoricalCrossentropy(from_logits=True)
-        if sparse
-        else losses.CategoricalCrossentropy(from_logits=True)
-    )
-    model.compile(optim.optimizer(recipe, base_lr), loss, metrics=["accuracy"])
+    optimizer = optim.optimizer(recipe, base_lr, model)
+    model.compile(optimizer, _loss(recipe, sparse), metrics=["accuracy"])
+
+
+def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
+    if recipe.loss == "sigmoid":
+        return losses.SigmoidCrossEntropy()
+    if recipe.label_smoothing:
+        return losses.SoftmaxCrossEntropy(recipe.label_smoothing)
+    if sparse:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras.losses.CategoricalCrossentropy(from_logits=True)
 
 
 def _train(
@@ -383,14 +441,14 @@ def _train(
     verbose: int | str,
 ) -> list[dict[str, float]]:
     """`model.fit` for the recipe's steps, evaluating up to ten times on the way."""
-    evaluations = max(n for n in range(1, 11) if recipe.total_steps % n == 0)
+    evaluations = max(n for n in range(1, 11) if recipe.steps % n == 0)
     if recipe.ema is not None:
         # First: at an epoch's end the others then see, and save, the averaged weights.
         callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *callbacks]
     history = model.fit(
         train,
         epochs=evaluations,
-        steps_per_epoch=recipe.total_steps // evaluations,
+        steps_per_epoch=recipe.steps // evaluations,
         validation_data=validation,
         shuffle=False,  # The pipeline has shuffled.
         callbacks=callbacks,
@@ -461,36 +519,95 @@ def _head_alone(model: keras.Model) -> keras.Model:
     return keras.Model(features, head(features), name="head")
 
 
-def _accumulating(model: keras.Model, parts: int) -> keras.Model:
-    """A twin of `model` that cuts each batch in parts."""
+def _enable_lora(model: keras.Model, rank: int) -> None:
+    """Puts LoRA on every projection of the encoder, unless it has it."""
+    blocks = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, TransformerBlock | AxialBlock)
+    ]
+    projections = [layer for block in blocks for layer in block.projections()]
+    ranks = {layer.lora_rank for layer in projections}
+    if not projections or ranks - {None, rank}:
+        raise ValueError(
+            "Expected a Transformer, without LoRA or with the recipe's. Received: "
+            f"lora_rank={rank}, model={model.name!r} with "
+            f"{', '.join(map(str, ranks)) or 'no blocks'}"
+        )
+    for layer in projections:
+        if not layer.lora_enabled:
+            layer.enable_lora(rank)
+
+
+def _stepping(model: keras.Model, recipe: Recipe) -> keras.Model:
+    """A twin of `model` that cuts each batch in parts, or looks around (SAM)."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            "Expected accumulation_steps=1 on this backend: accumulation is written "
-            f"for TensorFlow. Received: accumulation_steps={parts}, "
-            f"backend={keras.backend.backend()}"
+            "Expected accumulation_steps=1 and sam_rho=None on this backend: both are "
+            "written for TensorFlow. Received: "
+            f"accumulation_steps={recipe.accumulation_steps}, "
+            f"sam_rho={recipe.sam_rho}, backend={keras.backend.backend()}"
         )
-    twin = _Accumulating(model.input, model.output, name=model.name)
-    twin.parts = parts
+    twin = _Stepping(model.input, model.output, name=model.name)
+    twin.parts = recipe.accumulation_steps
+    twin.sam_rho = recipe.sam_rho
     return twin
 
 
-class _Accumulating(keras.Model):
-    """A functional model whose batches are cut in parts, in order (train.py).
+class _Stepping(keras.Model):
+    """A functional model with an update of its own, on TensorFlow.
 
-    Gradients and losses of the parts are averaged into one update. Keras's own
-    `gradient_accumulation_steps` counts every part as a step of the schedule and of
-    the EMA, and fails on several replicas (keras#20582).
+    A batch is cut in parts, in order (train.py): their gradients and losses are
+    averaged into one update. Keras's own `gradient_accumulation_steps` counts every
+    part as a step of the schedule and of the EMA, and fails on several replicas
+    (keras#20582).
+
+    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1) the gradient is the one at
+    w + rho * g / ||g||, over the whole batch and with the same dropout.
     """
 
     parts = 1
+    sam_rho: float | None = None
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        images, labels = data[:2]
+        images, labels = (
+            tf.reshape(x, (self.parts, -1, *x.shape[1:])) for x in data[:2]
+        )
+        weights = {id(variable) for variable in self.weights}
+        draws = [v.value for v in self.variables if id(v) not in weights]
+        before = [tf.identity(state) for state in draws]
+        loss, gradients, logits = self._averages(images, labels)
+        if self.sam_rho is not None:
+            for state, value in zip(draws, before, strict=True):
+                state.assign(value)
+            gradients = self._around(images, labels, gradients)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(*_flat(labels, logits))
+        results: dict[str, Any] = self.get_metrics_result()
+        return results
 
-        def split(x: Any) -> Any:
-            return tf.reshape(x, (self.parts, -1, *x.shape[1:]))
+    def _around(self, images: Any, labels: Any, gradients: list[Any]) -> list[Any]:
+        """The gradients at the sharpest place within `sam_rho`."""
+        variables = [variable.value for variable in self.trainable_variables]
+        here = [tf.identity(variable) for variable in variables]
+        scale = tf.math.divide_no_nan(
+            tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(gradients)
+        )
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_add(tf.cast(scale, gradient.dtype) * gradient)
+        _, gradients, _ = self._averages(images, labels)
+        for variable, value in zip(variables, here, strict=True):
+            variable.assign(value)
+        return gradients
 
-        images, labels = split(images), split(labels)
+    def _averages(self, images: Any, labels: Any) -> tuple[Any, list[Any], Any]:
+        """Loss and gradients averaged over the parts, and every part's logits."""
         variables = [variable.value for variable in self.trainable_variables]
 
         def part(
@@ -519,16 +636,7 @@ class _Accumulating(keras.Model):
             ),
         )
         gradients = [gradient / self.parts for gradient in gradient_sums]
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
-        )
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss_sum / self.parts)
-            else:
-                metric.update_state(*_flat(labels, logits.stack()))
-        results: dict[str, Any] = self.get_metrics_result()
-        return results
+        return loss_sum / self.parts, gradients, logits.stack()
 
 
 def _flat(labels: Any, logits: Any) -> tuple[Any, Any]:

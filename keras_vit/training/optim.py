@@ -11,7 +11,7 @@ makes of it. - m, v: its first and second moment. - t: updates, from 1.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -490,7 +490,7 @@ class Adafactor(_Decoupled):
         learning_rate: Any = 0.001,
         momentum: float = 0.9,
         beta2_cap: float = 0.999,
-        views: dict[str, tuple[int, Sequence[int]]] | None = None,
+        views: Mapping[str, tuple[int, Sequence[int]]] | None = None,
         name: str = "adafactor",
         momentum_dtype: str = "bfloat16",
         **kwargs: Any,
@@ -606,16 +606,46 @@ def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]
     return {
         entry.variable.path: (len(entry.names), entry.shape)
         for entry in canonical.entries(model)
-        if entry.shape != tuple(entry.variable.shape)
+        if isinstance(entry.variable, keras.Variable)  # No sum of a kernel and LoRA.
+        and entry.shape != tuple(entry.variable.shape)
     }
 
 
-def optimizer(recipe: Recipe, base_lr: float) -> MomentumSGD:
-    """The recipe's optimizer at one of its learning rates."""
-    return MomentumSGD(
-        WarmupDecay(base_lr, recipe.total_steps, recipe.warmup_steps, recipe.decay),
-        recipe.momentum,
-        global_clipnorm=recipe.clip_norm,
-        use_ema=recipe.ema is not None,
-        ema_momentum=recipe.ema or 0.99,
-    )
+def schedule(
+    recipe: Recipe, base_lr: float
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The recipe's learning rate by step, at one of its base rates.
+
+    Raises:
+        ValueError: if the recipe has epochs still.
+    """
+    if recipe.decay == "staircase":
+        return StaircaseDecay(base_lr, recipe.boundaries)
+    return WarmupDecay(base_lr, recipe.steps, recipe.warmup_steps, recipe.decay)
+
+
+def optimizer(
+    recipe: Recipe, base_lr: float, model: keras.Model | None = None
+) -> keras.optimizers.Optimizer:
+    """The recipe's optimizer at one of its learning rates.
+
+    Args:
+        recipe: of steps, see `Recipe.for_images`.
+        base_lr: one of `recipe.base_lr`.
+        model: what it will train; Adafactor reads the shapes of its checkpoint.
+    """
+    rate = schedule(recipe, base_lr)
+    shared: dict[str, Any] = {
+        "kernel_decay": recipe.weight_decay,
+        "layer_decay": recipe.layer_decay,
+        "momentum_dtype": recipe.momentum_dtype,
+        "global_clipnorm": recipe.clip_norm,
+        "use_ema": recipe.ema is not None,
+        "ema_momentum": recipe.ema or 0.99,
+    }
+    if recipe.optimizer == "adam":
+        return DecoupledAdam(rate, recipe.beta1, recipe.beta2, **shared)
+    if recipe.optimizer == "adafactor":
+        views = None if model is None else checkpoint_views(model)
+        return Adafactor(rate, recipe.momentum, recipe.beta2, views, **shared)
+    return MomentumSGD(rate, recipe.momentum, **shared)

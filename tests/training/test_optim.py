@@ -278,3 +278,24 @@ def test_layer_decay_multiplies_rate_and_decay(make):
         for own, at_rate, mine in zip(decayed, step(0.1 * rate), rates, strict=True):
             if mine == rate:
                 np.testing.assert_allclose(own, at_rate, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_compiled_is_as_step_by_step(make):
+    """In `model.fit`, with XLA and clipping; bfloat16 may round otherwise."""
+    x = np.random.default_rng(0).normal(size=(40, 36)).astype(np.float32)
+    y = np.random.default_rng(1).normal(size=(40, 40)).astype(np.float32)
+    runs = []
+    for compiled in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((36,)), keras.layers.Dense(40)])
+        model.compile(
+            make(0.01, kernel_decay=0.1, global_clipnorm=1.0, use_ema=True),
+            "mse",
+            jit_compile=compiled,
+            run_eagerly=not compiled,
+        )
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        runs.append([*model.get_weights()])
+    for compiled, eager in zip(*runs, strict=True):
+        np.testing.assert_allclose(compiled, eager, rtol=0, atol=1e-3)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
 app = typer.Typer(
@@ -281,7 +282,7 @@ def _recipe(name: str | None, data: str, **changes: Any) -> Any:
     own = data.split(":")[0]
     row = FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
     changes = {key: value for key, value in changes.items() if value is not None}
-    total = changes.get("total_steps", row.total_steps)
+    total = changes.get("total_steps", row.steps)
     changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
     batch = changes.get("batch_size", row.batch_size)
     changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
@@ -522,6 +523,72 @@ def evaluate(
         console.print(f"{name:6} {value:.4f}")
     right = round(metrics["top_1"] * len(source.test))
     console.print(f"{right} of {len(source.test)} images right")
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="One recipe, in detail [default: all].")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
+    from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
+
+    rows = {name: find(name)} if name else FINETUNE | PRETRAIN
+    if as_json:
+        fields = {
+            key: dataclasses.asdict(row) | {"source": source(key)}
+            for key, row in rows.items()
+        }
+        print(json.dumps(fields[name] if name else fields, indent=2))
+    elif name is None:
+        console.print(_recipes_table(rows))
+        console.print("keras-vit recipes NAME prints one with its source")
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False, title=Text(name))
+        table.title_justify = "left"
+        for key, value in _said(rows[name]).items():
+            table.add_row(key, value)
+        console.print(table)
+        console.print(source(name))
+
+
+def _said(row: "Recipe") -> dict[str, str]:
+    """A recipe's fields that say something: no option that is off."""
+    fields = dataclasses.asdict(row)
+    if row.optimizer != "adam":
+        del fields["beta1"]
+    if row.optimizer == "sgd":
+        del fields["beta2"]
+    if row.optimizer == "adam":
+        del fields["momentum"]
+    return {key: _in_words(value) for key, value in fields.items() if value}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
+    """One line a recipe, 80 columns wide at most."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("recipe", "length", "base lr", "decay", "wd", "optimizer"):
+        table.add_column(column, no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.epochs:g} epochs" if row.epochs else f"{row.total_steps} steps",
+            "-".join(f"{lr:g}" for lr in sorted({row.base_lr[0], row.base_lr[-1]})),
+            row.decay,
+            f"{row.weight_decay:g}",
+            row.optimizer + (" + SAM" if row.sam_rho else ""),
+        )
+    return table
 
 
 weights_app = typer.Typer(

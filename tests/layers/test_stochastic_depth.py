@@ -70,6 +70,7 @@ def test_rate_0_makes_no_layer_and_no_state():
     ]
 
 
+@pytest.mark.tensorflow_only
 def test_rates_grow_with_depth_and_are_kept(tmp_path):
     model = tiny(stochastic_depth_rate=0.2)
     names = [f"encoderblock_{layer}" for layer in range(3)]

@@ -228,6 +228,7 @@ def test_factored_axes_are_optaxs():
     assert optim.factored_axes((48,)) is None
 
 
+@pytest.mark.tensorflow_only
 def test_layer_decay_is_beits():
     model = vit(position_at="every_layer")
     paths = [variable.path for variable in model.trainable_variables]

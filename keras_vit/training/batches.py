@@ -159,7 +159,8 @@ class Batches:
     def all(self) -> tuple[BatchesFrom, tf.data.Dataset | None]:
         """Batches of the whole training set, and of the test set."""
         if self.ready is not None:
-            return self.ready.skip, self.validation_data
+            ready = self.ready
+            return lambda start_step: ready.skip(start_step), self.validation_data
         test = self.source.test
         return self._train(self.source.train), test and self._evaluate(test)
 

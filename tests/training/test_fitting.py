@@ -1,6 +1,5 @@
 """`fit`: the sweep, what it writes, freezing, averaging, accumulation, errors."""
 
-import csv
 import dataclasses
 import json
 import warnings
@@ -139,15 +138,14 @@ def test_output_is_whole_and_reloads(source, tmp_path):
     model = tiny()
     result = fit(model, recipe(), source, output=tmp_path / "run", verbose=0)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["best.keras", "history.csv", "history.json", "model.keras"]
+    files = ["history.json", "history.jsonl", "model.keras", "run.json"]
+    assert names == ["best.keras", "checkpoints", *files]
     written = json.loads((tmp_path / "run/history.json").read_text())
     assert written["history"] == result.history
     assert written["recipe"]["base_lr"] == [0.1]
-    with (tmp_path / "run/history.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == ["0", "1", "2", "3"]
-    for row, metrics in zip(rows, result.history, strict=True):
-        assert {key: float(row[key]) for key in metrics} == pytest.approx(metrics)
+    lines = (tmp_path / "run/history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == result.history
+    assert [row["step"] for row in result.history] == [1, 2, 3, 4]
     reloaded = keras.models.load_model(tmp_path / "run/model.keras")
     assert_equal(reloaded.get_weights(), model.get_weights())
     assert_equal(
@@ -195,7 +193,8 @@ def test_a_broken_save_leaves_the_old_file(
     assert (tmp_path / "best.keras").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best.keras",
-        "history.csv",
+        "history.jsonl",
+        "run.json",
     ]
 
 
@@ -228,7 +227,7 @@ def test_features_computed_once_change_nothing(source, monkeypatch, changes):
     settings = recipe(freeze=True, augment="none", **changes)
     short, long = tiny(), tiny()
     quick = fit(short, settings, source, verbose=0)
-    monkeypatch.setattr(fitting._Batches, "on_features", lambda self: False)
+    monkeypatch.setattr(batches.Batches, "on_features", lambda self: False)
     slow = fit(long, settings, source, verbose=0)
     assert_close(short.get_weights(), long.get_weights(), 1e-5)
     for a, b in zip(quick.history, slow.history, strict=True):
@@ -286,7 +285,7 @@ def test_gray_models_and_gray_images(source):
 
 def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch):
     model = tiny(dropout_rate=0.5)
-    monkeypatch.setattr(fitting._Batches, "_read_features", None)
+    monkeypatch.setattr(batches.Batches, "_read_features", None)
     fit(model, recipe(freeze=True, augment="none"), source, verbose=0)
 
 

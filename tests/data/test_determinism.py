@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import packing, pipelines, sources, splits
+from keras_vit.data import augmentation, packing, pipelines, sources, splits
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -159,6 +159,7 @@ def _noisy(image, seed):
 
 
 def _mixup(images, labels, seed):
+    """As `augmentation.mixup`, with a share that is computed by hand below."""
     share = tf.random.stateless_uniform([], seed)
     one_hot = tf.one_hot(labels, COUNT)
     return tuple(
@@ -186,6 +187,21 @@ def test_mixed_batches_are_the_same_on_any_workers(images, group):
     late = pipelines.train_pipeline(split, start_step=7, shard=(1, 2), **options)
     expected = [tuple(part[4:] for part in batch) for batch in whole[7:]]
     assert _hash(_read(late, 3)) == _hash(expected)
+
+
+def test_augmentations_of_ours_are_hooks(images):
+    """RandAugment and mixup on two workers, as on one."""
+
+    def mixed(images, labels, seed):
+        return augmentation.mixup(images, tf.one_hot(labels, COUNT), seed, 0.5)
+
+    options = {"image_ops": [augmentation.randaugment], "batch_op": mixed, **OPTIONS}
+    split = _arrays(images)
+    runs = [
+        _read(pipelines.train_pipeline(split, shard=shard, **options), 3)
+        for shard in ((0, 1), (0, 2), (1, 2))
+    ]
+    assert _hash(_side_by_side(runs[1:])) == _hash(runs[0])
 
 
 def test_groups_are_mixed_each_with_its_own_key(images):
@@ -313,9 +329,9 @@ def test_workers_without_padding_are_an_error(images):
 # Labels and fingerprints.
 
 
+@pytest.mark.parametrize("split", [_tfds], indirect=True)
 def test_labels_outside_the_classes_of_tfds_stop(split, monkeypatch):
-    if not isinstance(split, splits.TFDS):
-        pytest.skip("other sources look at every label when they are opened")
+    """Other sources look at every label when they are opened."""
     label = split.builder.info.features["label"]
     monkeypatch.setattr(type(label), "num_classes", 20)
     message = r"Expected labels from 0 to 19\. Received: a label of tiny_photos:train"

@@ -2,11 +2,12 @@
 
     python benchmarks/kill_resume.py --kills 25
 
-Trains twice with everything that holds state: dropout, augmentation, averaging and
-accumulation. The first run is left alone. The second is killed at random moments (one
-in five times by SIGTERM, one in five its newest checkpoint is truncated as well) and
-started again with the same call. Exits with 1 if a weight, a number of the optimizer's
-state or a line of the history is another.
+Trains twice with everything that holds state or draws numbers: dropout, crops,
+RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. The
+first run is left alone. The second is killed at random moments (one in five times by
+SIGTERM, one in five its newest checkpoint is truncated as well) and started again with
+the same call. Exits with 1 if a weight, a number of the optimizer's state or a line of
+the history is another.
 """
 
 import argparse
@@ -31,7 +32,6 @@ def work(folder: str, data: str, steps: int) -> None:
     import keras_vit
     from keras_vit.recipes import Recipe
     from keras_vit.training import fit
-    from keras_vit.training.resume import Preempted
 
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(0)
@@ -53,11 +53,12 @@ def work(folder: str, data: str, steps: int) -> None:
         image_size=(32, 32),
         ema=0.99,
         accumulation_steps=2,
+        randaugment=(2, 10),
+        random_erasing=0.25,
+        mixup=0.2,
+        momentum_dtype="bfloat16",
     )
-    try:
-        fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
-    except Preempted as error:
-        print(error)
+    fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
 
 
 def call(folder: Path, options: argparse.Namespace) -> list[str]:

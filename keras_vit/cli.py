@@ -168,6 +168,14 @@ def finetune(
     std: StdOption = None,
     seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
     on_corrupt: Corrupt = "stop",
+    resume: Annotated[
+        Literal["auto", "never"],
+        typer.Option(help="Go on with the run in --output, or begin anew."),
+    ] = "auto",
+    save_minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Between two checkpoints; SIGTERM saves at once."),
+    ] = 10,
 ) -> None:
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras
@@ -220,6 +228,8 @@ def finetune(
         std=std,
         seed=seed,
         output=output,
+        resume=resume,
+        save_minutes=save_minutes,
         verbose=_progress(),
     )
     details = {
@@ -884,7 +894,13 @@ def demo(
         "handwritten digits (scikit-learn), 8x8 px resized to 32x32"
     )
     result = keras_vit.training.fit(
-        network, recipe, source, seed=seed, output=output, verbose=_progress()
+        network,
+        recipe,
+        source,
+        seed=seed,
+        output=output,
+        resume="never",
+        verbose=_progress(),
     )
     details = {"data": "digits", "seed": seed}
     Run(list(source.classes), HALF, HALF, details).save(output)

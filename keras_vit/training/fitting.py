@@ -84,7 +84,7 @@ def fit(
         seed: of the batches' order and augmentation.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
             `best.keras` (the best evaluation), `model.keras` (the final model), and
-            what a killed run goes on from: `run.json`, `checkpoints`.
+            what a killed run goes on from: `begun.json`, `checkpoints`.
         resume: "auto" goes on with the run in `output`, if one was begun there;
             "never" forgets it.
         save_steps: updates between two checkpoints; None: `save_minutes` alone.
@@ -109,7 +109,7 @@ def fit(
     batches = Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
     recipe = batches.recipe
     if folder is not None:  # Fails now rather than after hours.
-        resuming.check_same(folder / "run.json", _identity(model, recipe, batches))
+        resuming.check_same(folder / resuming.BEGUN, _identity(model, recipe, batches))
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
     frozen = recipe.freeze or recipe.lora_rank is not None
@@ -172,7 +172,7 @@ def _identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str,
 
 def _forget(folder: Path) -> None:
     """Deletes what a run would go on from."""
-    for name in ("run.json", resuming.HISTORY, "sweep.json"):
+    for name in (resuming.BEGUN, resuming.HISTORY, "sweep.json"):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoints", "start", "sweep"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -344,7 +344,7 @@ def _train(
         save_best=save_best,
         **vars(kept),
     )
-    callbacks = [keeper] if averaged is None else [averaged, keeper]
+    callbacks = [keeper] if averaged is None else [keeper, averaged]
 
     def fit(epochs: int, steps: int) -> None:
         model.fit(

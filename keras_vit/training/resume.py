@@ -1,6 +1,6 @@
 """Runs that a kill cannot lose: checkpoints that continue to the same bits.
 
-    RUN/run.json                            what is trained, on what, with what seed
+    RUN/begun.json                          what is trained, on what, with what seed
     RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
     RUN/checkpoints/step-0000000120.json    its size and sha256
 
@@ -14,6 +14,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -26,18 +27,19 @@ import numpy as np
 
 from keras_vit.files import replacing
 
+BEGUN = "begun.json"
 HISTORY = "history.jsonl"
 INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
 
 
-class Preempted(Exception):
-    """The process was asked to end (SIGTERM, Ctrl-C); its run is saved up to `step`."""
+class Preempted(SystemExit):
+    """The process was asked to end (SIGTERM, Ctrl-C); its run is saved up to `step`.
 
-    def __init__(self, step: int, folder: Path | None) -> None:
-        super().__init__(
-            f"Asked to end after step {step}, which is saved in {str(folder)!r}. "
-            "The same call goes on from there"
-        )
+    Unless it is caught the process ends, with the status that the signal gives.
+    """
+
+    def __init__(self, step: int, signum: int) -> None:
+        super().__init__(128 + signum)
         self.step = step
 
 
@@ -212,7 +214,7 @@ def check_same(
     """Writes what a run is, or compares with what was written.
 
     Args:
-        path: of the run's `run.json`.
+        path: of the run's `begun.json`.
         given: plain JSON values: the recipe, the data's fingerprint, ...
         what: begins the error's sentence.
 
@@ -235,7 +237,7 @@ def check_same(
         raise ValueError(
             f"{what} otherwise than it would go on. Expected what "
             f"{str(path)!r} says. Received: {'; '.join(changes[:12])}. Give the same "
-            "again, or another folder for another run"
+            "again, another folder, or --resume never (resume='never') to begin anew"
         )
 
 
@@ -249,9 +251,9 @@ def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
 
 
 class Termination:
-    """Whether SIGTERM or an interrupt has come; see `terminations`."""
+    """The signal that has come, SIGTERM or SIGINT; see `terminations`."""
 
-    requested = False
+    signum: int | None = None
 
 
 @contextlib.contextmanager
@@ -267,7 +269,7 @@ def terminations() -> Iterator[Termination]:
         return
 
     def note(signum: int, *_: object) -> None:
-        noted.requested = True
+        noted.signum = signum
         signal.signal(signum, before[signum])
 
     before: dict[int, Any] = {
@@ -344,8 +346,8 @@ class Averaged(keras.callbacks.Callback):
 class Keeper(keras.callbacks.Callback):
     """The history of one training; in a folder, the training can be cut and go on.
 
-    A training is `period`s of updates with an evaluation after each. Belongs last in
-    the list of callbacks, inside `terminations`.
+    A training is `period`s of updates with an evaluation after each. Belongs inside
+    `terminations`, and before `Averaged`, whose last act is not to be saved.
 
     Args:
         total_steps: updates of the whole training.
@@ -444,16 +446,16 @@ class Keeper(keras.callbacks.Callback):
         self.step += 1
         if self.step % self.period == 0:
             self.pending = {key: float(value) for key, value in (logs or {}).items()}
-        if self.termination.requested:
-            self._end()
+        if self.termination.signum is not None:
+            self._end(self.termination.signum)
         if self.step % self.period:
             self._save_if_due()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.termination.requested:
+        if self.termination.signum is not None:
             if self.averaged is not None:
                 self.averaged.put_back()
-            self._end()
+            self._end(self.termination.signum)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.pending = None
@@ -470,9 +472,14 @@ class Keeper(keras.callbacks.Callback):
         if self.step < self.total_steps:
             self._save_if_due()
 
-    def _end(self) -> None:
+    def _end(self, signum: int) -> None:
         self.save()
-        raise Preempted(self.step, self.folder)
+        print(
+            f"Ended by {signal.Signals(signum).name} after step {self.step}, which is "
+            f"saved in {str(self.folder)!r}. The same call goes on from there",
+            file=sys.stderr,
+        )
+        raise Preempted(self.step, signum)
 
     def _save_if_due(self) -> None:
         """A checkpoint that cannot be written costs a warning, not the training."""

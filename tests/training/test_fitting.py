@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.data.preprocessing import HALF
 from keras_vit.recipes import Recipe
 from keras_vit.training import fit, fitting
 from keras_vit.training.optim import MomentumSGD, WarmupDecay
@@ -17,6 +18,7 @@ from keras_vit.training.optim import MomentumSGD, WarmupDecay
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit.data import pipelines, sources, splits  # noqa: E402
+from keras_vit.training.batches import Batches  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -138,8 +140,8 @@ def test_output_is_whole_and_reloads(source, tmp_path):
     model = tiny()
     result = fit(model, recipe(), source, output=tmp_path / "run", verbose=0)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    files = ["history.json", "history.jsonl", "model.keras", "run.json"]
-    assert names == ["best.keras", "checkpoints", *files]
+    kept = ["begun.json", "best.keras", "checkpoints"]
+    assert names == [*kept, "history.json", "history.jsonl", "model.keras"]
     written = json.loads((tmp_path / "run/history.json").read_text())
     assert written["history"] == result.history
     assert written["recipe"]["base_lr"] == [0.1]
@@ -192,9 +194,9 @@ def test_a_broken_save_leaves_the_old_file(
         fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
     assert (tmp_path / "best.keras").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "begun.json",
         "best.keras",
         "history.jsonl",
-        "run.json",
     ]
 
 
@@ -227,7 +229,7 @@ def test_features_computed_once_change_nothing(source, monkeypatch, changes):
     settings = recipe(freeze=True, augment="none", **changes)
     short, long = tiny(), tiny()
     quick = fit(short, settings, source, verbose=0)
-    monkeypatch.setattr(batches.Batches, "on_features", lambda self: False)
+    monkeypatch.setattr(Batches, "on_features", lambda self: False)
     slow = fit(long, settings, source, verbose=0)
     assert_close(short.get_weights(), long.get_weights(), 1e-5)
     for a, b in zip(quick.history, slow.history, strict=True):
@@ -285,7 +287,7 @@ def test_gray_models_and_gray_images(source):
 
 def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch):
     model = tiny(dropout_rate=0.5)
-    monkeypatch.setattr(batches.Batches, "_read_features", None)
+    monkeypatch.setattr(Batches, "_read_features", None)
     fit(model, recipe(freeze=True, augment="none"), source, verbose=0)
 
 
@@ -450,10 +452,26 @@ def test_epochs_are_counted_in_images(source, trajectory):
         fit(tiny(), settings, ready(), verbose=0)
 
 
-def test_what_fit_does_not_make_is_an_error(source):
-    with pytest.raises(ValueError, match=r"without randaugment.*mixup=0.2"):
-        fit(tiny(), recipe(mixup=0.2), source, verbose=0)
-    fit(tiny(), recipe(mixup=0.2), ready(one_hot=True), verbose=0)
+def test_augmented_batches(source):
+    """Each by its own function, from keys of (seed, epoch, place) and (seed, step)."""
+    settings = recipe(
+        randaugment=(2, 9), random_erasing=1.0, mixup=0.2, cutmix=1.0, augment="flip"
+    )
+    made = Batches(tiny(), settings, source, None, HALF, HALF, 0, 0)
+    train, test = made.all()
+    images, labels = next(iter(train(start_step=3)))
+    again, _ = next(iter(train(start_step=0).skip(3)))
+    assert (images.numpy() == again.numpy()).all()
+    assert labels.shape == (8, CLASSES)
+    np.testing.assert_allclose(labels.numpy().sum(-1), 1, atol=1e-6)
+    plain = Batches(tiny(), recipe(augment="flip"), source, None, HALF, HALF, 0, 0)
+    other, _ = next(iter(plain.all()[0](start_step=3)))
+    assert (images.numpy() != other.numpy()).mean() > 0.1
+    assert next(iter(test))[1].shape[-1] == CLASSES
+    result = fit(tiny(), settings, source, verbose=0)
+    assert result.test_accuracy is not None
+    with pytest.raises(ValueError, match="before_crop of at least image_size"):
+        fit(tiny(), recipe(augment="crop", resize=(24, 24)), source, verbose=0)
 
 
 # SAM.

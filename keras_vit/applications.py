@@ -66,6 +66,7 @@ Args:
     dropout_rate: after every dense layer but query, key and value (B.1); default
         {dropout_rate}.
     attention_dropout_rate: of the attention probabilities.
+    stochastic_depth_rate: of the last block's branches, in training; see `ViTConfig`.
     gelu: "tanh" (the published weights') or "erf"; default: the weights' own.
     numerics: "paper", "timm" or "hf": whose GELU and epsilons to compute with in the
         place of the weights' own. A tag's are the paper's, whatever copy is loaded.
@@ -344,6 +345,7 @@ def _vit_builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
         representation_size: int | None = config.representation_size,
         dropout_rate: float = config.dropout_rate,
         attention_dropout_rate: float = config.attention_dropout_rate,
+        stochastic_depth_rate: float = config.stochastic_depth_rate,
         gelu: Gelu | None = None,
         numerics: str | None = None,
     ) -> keras.Model:
@@ -363,6 +365,7 @@ def _vit_builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
             representation_size=representation_size,
             dropout_rate=dropout_rate,
             attention_dropout_rate=attention_dropout_rate,
+            stochastic_depth_rate=stochastic_depth_rate,
             **({} if gelu is None else {"gelu": gelu}),
         )
 

@@ -1,4 +1,4 @@
-"""The command line: `keras-vit demo | finetune | predict | convert | weights ...`."""
+"""The command line: `keras-vit demo | finetune | predict | convert | data ...`."""
 
 import dataclasses
 import importlib
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
 app = typer.Typer(
@@ -34,7 +35,8 @@ Data = Annotated[
     str,
     typer.Option(
         help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
-        "CLASS/*.jpg), an .npz, 'digits', or a TFDS name such as cifar10."
+        "CLASS/*.jpg), one that `keras-vit data pack` wrote, an .npz, 'digits', or a "
+        "TFDS name such as cifar10."
     ),
 ]
 Corrupt = Annotated[
@@ -62,7 +64,7 @@ class Run:
 
     def save(self, folder: Path) -> None:
         """Writes `run.json` beside the model."""
-        from keras_vit.weights.files import replacing
+        from keras_vit.files import replacing
 
         with replacing(folder / "run.json") as temporary:
             text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
@@ -166,6 +168,14 @@ def finetune(
     std: StdOption = None,
     seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
     on_corrupt: Corrupt = "stop",
+    resume: Annotated[
+        Literal["auto", "never"],
+        typer.Option(help="Go on with the run in --output, or begin anew."),
+    ] = "auto",
+    save_minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Between two checkpoints; SIGTERM saves at once."),
+    ] = 10,
 ) -> None:
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras
@@ -218,6 +228,8 @@ def finetune(
         std=std,
         seed=seed,
         output=output,
+        resume=resume,
+        save_minutes=save_minutes,
         verbose=_progress(),
     )
     details = {
@@ -281,7 +293,7 @@ def _recipe(name: str | None, data: str, **changes: Any) -> Any:
     own = data.split(":")[0]
     row = FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
     changes = {key: value for key, value in changes.items() if value is not None}
-    total = changes.get("total_steps", row.total_steps)
+    total = changes.get("total_steps", row.steps)
     changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
     batch = changes.get("batch_size", row.batch_size)
     changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
@@ -524,6 +536,114 @@ def evaluate(
     console.print(f"{right} of {len(source.test)} images right")
 
 
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="One recipe, in detail [default: all].")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
+    from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
+
+    rows = {name: find(name)} if name else FINETUNE | PRETRAIN
+    if as_json:
+        fields = {
+            key: dataclasses.asdict(row) | {"source": source(key)}
+            for key, row in rows.items()
+        }
+        print(json.dumps(fields[name] if name else fields, indent=2))
+    elif name is None:
+        console.print(_recipes_table(rows))
+        console.print("keras-vit recipes NAME prints one with its source")
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False, title=Text(name))
+        table.title_justify = "left"
+        for key, value in _said(rows[name]).items():
+            table.add_row(key, value)
+        console.print(table)
+        console.print(source(name))
+
+
+def _said(row: "Recipe") -> dict[str, str]:
+    """A recipe's fields that say something: no option that is off."""
+    fields = dataclasses.asdict(row)
+    if row.optimizer != "adam":
+        del fields["beta1"]
+    if row.optimizer == "sgd":
+        del fields["beta2"]
+    if row.optimizer == "adam":
+        del fields["momentum"]
+    return {key: _in_words(value) for key, value in fields.items() if value}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
+    """One line a recipe, 80 columns wide at most."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("recipe", "length", "base lr", "decay", "wd", "optimizer"):
+        table.add_column(column, no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.epochs:g} epochs" if row.epochs else f"{row.total_steps} steps",
+            "-".join(f"{lr:g}" for lr in sorted({row.base_lr[0], row.base_lr[-1]})),
+            row.decay,
+            f"{row.weight_decay:g}",
+            row.optimizer + (" + SAM" if row.sam_rho else ""),
+        )
+    return table
+
+
+data_app = typer.Typer(
+    help="Data sets: shards that are read at random.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def pack(
+    source: Annotated[
+        str, typer.Argument(help="A folder of images, or a TFDS name, as in --data.")
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="The folder to write; it is there whole or not.")
+    ],
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of the training images [default: one for every 10,000]."
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["all", "train"], typer.Option(help="With or without test images.")
+    ] = "all",
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int, typer.Option(help="Of the test share, where the data has no test set.")
+    ] = 0,
+) -> None:
+    """Writes a data set as TFRecord shards with an index; --data then takes them."""
+    from keras_vit.data import packing, sources
+
+    opened = sources.open_source(source, seed=seed, on_corrupt=on_corrupt)
+    packing.pack(opened, output, shards=shards, split=split)
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    count = len(list(output.glob("*.tfrecord")))
+    tested = 0 if split == "train" or opened.test is None else len(opened.test)
+    console.print(
+        f"{output}: {len(opened.train)} training and {tested} test images of "
+        f"{len(opened.classes)} classes, {count} shards, {size:.0f} MiB"
+    )
+
+
 weights_app = typer.Typer(
     help="The published weights: what there is, and copies of it.",
     no_args_is_help=True,
@@ -654,7 +774,7 @@ def convert(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         if to == "keras":
-            from keras_vit.weights.files import replacing
+            from keras_vit.files import replacing
 
             with replacing(output) as temporary:
                 model.save(temporary)
@@ -774,7 +894,13 @@ def demo(
         "handwritten digits (scikit-learn), 8x8 px resized to 32x32"
     )
     result = keras_vit.training.fit(
-        network, recipe, source, seed=seed, output=output, verbose=_progress()
+        network,
+        recipe,
+        source,
+        seed=seed,
+        output=output,
+        resume="never",
+        verbose=_progress(),
     )
     details = {"data": "digits", "seed": seed}
     Run(list(source.classes), HALF, HALF, details).save(output)

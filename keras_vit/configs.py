@@ -121,6 +121,9 @@ class ViTConfig:
     num_heads: int  # "Heads", k.
     dropout_rate: float = 0.0  # B.1, Table 3.
     attention_dropout_rate: float = 0.0  # Zero in every published config.
+    # Of the last block; block i of L has i / (L - 1) of it (AugReg; big_vision's
+    # models/mlp_mixer.py and timm alike).
+    stochastic_depth_rate: float = 0.0
     # D.3; "map" is big_vision's; "unpooled": the head on every token; "distilled": on
     # the class and the distillation token side by side (DeiT's two heads in one).
     classifier: Classifier = "token"
@@ -148,7 +151,11 @@ class ViTConfig:
                 f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
                 f"num_heads={self.num_heads}"
             )
-        for field in ("dropout_rate", "attention_dropout_rate"):
+        for field in (
+            "dropout_rate",
+            "attention_dropout_rate",
+            "stochastic_depth_rate",
+        ):
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(
@@ -187,6 +194,12 @@ class ViTConfig:
             raise ValueError(
                 "Expected a hybrid's resnet to have unit='v1' (3.1; the official "
                 f"code's post-activation unit). Received: unit={self.resnet.unit!r}"
+            )
+        if self.attention == "axial" and self.stochastic_depth_rate:
+            raise ValueError(
+                "Expected stochastic_depth_rate=0 for attention='axial': its blocks "
+                "see rows and columns, not images (D.6). Received: "
+                f"stochastic_depth_rate={self.stochastic_depth_rate}"
             )
         if self.attention == "axial" and self.num_prefix_tokens:
             raise ValueError(

@@ -1,48 +1,232 @@
-"""Table 4 as values: how each data set is fine-tuned (B.1.1). Standard library only."""
+"""Tables 3 and 4 and the recipes around them as values. Standard library only.
+
+`FINETUNE` is Table 4, `PRETRAIN` Table 3 and what the other published checkpoints were
+trained with, `bit_hyperrule` and `augreg` are the rules that name a recipe for a task.
+`dataclasses.replace` changes one. What the tables do not say is a comment.
+"""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": ("sgd", "adam", "adafactor"),
+    "momentum_dtype": ("float32", "bfloat16"),
+    "decay": ("cosine", "linear", "staircase"),
+    "augment": ("inception", "crop", "flip", "none"),
+    "loss": ("softmax", "sigmoid"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One row of Table 4 with the settings its caption shares.
+    """How a model is trained: one row of Table 3 or 4 with what its caption shares.
 
-    SGD with momentum, cosine decay, no weight decay, gradients clipped at global norm
-    1, the learning rate chosen on a held-out share of the training set.
+    The defaults are Table 4's: SGD with momentum, cosine decay, no weight decay,
+    gradients clipped at global norm 1, the learning rate chosen on a held-out share of
+    the training set.
+
+    Raises:
+        ValueError: if a choice is unknown, a number out of range, or two fields
+            contradict each other.
     """
 
-    total_steps: int  # Updates.
     base_lr: tuple[float, ...]  # Swept on the held-out share when there are several.
-    held_out: float  # Share of the training set the sweep is judged on.
-    warmup_steps: int  # vit_jax/configs/common.py, augreg.py; not in the paper.
+    total_steps: int | None = None  # Updates; or epochs, see `for_images`.
+    epochs: float | None = None  # Table 3.
+    held_out: float = 0.0  # Share of the training set the sweep is judged on.
+    warmup_steps: int = 0  # Table 3: 10k; Table 4: vit_jax/configs, not in the paper.
     batch_size: int = 512
     image_size: tuple[int, int] = (384, 384)  # (H, W), pixels.
-    decay: Literal["cosine", "linear"] = "cosine"
-    momentum: float = 0.9
+    decay: Literal["cosine", "linear", "staircase"] = "cosine"
+    boundaries: tuple[int, ...] = ()  # Of "staircase", in steps; the first: warm-up.
+
+    optimizer: Literal["sgd", "adam", "adafactor"] = "sgd"  # 4.1; big_vision.
+    momentum: float = 0.9  # Of "sgd" and "adafactor".
+    beta1: float = 0.9  # Of "adam", Table 3.
+    beta2: float = 0.999  # Likewise; with "adafactor" the cap (arXiv:2106.04560).
+    # Of kernels, and relative to the learning rate, as Table 3 has it; big_vision's
+    # configs have the product, base_lr * weight_decay, for `wd`.
+    weight_decay: float = 0.0
+    # vit_jax/train.py keeps SGD's momentum in bfloat16, big_vision all of them.
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    layer_decay: float | None = None  # BEiT's rate by depth; see optim.layer_rates.
     clip_norm: float | None = 1.0
-    augment: Literal["inception", "flip", "none"] = "inception"  # input_pipeline.py.
-    freeze: bool = False  # Train the head alone.
     ema: float | None = None  # Polyak averaging; Table 2's ImageNet rows use 0.9999.
+    sam_rho: float | None = None  # Radius of SAM (arXiv:2010.01412).
     accumulation_steps: int = 1  # Parts a batch is cut in, where memory is short.
+    freeze: bool = False  # Train the head alone.
+    lora_rank: int | None = None  # Train LoRA of the encoder, and the head, alone.
+
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = 0.0  # 4.3; of the softmax.
+    # Of the model: None leaves it as it is built, see `model_options`.
+    head_bias_init: float | None = None  # big_vision's train.py, `init_head_bias`.
+    dropout_rate: float | None = None  # Table 3.
+    stochastic_depth: float | None = None  # AugReg, section 3.3; of the last block.
+
+    augment: Literal["inception", "crop", "flip", "none"] = "inception"
+    resize: tuple[int, int] | None = None  # Of "crop": before it (BiT-HyperRule).
+    randaugment: tuple[int, int] | None = None  # (layers, magnitude); AugReg.
+    mixup: float = 0.0  # Both parameters of the beta distribution; AugReg, BiT.
+    cutmix: float = 0.0  # Likewise (arXiv:1905.04899).
+    random_erasing: float = 0.0  # Probability (arXiv:1708.04896).
 
     def __post_init__(self) -> None:
+        for field in ("base_lr", "boundaries", "image_size", "resize", "randaugment"):
+            if isinstance(value := getattr(self, field), list):  # From JSON.
+                object.__setattr__(self, field, tuple(value))
+        self._check_numbers()
+        self._check_length()
+        self._check_together()
+
+    def _check_numbers(self) -> None:
+        for field, choices in _CHOICES.items():
+            self._expect(
+                getattr(self, field) in choices,
+                f"{field} to be one of {', '.join(choices)}",
+                field,
+            )
+        for field in (
+            "momentum",
+            "beta1",
+            "beta2",
+            "label_smoothing",
+            "dropout_rate",
+            "stochastic_depth",
+        ):
+            value = getattr(self, field)
+            self._expect(value is None or 0 <= value < 1, f"{field} in [0, 1)", field)
+        for field in ("weight_decay", "mixup", "cutmix"):
+            self._expect(getattr(self, field) >= 0, f"{field} of 0 or more", field)
+        self._expect(0 <= self.random_erasing <= 1, "a probability", "random_erasing")
+        for field in ("sam_rho", "lora_rank", "layer_decay", "clip_norm"):
+            value = getattr(self, field)
+            self._expect(value is None or value > 0, f"a positive {field}", field)
+        self._expect(
+            self.randaugment is None
+            or (len(self.randaugment) == 2 and min(self.randaugment) >= 0),
+            "RandAugment's layers and magnitude, 0 or more",
+            "randaugment",
+        )
+
+    def _check_length(self) -> None:
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 "Expected batch_size to be a multiple of accumulation_steps. Received: "
                 f"batch_size={self.batch_size}, "
                 f"accumulation_steps={self.accumulation_steps}"
             )
-        if self.total_steps < 1 or not self.base_lr:
+        steps = self.total_steps
+        if (steps is not None and steps < 1) or not self.base_lr:
             raise ValueError(
                 "Expected at least one step and one learning rate. Received: "
                 f"total_steps={self.total_steps}, base_lr={self.base_lr}"
             )
+        self._expect(
+            (steps is None) != (self.epochs is None),
+            "either total_steps or epochs",
+            "total_steps",
+            "epochs",
+        )
+        self._expect(
+            self.epochs is None or self.epochs > 0, "positive epochs", "epochs"
+        )
         if len(self.base_lr) > 1 and not 0 < self.held_out < 1:
             raise ValueError(
                 "Expected a share between 0 and 1 to judge several learning rates on. "
                 f"Received: held_out={self.held_out}, base_lr={self.base_lr}"
             )
+
+    def _check_together(self) -> None:
+        self._expect(
+            (self.decay == "staircase") == bool(self.boundaries),
+            "boundaries for decay='staircase', and for no other",
+            "decay",
+            "boundaries",
+        )
+        self._expect(
+            not (self.boundaries and self.warmup_steps),
+            "the first of boundaries to be the warm-up",
+            "warmup_steps",
+            "boundaries",
+        )
+        self._expect(
+            (self.augment == "crop") == (self.resize is not None),
+            "resize for augment='crop', and for no other",
+            "augment",
+            "resize",
+        )
+        self._expect(
+            self.loss == "softmax" or not self.label_smoothing,
+            "label_smoothing with loss='softmax'",
+            "loss",
+            "label_smoothing",
+        )
+        adapted = {
+            "freeze": self.freeze,
+            "lora_rank": self.lora_rank is not None,
+            "layer_decay": self.layer_decay is not None,
+        }
+        chosen = [field for field, on in adapted.items() if on]
+        self._expect(
+            len(chosen) < 2, "at most one of freeze, lora_rank, layer_decay", *adapted
+        )
+
+    def _expect(self, holds: bool, law: str, *fields: str) -> None:
+        if not holds:
+            received = ", ".join(
+                f"{field}={getattr(self, field)!r}" for field in fields
+            )
+            raise ValueError(f"Expected {law}. Received: {received}")
+
+    @property
+    def steps(self) -> int:
+        """`total_steps`, where they are known.
+
+        Raises:
+            ValueError: if the recipe has epochs still.
+        """
+        if self.total_steps is None:
+            raise ValueError(
+                "Expected a recipe of steps. Received: "
+                f"epochs={self.epochs}. Recipe.for_images(count) makes steps of them"
+            )
+        return self.total_steps
+
+    def for_images(self, count: int) -> "Recipe":
+        """The recipe with its epochs as steps, for a training set of `count` images.
+
+        Rounded to the nearest step, as big_vision does (utils.py, `steps`). A recipe of
+        steps is returned as it is.
+
+        Raises:
+            ValueError: if there are no images.
+        """
+        if count < 1:
+            raise ValueError(f"Expected at least one image. Received: count={count}")
+        if self.epochs is None:
+            return self
+        steps = max(1, round(self.epochs * count / self.batch_size))
+        return dataclasses.replace(self, total_steps=steps, epochs=None)
+
+    def model_options(self) -> dict[str, float]:
+        """The fields of a `ViTConfig` that the recipe sets.
+
+        Example:
+            >>> import dataclasses, keras_vit
+            >>> recipe = keras_vit.recipes.PRETRAIN["ViT-B/16-imagenet21k"]
+            >>> config = dataclasses.replace(
+            ...     keras_vit.VARIANTS["ViT-B/16"], **recipe.model_options()
+            ... )
+            >>> config.dropout_rate
+            0.1
+        """
+        options = {
+            "dropout_rate": self.dropout_rate,
+            "stochastic_depth_rate": self.stochastic_depth,
+            "head_bias_init": self.head_bias_init,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
 _SWEEP = (0.001, 0.003, 0.01, 0.03)
@@ -68,3 +252,248 @@ FINETUNE = {  # Table 4; the warm-ups are those of the official configs.
     ),
     "vtab": Recipe(total_steps=2_500, base_lr=(0.01,), held_out=0.2, warmup_steps=500),
 }
+# Table 2's ImageNet rows: ViT-L/16 at 512 px and ViT-H/14 at 518, averaged.
+FINETUNE |= {
+    f"imagenet2012-{side}": dataclasses.replace(
+        FINETUNE["imagenet2012"], image_size=(side, side), ema=0.9999
+    )
+    for side in (512, 518)
+}
+
+IMAGES = {  # Training images: Table 6; image-net.org, 2011; ILSVRC-2012.
+    "jft300m": 303_000_000,
+    "imagenet21k": 14_197_122,
+    "imagenet2012": 1_281_167,
+}
+
+# Table 3's caption: Adam, batches of 4096, 10k steps of warm-up, 224 px. It does not
+# name the loss: with labels of several classes an image (JFT, ImageNet-21k) it is the
+# sigmoid, with the head's bias of big_vision's vit_i21k.py, else the softmax. Gradients
+# are clipped on ImageNet alone, as the caption says.
+_TABLE_3 = Recipe(
+    epochs=7,
+    base_lr=(8e-4,),
+    optimizer="adam",
+    batch_size=4096,
+    warmup_steps=10_000,
+    image_size=(224, 224),
+    decay="linear",
+    weight_decay=0.1,
+    clip_norm=None,
+    dropout_rate=0.0,
+)
+_MANY_LABELS: dict[str, Any] = {"loss": "sigmoid", "head_bias_init": -10.0}
+
+
+def _table_3() -> dict[str, Recipe]:
+    """Every model of every row, as MODEL-DATA, or MODEL-DATA-EPOCHSep for "7/14"."""
+    jft = (
+        (("ViT-B/16", "ViT-B/32"), (7,), 8e-4),
+        (("ViT-L/32",), (7,), 6e-4),
+        (("ViT-L/16",), (7, 14), 4e-4),
+        (("ViT-H/14",), (14,), 3e-4),
+        (("R50x1", "R50x2"), (7,), 1e-3),
+        (("R101x1",), (7,), 8e-4),
+        (("R152x1", "R152x2"), (7,), 6e-4),
+        (("R50+ViT-B/16", "R50+ViT-B/32"), (7,), 8e-4),
+        (("R50+ViT-L/32",), (7,), 2e-4),
+        (("R50+ViT-L/16",), (7, 14), 4e-4),
+    )
+    imagenet21k = (
+        (("ViT-B/16", "ViT-B/32"), (90,), 1e-3),
+        (("ViT-L/16", "ViT-L/32"), (30, 90), 1e-3),
+    )
+    # "ViT-*": those that Table 5 has for ImageNet.
+    imagenet = ((("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"), (300,), 3e-3),)
+    regularized: dict[str, Any] = {"weight_decay": 0.03, "dropout_rate": 0.1}
+    scratch: dict[str, Any] = {
+        "decay": "cosine",
+        "weight_decay": 0.3,
+        "clip_norm": 1.0,
+        "dropout_rate": 0.1,
+    }
+    rows = {}
+    for data, table, changes in (
+        ("jft300m", jft, _MANY_LABELS),
+        ("imagenet21k", imagenet21k, _MANY_LABELS | regularized),
+        ("imagenet2012", imagenet, scratch),
+    ):
+        for models, lengths, base_lr in table:
+            for model in models:
+                for epochs in lengths:
+                    suffix = f"-{epochs}ep" if len(lengths) > 1 else ""
+                    rows[f"{model}-{data}{suffix}"] = dataclasses.replace(
+                        _TABLE_3, epochs=epochs, base_lr=(base_lr,), **changes
+                    )
+    return rows
+
+
+# AugReg (arXiv:2106.10270), section 3.2; big_vision's configs/vit_i1k.py has it as
+# RANDAUG_DEF and MIXUP_DEF. Magnitude 0 is "actually not nothing".
+_AUGREG: dict[str, dict[str, Any]] = {
+    "none": {},
+    "light1": {"randaugment": (2, 0)},
+    "light2": {"randaugment": (2, 10), "mixup": 0.2},
+    "medium1": {"randaugment": (2, 15), "mixup": 0.2},
+    "medium2": {"randaugment": (2, 15), "mixup": 0.5},
+    "strong1": {"randaugment": (2, 20), "mixup": 0.5},
+    "strong2": {"randaugment": (2, 20), "mixup": 0.8},
+}
+
+
+def augreg(
+    augmentation: str,
+    *,
+    regularization: bool = False,
+    data: str = "imagenet21k",
+    weight_decay: float = 0.1,
+    epochs: float = 300,
+) -> Recipe:
+    """A place of AugReg's grid (arXiv:2106.10270, section 3; big_vision's configs).
+
+    Args:
+        augmentation: "none", "light1", "light2", "medium1", "medium2", "strong1" or
+            "strong2".
+        regularization: whether dropout and stochastic depth are both 0.1, or both 0.
+        data: "imagenet21k" or "imagenet2012".
+        weight_decay: 0.1 or 0.03 in the published checkpoints' names, relative to the
+            learning rate: big_vision's `wd` of 1e-4 is 0.1 of its 1e-3.
+        epochs: 300 of the checkpoints; the study has 30 as well.
+
+    Raises:
+        ValueError: if the augmentation or the data set is unknown.
+    """
+    heads = {"imagenet21k": -10.0, "imagenet2012": -6.9}  # vit_i21k.py, vit_i1k.py.
+    if augmentation not in _AUGREG or data not in heads:
+        raise ValueError(
+            f"Expected augmentation to be one of {', '.join(_AUGREG)}, and data of "
+            f"{', '.join(heads)}. Received: augmentation={augmentation!r}, "
+            f"data={data!r}"
+        )
+    rate = 0.1 if regularization else 0.0
+    return Recipe(
+        epochs=epochs,
+        base_lr=(1e-3,),
+        optimizer="adam",
+        momentum_dtype="bfloat16",
+        batch_size=4096,
+        warmup_steps=10_000,
+        image_size=(224, 224),
+        weight_decay=weight_decay,
+        loss="sigmoid",
+        head_bias_init=heads[data],
+        dropout_rate=rate,
+        stochastic_depth=rate,
+        **_AUGREG[augmentation],
+    )
+
+
+AUGREG: dict[str, Recipe] = {
+    f"augreg-{data}-{augmentation}{suffix}": augreg(
+        augmentation, regularization=bool(suffix), data=data
+    )
+    for data in ("imagenet21k", "imagenet2012")
+    for augmentation in _AUGREG
+    for suffix in ("", "-reg")
+}
+
+
+def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
+    """BiT-HyperRule (arXiv:1912.11370, section 3.3; big_transfer, bit_hyperrule.py).
+
+    Args:
+        num_images: of the training set.
+        image_area: H * W of its images, in pixels.
+
+    Raises:
+        ValueError: if either is not positive.
+    """
+    if num_images < 1 or image_area < 1:
+        raise ValueError(
+            "Expected a training set of images. Received: "
+            f"num_images={num_images}, image_area={image_area}"
+        )
+    if num_images < 20_000:
+        boundaries: tuple[int, ...] = (100, 200, 300, 400, 500)
+    elif num_images < 500_000:
+        boundaries = (500, 3_000, 6_000, 9_000, 10_000)
+    else:
+        boundaries = (500, 6_000, 12_000, 18_000, 20_000)
+    resize, crop = (160, 128) if image_area < 96 * 96 else (512, 480)
+    return Recipe(
+        total_steps=boundaries[-1],
+        base_lr=(0.003,),
+        decay="staircase",
+        boundaries=boundaries[:-1],
+        clip_norm=None,
+        augment="crop",
+        resize=(resize, resize),
+        image_size=(crop, crop),
+        mixup=0.1 if num_images >= 20_000 else 0.0,
+    )
+
+
+PRETRAIN: dict[str, Recipe] = {
+    **_table_3(),
+    # big_vision's configs/vit_s16_i1k.py (arXiv:2205.01580): 76.5 % of ImageNet. The
+    # model averages its tokens (classifier="gap", position="sincos2d"); `wd` is 1e-4.
+    "vit_s16_i1k": Recipe(
+        epochs=90,
+        base_lr=(1e-3,),
+        optimizer="adam",
+        momentum_dtype="bfloat16",
+        batch_size=1024,
+        warmup_steps=10_000,
+        image_size=(224, 224),
+        weight_decay=0.1,
+        randaugment=(2, 10),
+        mixup=0.2,
+    ),
+}
+# The `sam` checkpoints (arXiv:2106.01548): Table 3's last row with SAM. The radius is
+# that of SAM's own paper (arXiv:2010.01412), not one tuned for a ViT.
+PRETRAIN |= {
+    f"{model}-imagenet2012-sam": dataclasses.replace(
+        PRETRAIN[f"{model}-imagenet2012"], sam_rho=0.05
+    )
+    for model in ("ViT-B/16", "ViT-B/32")
+}
+PRETRAIN |= AUGREG
+
+
+def find(name: str) -> Recipe:
+    """The recipe of a name in `FINETUNE` or `PRETRAIN`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name in FINETUNE:
+        return FINETUNE[name]
+    if name in PRETRAIN:
+        return PRETRAIN[name]
+    raise ValueError(
+        f"Expected one of {', '.join((*FINETUNE, *PRETRAIN))}. Received: {name!r}"
+    )
+
+
+def source(name: str) -> str:
+    """Where the numbers of a recipe are from.
+
+    Raises:
+        ValueError: if there is none of this name.
+    """
+    find(name)
+    if name in AUGREG:
+        return (
+            "arXiv:2106.10270, section 3 (AugReg); big_vision, configs/vit_i21k.py and "
+            "vit_i1k.py"
+        )
+    if name == "vit_s16_i1k":
+        return "arXiv:2205.01580; big_vision, configs/vit_s16_i1k.py"
+    if name.endswith("-sam"):
+        return "arXiv:2106.01548; arXiv:2010.11929v2, Table 3; rho: arXiv:2010.01412"
+    if name in PRETRAIN:
+        return "arXiv:2010.11929v2, Table 3 (B.1)"
+    if name.startswith("imagenet2012-"):
+        return "arXiv:2010.11929v2, Tables 4 (B.1.1) and 2 (4.1: resolution, averaging)"
+    return "arXiv:2010.11929v2, Table 4 (B.1.1); warm-up: vit_jax/configs"

@@ -92,9 +92,11 @@ def test_finetune_writes_the_run(photos, trained):
     assert run["details"]["data"] == str(photos)
     assert run["details"]["test_accuracy"] == 1.0
     assert {path.name for path in trained.iterdir()} == {
+        "begun.json",
         "best.keras",
-        "history.csv",
+        "checkpoints",
         "history.json",
+        "history.jsonl",
         "model.keras",
         "run.json",
     }
@@ -398,8 +400,8 @@ def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
 
 
 @pytest.mark.slow
-def test_interrupted_run_leaves_whole_files(photos, tmp_path):
-    """Ctrl-C in the middle of training: no traceback, nothing half-written."""
+def test_interrupted_run_is_saved(photos, tmp_path):
+    """Ctrl-C in the middle of training: no traceback, the run can go on."""
     output = tmp_path / "run"
     command = [
         *(sys.executable, "-m", "keras_vit.cli", "finetune", "--data", photos),
@@ -416,7 +418,7 @@ def test_interrupted_run_leaves_whole_files(photos, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
-        while process.poll() is None and not (output / "history.csv").exists():
+        while process.poll() is None and not (output / "history.jsonl").exists():
             assert time.monotonic() < deadline
             time.sleep(0.2)
         time.sleep(5)
@@ -427,7 +429,8 @@ def test_interrupted_run_leaves_whole_files(photos, tmp_path):
             process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert {path.name for path in output.iterdir()} <= {"history.csv", "best.keras"}
+    assert "The same call goes on from there" in err
+    assert len(list((output / "checkpoints").glob("step-*.json"))) == 1
 
 
 def test_demo(shell, tmp_path):

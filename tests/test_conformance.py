@@ -46,6 +46,7 @@ LAYERS = {  # class: arguments, none of them a default; shape of the input.
             "gelu": "erf",
             "layer_norm_epsilon": 1e-5,
             "relative": True,
+            "stochastic_depth_rate": 0.1,
         },
         (7, 6),
     ),

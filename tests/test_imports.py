@@ -13,13 +13,19 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "_version": set(),
     "layers": {"configs"},
     "models": {"configs", "layers"},
-    "data": set(),
-    "weights": {"configs", "layers", "models"},
+    "files": set(),
+    "data": {"files"},
+    "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
-    "training": {"configs", "recipes", "layers", "data", "weights"},
-    "inspection": {"configs", "layers", "models", "weights"},
+    "training": {"configs", "recipes", "files", "layers", "data", "weights"},
+    "inspection": {"configs", "files", "layers", "models", "weights"},
 }
-STANDARD_LIBRARY_ONLY = ("configs.py", "recipes.py", "weights/registry.py")
+STANDARD_LIBRARY_ONLY = (
+    "configs.py",
+    "files.py",
+    "recipes.py",
+    "weights/registry.py",
+)
 FACES = ("__init__.py", "cli.py")  # May import everything; nothing imports cli.
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 

@@ -1,13 +1,27 @@
-"""From a split to batches, every random choice a function of (seed, epoch, index)."""
+"""From a split to batches, every random choice a function of (seed, epoch, place).
 
-from collections.abc import Callable
-from typing import Any, Literal
+The examples of a training run are one endless sequence: epoch after epoch, in each the
+split in the order that (seed, epoch) gives. Step n trains on places n B to (n + 1) B of
+that sequence, so a batch is a function of the seed and n alone: a run starts at any
+step, and of W workers the w-th reads the w-th B / W examples of each global batch. Put
+side by side, the workers' batches are the single worker's, bit for bit.
+
+Glossary of shapes: B is the global batch, W the number of workers, G a group of
+`batch_op`, [H, W, C] an image.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
 from keras_vit.data import preprocessing
 from keras_vit.data.preprocessing import HALF, Channels, Size
 from keras_vit.data.splits import Split
+
+Shard: TypeAlias = tuple[int, int]  # This worker's index, and how many there are.
+ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> the same.
+BatchOp: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def train_pipeline(
@@ -19,43 +33,99 @@ def train_pipeline(
     mean: Channels = HALF,
     std: Channels = HALF,
     channels: int = 3,
-    augment: Literal["inception", "flip", "none"] = "inception",
+    augment: Literal["inception", "crop", "flip", "none"] = "inception",
+    before_crop: Size | None = None,
+    image_ops: Sequence[ImageOp] = (),
+    transform: Callable[[Any], Any] | None = None,
+    batch_op: BatchOp | None = None,
+    group_size: int | None = None,
+    start_step: int = 0,
+    shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
     """Endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
 
-    An epoch's order is a function of (seed, epoch), an example's crop and flip of
-    (seed, epoch, its place): two pipelines of one seed are equal to the bit.
+    An epoch's order is a function of (seed, epoch), what is drawn for an example of
+    (seed, epoch, its place), what is drawn for a batch of (seed, step): two pipelines
+    of one seed are equal to the bit, on any number of workers and threads.
 
     Args:
         split: what to read.
         image_size: (H, W) in pixels.
-        batch_size: B; a batch may reach into the next epoch.
+        batch_size: B, of all workers, of whom each gets B / W; a batch may reach into
+            the next epoch.
         seed: of order and augmentation.
         mean: of `preprocessing.normalize`.
         std: likewise.
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
-        augment: "inception", the official random crop and flip; "flip"; or "none".
+        augment: "inception", the official random crop and flip; "crop", BiT's: resized
+            to `before_crop`, cropped anywhere, flipped; "flip"; or "none".
+        before_crop: (H, W) in pixels, of "crop" alone.
+        image_ops: what follows crop and flip, each (uint8 [H, W, C], seed int [2]) ->
+            uint8 [H, W, C]. With any, pixels are cut to uint8 after the crop's resize,
+            as big_vision does before RandAugment.
+        transform: any callable, after those: float32 [H, W, C] in 0..255 to the same.
+            What it draws at random is its own affair and need not repeat.
+        batch_op: what is done to whole batches, as mixup: (images [G, H, W, C], labels
+            [G], seed int [2]) -> (images, labels), each of length G.
+        group_size: G, a divisor of B; the batch is cut into groups in order and
+            `batch_op` sees one at a time. The default B mixes over the global batch. A
+            worker reads every group that it has a part in: with G a divisor of B / W
+            nothing is read twice, with G = B every worker reads the whole batch.
+        start_step: the step of the first batch. Indexable splits read nothing of what
+            comes before it, streams skip its epoch's part without decoding.
+        shard: (w, W), which worker of how many this is; W divides B.
+
+    Raises:
+        ValueError: if the split is empty or a number does not fit another.
     """
-    if augment not in ("inception", "flip", "none"):
+    if augment not in ("inception", "crop", "flip", "none"):
         raise ValueError(
-            "Expected augment 'inception', 'flip' or 'none'. Received: "
+            "Expected augment 'inception', 'crop', 'flip' or 'none'. Received: "
             f"augment={augment!r}"
         )
+    larger = before_crop is not None and all(
+        before >= after for before, after in zip(before_crop, image_size, strict=True)
+    )
+    if not (larger if augment == "crop" else before_crop is None):
+        raise ValueError(
+            "Expected before_crop of at least image_size for augment='crop', and for "
+            f"no other. Received: augment={augment!r}, before_crop={before_crop}, "
+            f"image_size={image_size}"
+        )
+    fold_in = tf.random.experimental.stateless_fold_in
 
     def example(key: Any, item: dict[str, Any]) -> tuple[Any, Any]:
         image = item["image"]
         if augment == "inception":
-            crop = tf.random.experimental.stateless_fold_in(key, 0)
-            image = preprocessing.inception_crop(image, image_size, crop)
+            image = preprocessing.inception_crop(image, image_size, fold_in(key, 0))
         else:
-            image = preprocessing.resize(_decoded(image), image_size)
+            size = before_crop or image_size
+            image = preprocessing.resize(_decoded(image), size)
+        if augment == "crop":
+            cropped = (*image_size, image.shape[-1])
+            image = tf.image.stateless_random_crop(image, cropped, fold_in(key, 0))
         if augment != "none":
-            flip = tf.random.experimental.stateless_fold_in(key, 1)
-            image = preprocessing.random_flip(image, flip)
+            image = preprocessing.random_flip(image, fold_in(key, 1))
         image = preprocessing.to_channels(image, channels)
+        if image_ops:
+            image = tf.cast(image, tf.uint8)
+        for number, image_op in enumerate(image_ops):
+            image = image_op(image, fold_in(key, 2 + number))
+        if transform is not None:
+            image = tf.cast(transform(tf.cast(image, tf.float32)), tf.float32)
+        image = tf.ensure_shape(image, (*image_size, channels))
         return preprocessing.normalize(image, mean, std), item["label"]
 
-    return endless(split, example, batch_size=batch_size, seed=seed)
+    return endless(
+        split,
+        example,
+        batch_size=batch_size,
+        seed=seed,
+        batch_op=batch_op,
+        group_size=group_size,
+        start_step=start_step,
+        shard=shard,
+    )
 
 
 def endless(
@@ -64,32 +134,86 @@ def endless(
     *,
     batch_size: int,
     seed: int,
+    batch_op: BatchOp | None = None,
+    group_size: int | None = None,
+    start_step: int = 0,
+    shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of `example(key, item)`.
+    """Endless shuffled batches of `example(key, item)`; see `train_pipeline`.
 
     `key` is an int64 [2] that is a function of (seed, epoch, place): whatever `example`
     draws from it repeats.
     """
-    if not len(split):
+    size = len(split)
+    if not size:
         raise ValueError(
             "Expected images to train on. Received: a split of none. Check the source"
         )
+    if start_step < 0:
+        raise ValueError(f"Expected a step from 0. Received: start_step={start_step}")
+    begin, end = _share(batch_size, shard)
+    group = _group(batch_size, group_size) if batch_op else 1
+    first, last = begin // group * group, -(-end // group) * group  # Whole groups.
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph warns of TFDS's decorators.
     def epoch_of(epoch: Any) -> tf.data.Dataset:
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
-        places = split.dataset(seeds).enumerate()
-        return places.map(lambda place, item: (seeds, place, item))
 
-    def keyed(seeds: Any, place: Any, item: dict[str, Any]) -> tuple[Any, Any]:
-        return example(tf.random.experimental.stateless_fold_in(seeds, place), item)
+        def keep(place: Any) -> Any:
+            whole = epoch * size + place
+            in_batch = whole % batch_size
+            started = whole >= start_step * batch_size
+            return started & (in_batch >= first) & (in_batch < last)
+
+        places = split.places(seeds, keep)
+        return places.map(lambda place, handle: (seeds, place, handle))
+
+    def keyed(seeds: Any, place: Any, handle: Any) -> tuple[Any, Any]:
+        key = tf.random.experimental.stateless_fold_in(seeds, place)
+        return example(key, split.item(handle))
+
+    epochs = tf.data.Dataset.counter(start_step * batch_size // size)
+    examples = split.fetch(epochs.flat_map(epoch_of)).map(
+        keyed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    if batch_op is None:
+        batches = examples.batch(end - begin, drop_remainder=True)
+    else:
+        batches = _in_groups(
+            examples, batch_op, seed, start_step, group, (first, last), (begin, end)
+        )
+    return _placed(batches.prefetch(tf.data.AUTOTUNE), shard)
+
+
+def _in_groups(
+    examples: tf.data.Dataset,
+    batch_op: BatchOp,
+    seed: int,
+    start_step: int,
+    group: int,
+    groups: tuple[int, int],
+    own: tuple[int, int],
+) -> tf.data.Dataset:
+    """Batches of the places `own`, from examples of the whole groups around them."""
+    first, last = groups
+    count = (last - first) // group  # Groups that this worker has a part in.
+    fold_in = tf.random.experimental.stateless_fold_in
+
+    def mixed(number: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        # No example is of epoch -1, so no example draws from these keys.
+        step = fold_in(tf.constant([seed, -1], tf.int64), start_step + number // count)
+        return batch_op(*batch, fold_in(step, first // group + number % count))
+
+    def own_part(*parts: Any) -> tuple[Any, ...]:
+        flat = [tf.reshape(part, (last - first, *part.shape[2:])) for part in parts]
+        return tuple(part[own[0] - first : own[1] - first] for part in flat)
 
     return (
-        tf.data.Dataset.counter()
-        .flat_map(epoch_of)
-        .map(keyed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        .batch(batch_size, drop_remainder=True)
-        .prefetch(tf.data.AUTOTUNE)
+        examples.batch(group, drop_remainder=True)
+        .enumerate()
+        .map(mixed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .batch(count, drop_remainder=True)
+        .map(own_part)
     )
 
 
@@ -101,23 +225,94 @@ def eval_pipeline(
     mean: Channels = HALF,
     std: Channels = HALF,
     channels: int = 3,
+    pad: bool = False,
+    shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
     """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
 
     The last batch holds what is left; the official code drops it.
-    """
 
-    def example(item: dict[str, Any]) -> tuple[Any, Any]:
+    Args:
+        split: what to read.
+        image_size: (H, W) in pixels.
+        batch_size: B, of all workers, of whom each gets B / W.
+        mean: of `preprocessing.normalize`.
+        std: likewise.
+        channels: C.
+        pad: fill the last batch up to B and yield a third element, float32 [B]: 1 for
+            an image, 0 for filling. Keras takes it as sample weights.
+        shard: (w, W), which worker of how many this is. Each yields its B / W examples
+            of every batch, and all the same number of batches; it needs `pad`.
+
+    Raises:
+        ValueError: if a number does not fit another.
+    """
+    begin, end = _share(batch_size, shard)
+    if shard[1] > 1 and not pad:
+        raise ValueError(
+            "Expected pad=True with several workers, whose last batches would differ "
+            f"in number. Received: shard={shard}, pad={pad}"
+        )
+
+    def example(place: Any, handle: Any) -> tuple[Any, ...]:
+        item = split.item(handle)
         image = _decoded(item["image"])
         image = preprocessing.prepare(image, image_size, mean, std, channels)
-        return image, item["label"]
+        mask = [tf.constant(1.0)] if pad else []
+        return image, item["label"], *mask
 
-    return (
-        split.dataset()
-        .map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        .batch(batch_size)
-        .prefetch(tf.data.AUTOTUNE)
+    def keep(place: Any) -> Any:
+        in_batch = place % batch_size
+        return (in_batch >= begin) & (in_batch < end)
+
+    places = split.places(keep=keep if shard[1] > 1 else None)
+    examples = split.fetch(places).map(
+        example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
+    if pad:
+        left = len(split) % batch_size
+        # Of the last batch this worker has min(max(left - begin, 0), share) images.
+        missing = min(max(end - left, 0), end - begin) if left else 0
+        filling = (tf.zeros((*image_size, channels)), tf.constant(0, tf.int64), 0.0)
+        examples = examples.concatenate(
+            tf.data.Dataset.from_tensors(filling).repeat(missing)
+        )
+    batches = examples.batch(end - begin, drop_remainder=pad)
+    return _placed(batches.prefetch(tf.data.AUTOTUNE), shard)
+
+
+def _share(batch_size: int, shard: Shard) -> tuple[int, int]:
+    """Where in a global batch this worker's examples begin and end."""
+    index, count = shard
+    if batch_size < 1 or count < 1 or batch_size % count or not 0 <= index < count:
+        raise ValueError(
+            "Expected shard=(index, count) with index from 0 to count - 1, and a "
+            "batch_size that is a multiple of count: the workers' shares are equal. "
+            f"Received: shard={shard}, batch_size={batch_size}"
+        )
+    share = batch_size // count
+    return index * share, (index + 1) * share
+
+
+def _group(batch_size: int, group_size: int | None) -> int:
+    group = batch_size if group_size is None else group_size
+    if group < 1 or batch_size % group:
+        raise ValueError(
+            "Expected group_size to divide batch_size. Received: "
+            f"group_size={group_size}, batch_size={batch_size}"
+        )
+    return group
+
+
+def _placed(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
+    """Batches that tf.distribute does not divide once more among the workers."""
+    if shard[1] == 1:
+        return batches
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    return batches.with_options(options)
 
 
 def _decoded(image: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where images come from: a folder, an npz, scikit-learn's digits, or TFDS.
+"""Where images come from: a folder, packed or not, an npz, the digits, or TFDS.
 
 Every source is a `Source`: class names, a training `Split` and, where there is one, a
 test `Split`.
@@ -6,6 +6,8 @@ test `Split`.
 
 import collections
 import dataclasses
+import hashlib
+import json
 import os
 import sys
 import warnings
@@ -19,7 +21,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import track
 
-from keras_vit.data import preprocessing
+from keras_vit.data import packed, preprocessing
 from keras_vit.data.splits import TFDS, Arrays, Split
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
@@ -36,6 +38,12 @@ class Source:
     train: Split
     test: Split | None
 
+    def fingerprint(self) -> str:
+        """A hash of what the data is, for a run to be continued on the same."""
+        splits = [self.train.fingerprint(), self.test and self.test.fingerprint()]
+        facts = json.dumps([self.classes, splits])
+        return hashlib.sha256(facts.encode()).hexdigest()
+
 
 def open_source(
     spec: str | os.PathLike[str],
@@ -47,12 +55,13 @@ def open_source(
 
     Args:
         spec: a folder (`train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or `CLASS/*.jpg`, of
-            which a fifth of every class then is the test set), an `.npz` with
-            `x_train`, `y_train`, `x_test`, `y_test` and, if wanted, `classes`, the word
-            "digits", or a TFDS name with or without splits: "cifar10",
-            "cifar10:train[:98%]/test".
+            which a fifth of every class then is the test set), one that `keras-vit data
+            pack` wrote, an `.npz` with `x_train`, `y_train`, `x_test`, `y_test` and, if
+            wanted, `classes`, the word "digits", or a TFDS name with or without splits:
+            "cifar10", "cifar10:train[:98%]/test".
         seed: of the test share, where one has to be drawn.
-        on_corrupt: what to do about unreadable images of a folder, after naming them.
+        on_corrupt: what to do about unreadable images of a folder, packed or not,
+            after naming them.
 
     Returns:
         A `Source`.
@@ -71,6 +80,8 @@ def open_source(
             "tf.data.Dataset.from_tensor_slices((images, labels)).batch(B)"
         )
     path = Path(spec)
+    if path.is_dir() and packed.is_packed(path):
+        return _packed(path, on_corrupt)
     if path.is_dir():
         return _folder(path, seed, on_corrupt)
     if path.is_file():
@@ -234,6 +245,11 @@ def _readable(files: list[str]) -> np.ndarray:
     readable = np.zeros(len(files), bool)
     readable[[int(position) for position, _ in seen]] = True
     return readable
+
+
+def _packed(path: Path, on_corrupt: Literal["stop", "skip"]) -> Source:
+    classes, found = packed.open_packed(path, on_corrupt)
+    return Source(str(path), classes, found["train"], found.get("test"))
 
 
 def _npz(path: Path, seed: int) -> Source:

@@ -1,21 +1,27 @@
 """Labelled images that can be read in order, shuffled by an epoch's key, and divided.
 
 A split yields single examples, {"image": ..., "label": ...}, the image as encoded bytes
-or as uint8 [H, W, C].
+or as uint8 [H, W, C]. A place is an example's position in a pass; a handle is what the
+example is read by: an index where the split is indexable, the undecoded example where
+it is a stream.
 """
 
 import abc
 import functools
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
+
+Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that shape.
 
 
 class Split(abc.ABC):
@@ -26,21 +32,77 @@ class Split(abc.ABC):
         """How many images."""
 
     @abc.abstractmethod
-    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
-        """One pass: {"image": scalar string or uint8 [H, W, C], "label": int64}.
+    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
+        """One pass: (place int64, handle).
 
         Args:
             shuffle: int64 [2], a seed and an epoch, of which the order is a function;
                 None keeps the given order.
+            keep: which places to yield; None for all. What an indexable split leaves
+                out is not read; what a stream leaves out is not decoded.
         """
+
+    def fetch(self, handles: tf.data.Dataset) -> tf.data.Dataset:
+        """(..., handle) -> (..., what `item` takes), where reading goes by groups."""
+        return handles
+
+    @abc.abstractmethod
+    def item(self, handle: Any) -> dict[str, Any]:
+        """{"image": scalar string or uint8 [H, W, C], "label": int64}."""
 
     @abc.abstractmethod
     def split(self, share: float, seed: int) -> tuple["Split", "Split"]:
         """The rest, and a held-out share drawn by `seed`."""
 
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of what the images are and of their order.
 
-class Arrays(Split):
-    """A split in memory, or of image files: anything an index reads.
+        Of folders larger than `CACHE_BYTES` it covers names, sizes and times of change,
+        of smaller ones names and contents; where the folder is does not matter.
+        """
+
+    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
+        """One pass of the examples themselves; `shuffle` as in `places`."""
+        handles = self.fetch(self.places(shuffle))
+        return handles.map(
+            lambda _, handle: self.item(handle), num_parallel_calls=tf.data.AUTOTUNE
+        )
+
+
+class Indexed(Split):
+    """A split of which an index reads any example: its handles are indices.
+
+    Args:
+        labels: int [N].
+    """
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self.labels = np.asarray(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
+        order = tf.range(len(self))
+        if shuffle is not None:
+            order = tf.random.experimental.stateless_shuffle(order, seed=shuffle)
+        places = tf.range(len(self), dtype=tf.int64)
+        if keep is not None:
+            places = tf.boolean_mask(places, keep(places))
+        return tf.data.Dataset.from_tensor_slices((places, tf.gather(order, places)))
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray) -> Self:
+        """The examples at `indices`."""
+
+    def split(self, share: float, seed: int) -> tuple[Self, Self]:
+        rest, held_out = stratified(self.labels, share, seed)
+        return self.take(rest), self.take(held_out)
+
+
+class Arrays(Indexed):
+    """A split in memory, or of image files.
 
     Args:
         images: uint8 [N, H, W, C], or N file names.
@@ -48,49 +110,62 @@ class Arrays(Split):
     """
 
     def __init__(self, images: np.ndarray | Sequence[str], labels: np.ndarray) -> None:
+        super().__init__(labels)
         self.images = np.asarray(images)
-        self.labels = np.asarray(labels, np.int64)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
-        order = tf.range(len(self))
-        if shuffle is not None:
-            order = tf.random.experimental.stateless_shuffle(order, seed=shuffle)
+    def item(self, handle: Any) -> dict[str, Any]:
         images, labels, is_file = self._tensors
-
-        def read(index: Any) -> dict[str, Any]:
-            image = tf.gather(images, index)
-            return {
-                "image": tf.io.read_file(image) if is_file else image,
-                "label": tf.gather(labels, index),
-            }
-
-        return tf.data.Dataset.from_tensor_slices(order).map(
-            read, num_parallel_calls=tf.data.AUTOTUNE
-        )
+        image = tf.gather(images, handle)
+        return {
+            "image": tf.io.read_file(image) if is_file else image,
+            "label": tf.gather(labels, handle),
+        }
 
     @functools.cached_property
     def _tensors(self) -> tuple[Any, Any, bool]:
         """Images (or files' bytes, or names), labels, and whether they are names."""
         images, is_file = self.images, self.images.dtype.kind == "U"
-        if is_file and sum(map(os.path.getsize, images)) <= CACHE_BYTES:
+        if is_file and self._is_small():
             with futures.ThreadPoolExecutor() as pool:
                 contents = list(pool.map(lambda name: Path(name).read_bytes(), images))
             images, is_file = np.array(contents, object), False
-        # Made eagerly and in host memory: a dataset's functions then refer to them,
-        # where constants of a graph may not exceed 2 GB.
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant(images), tf.constant(self.labels), is_file
+        return constant(images), constant(self.labels), is_file
 
-    def take(self, indices: np.ndarray) -> "Arrays":
-        """The examples at `indices`."""
-        return Arrays(self.images[indices], self.labels[indices])
+    def _is_small(self) -> bool:
+        return sum(map(os.path.getsize, self.images)) <= CACHE_BYTES
 
-    def split(self, share: float, seed: int) -> tuple["Arrays", "Arrays"]:
-        rest, held_out = stratified(self.labels, share, seed)
-        return self.take(rest), self.take(held_out)
+    def take(self, indices: np.ndarray) -> Self:
+        return type(self)(self.images[indices], self.labels[indices])
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.labels.tobytes())
+        if self.images.dtype.kind != "U":
+            digest.update(f"{self.images.dtype} {self.images.shape}".encode())
+            digest.update(np.ascontiguousarray(self.images).data)
+            return digest.hexdigest()
+        root = os.path.commonpath(
+            [Path(name).absolute().parent for name in self.images]
+        )
+        small = self._is_small()
+        for name in self.images:
+            relative = Path(name).absolute().relative_to(root).as_posix()
+            stat = os.stat(name)
+            what = (
+                hashlib.sha256(Path(name).read_bytes()).hexdigest()
+                if small
+                else stat.st_mtime_ns
+            )
+            digest.update(f"{relative}\0{stat.st_size}\0{what}\n".encode())
+        return digest.hexdigest()
+
+
+def constant(value: np.ndarray) -> Any:
+    """A tensor in host memory that functions of any dataset refer to.
+
+    Constants of their graphs may not exceed 2 GB.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.constant(value)
 
 
 def stratified(
@@ -120,7 +195,11 @@ def stratified(
 
 
 class TFDS(Split):
-    """A split of a TensorFlow Datasets builder, streamed; images stay encoded."""
+    """A split of a TensorFlow Datasets builder, streamed; images stay encoded.
+
+    To begin in the middle it reads what comes before, without decoding it: `keras-vit
+    data pack` makes shards of it that any index reads.
+    """
 
     def __init__(self, builder: Any, spec: str) -> None:
         self.builder = builder
@@ -129,7 +208,22 @@ class TFDS(Split):
     def __len__(self) -> int:
         return int(self.builder.info.splits[self.spec].num_examples)
 
-    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
+    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
+        stream = self._stream()
+        if shuffle is not None:
+            size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
+            if not tf.executing_eagerly():
+                # The graph's own, else the global seed has a say; tf.data fails on 0.
+                tf.random.set_seed(1)
+            seed = tf.random.experimental.stateless_fold_in(shuffle, 0)[0]
+            seed = tf.cast(seed, tf.int64)
+            stream = stream.shuffle(size, seed=seed, reshuffle_each_iteration=False)
+        stream = stream.enumerate()
+        if keep is None:
+            return stream
+        return stream.filter(lambda place, _: keep(place))
+
+    def _stream(self) -> tf.data.Dataset:
         import tensorflow_datasets as tfds
 
         feature = self.builder.info.features["image"]
@@ -138,27 +232,27 @@ class TFDS(Split):
             if isinstance(feature, tfds.features.Image)
             else None
         )
-        dataset = self.builder.as_dataset(
+        stream = self.builder.as_dataset(
             split=self.spec,
             decoders=decoders,
             shuffle_files=False,
             read_config=tfds.ReadConfig(try_autocache=False),
         )
-        dataset = dataset.map(
-            lambda example: {
-                "image": example["image"],
-                "label": tf.cast(example["label"], tf.int64),
-            }
+        return stream.map(lambda item: {key: item[key] for key in ("image", "label")})
+
+    def item(self, handle: Any) -> dict[str, Any]:
+        label = tf.cast(handle["label"], tf.int64)
+        classes = self.builder.info.features["label"].num_classes
+        inside = tf.debugging.Assert(
+            (label >= 0) & (label < classes),
+            [
+                f"Expected labels from 0 to {classes - 1}. Received: a label of "
+                f"{self.builder.name}:{self.spec} that is",
+                label,
+            ],
         )
-        if shuffle is None:
-            return dataset
-        size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
-        if not tf.executing_eagerly():
-            # The graph's own, else the global seed has a say; tf.data fails on 0.
-            tf.random.set_seed(1)
-        seed = tf.random.experimental.stateless_fold_in(shuffle, 0)[0]
-        seed = tf.cast(seed, tf.int64)
-        return dataset.shuffle(size, seed=seed, reshuffle_each_iteration=False)
+        with tf.control_dependencies([] if inside is None else [inside]):
+            return {"image": handle["image"], "label": tf.identity(label)}
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
         """As the official "train[:98%]": the last share is held out; no seed."""
@@ -173,3 +267,8 @@ class TFDS(Split):
             TFDS(self.builder, f"{base}[:{kept}]"),
             TFDS(self.builder, f"{base}[{kept}:]"),
         )
+
+    def fingerprint(self) -> str:
+        info = self.builder.info
+        facts = [info.full_name, self.spec, len(self)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

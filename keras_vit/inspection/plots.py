@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from keras_vit.weights.files import replacing
+from keras_vit.files import replacing
 
 
 def attention_maps(

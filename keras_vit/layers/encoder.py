@@ -257,6 +257,9 @@ class TransformerBlock(Composite):
         layer_norm_epsilon: 1e-6 in Flax and the published weights; Keras's own
             default is 1e-3.
         relative: whether attention reads relative positions, see `SelfAttention`.
+        stochastic_depth_rate: probability that training leaves out a branch, MSA or
+            MLP, of an image (AugReg); a branch that stays is divided by the
+            probability that it does, as timm has it.
 
     Raises:
         ValueError: when built, if D is not a multiple of `num_heads`.
@@ -271,6 +274,7 @@ class TransformerBlock(Composite):
         gelu: str = "tanh",
         layer_norm_epsilon: float = 1e-6,
         relative: bool = False,
+        stochastic_depth_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -281,6 +285,7 @@ class TransformerBlock(Composite):
         self.gelu = gelu
         self.layer_norm_epsilon = layer_norm_epsilon
         self.relative = relative
+        self.stochastic_depth_rate = stochastic_depth_rate
 
     def build(self, input_shape: Shape) -> None:
         policy = self.dtype_policy  # Sub-layers would otherwise take the global one.
@@ -303,23 +308,35 @@ class TransformerBlock(Composite):
         self.dropout = keras.layers.Dropout(
             self.dropout_rate, dtype=policy, name="dropout"
         )
+        self.stochastic_depth = None
+        if self.stochastic_depth_rate:  # One draw an image and branch.
+            self.stochastic_depth = keras.layers.Dropout(
+                self.stochastic_depth_rate,
+                noise_shape=(None, 1, 1),
+                dtype=policy,
+                name="stochastic_depth",
+            )
         for layer in self.sublayers():
             layer.build(input_shape)
         super().build(input_shape)
 
     def sublayers(self) -> list[keras.layers.Layer]:
-        return [
+        layers = [
             self.layer_norm_0,
             self.attention,
             self.dropout,
             self.layer_norm_1,
             self.mlp,
         ]
+        return layers + [self.stochastic_depth] * (self.stochastic_depth is not None)
 
     def call(self, z: Tensor) -> Tensor:
         y = self.attention(self.layer_norm_0(z))
-        z = self.dropout(y) + z
-        return self.mlp(self.layer_norm_1(z)) + z
+        z = self._branch(self.dropout(y)) + z
+        return self._branch(self.mlp(self.layer_norm_1(z))) + z
+
+    def _branch(self, y: Tensor) -> Tensor:
+        return y if self.stochastic_depth is None else self.stochastic_depth(y)
 
     def attention_scores(self, z: Tensor) -> Tensor:
         """Returns this layer's A, Appendix A, in float32: [B, T, D] -> [B, k, T, T]."""
@@ -338,4 +355,5 @@ class TransformerBlock(Composite):
             "gelu": self.gelu,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "relative": self.relative,
+            "stochastic_depth_rate": self.stochastic_depth_rate,
         }

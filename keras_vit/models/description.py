@@ -85,6 +85,7 @@ def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
     facts = describe(model)
     named = {layer.name: layer for layer in model.layers}
     block = named["encoderblock_0"]
+    last = named[f"encoderblock_{facts['num_layers'] - 1}"]
     axial = isinstance(block, AxialBlock)
     if axial:
         block = block.row
@@ -100,6 +101,7 @@ def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
         num_heads=facts["num_heads"],
         dropout_rate=block.dropout_rate,
         attention_dropout_rate=block.attention_dropout_rate,
+        stochastic_depth_rate=0.0 if axial else last.stochastic_depth_rate,
         classifier=classifier,
         representation_size=(
             named["pre_logits"].units if "pre_logits" in named else None

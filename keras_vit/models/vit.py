@@ -74,7 +74,7 @@ def encode(images: Tensor, config: ViTConfig) -> Tensor:
             z = add(z)
         if layer == 0:
             z = keras.layers.Dropout(config.dropout_rate, name="posembed_dropout")(z)
-        z = _block(config, grid, f"encoderblock_{layer}")(z)
+        z = _block(config, grid, layer)(z)
     return keras.layers.LayerNormalization(
         epsilon=config.layer_norm_epsilon, name="encoder_norm"
     )(z)
@@ -97,7 +97,7 @@ def _positions(config: ViTConfig, grid: tuple[int, int]) -> dict[int, Any]:
     }
 
 
-def _block(config: ViTConfig, grid: tuple[int, int], name: str) -> keras.layers.Layer:
+def _block(config: ViTConfig, grid: tuple[int, int], layer: int) -> keras.layers.Layer:
     arguments: dict[str, Any] = {
         "num_heads": config.num_heads,
         "mlp_dim": config.mlp_dim,
@@ -106,8 +106,10 @@ def _block(config: ViTConfig, grid: tuple[int, int], name: str) -> keras.layers.
         "gelu": config.gelu,
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "relative": config.position == "relative",
-        "name": name,
+        "name": f"encoderblock_{layer}",
     }
     if config.attention == "axial":
         return AxialBlock(grid, **arguments)
-    return TransformerBlock(**arguments)
+    depth = layer / max(config.num_layers - 1, 1)
+    rate = depth * config.stochastic_depth_rate
+    return TransformerBlock(**arguments, stochastic_depth_rate=rate)

@@ -1,12 +1,25 @@
-"""The schedules and the optimizer of the official fine-tuning code (B.1.1)."""
+"""The schedules and optimizers of the official code (B.1, B.1.1, Tables 3 and 4).
+
+vit_jax fine-tunes with `WarmupDecay` and `MomentumSGD`, big_vision pre-trains with
+`BigVisionSchedule` and `DecoupledAdam` or `Adafactor`, BiT fine-tunes with
+`StaircaseDecay`. All were learnt from those repositories and are compared with what
+they compute (tests/training/test_optim.py).
+
+Glossary: w: a variable. - g: its gradient, clipped. - u: the direction an optimizer
+makes of it. - m, v: its first and second moment. - t: updates, from 1.
+"""
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vit.recipes import Recipe
+from keras_vit.weights import variables as canonical
 
 LINEAR_END = 1e-5  # vit_jax/utils.py: where the linear decay stops.
 
@@ -40,11 +53,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
                 f"Expected decay to be 'cosine' or 'linear'. Received: decay={decay!r}"
             )
-        if not 0 <= warmup_steps < total_steps:
-            raise ValueError(
-                "Expected 0 <= warmup_steps < total_steps. Received: "
-                f"warmup_steps={warmup_steps}, total_steps={total_steps}"
-            )
+        _check_warmup(warmup_steps, total_steps)
         self.base_lr = base_lr
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -72,10 +81,277 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @register
-class MomentumSGD(keras.optimizers.Optimizer):
+class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """big_vision's schedules (utils.py, `create_learning_rate_schedule`).
+
+    progress = clip((step - warmup) / (total - warmup), 0, 1); the decayed rate is
+    multiplied by min(1, step / warmup) and min(1, (total - step) / cooldown).
+
+    Args:
+        base_lr: the rate after the warm-up.
+        total_steps: where the decay ends.
+        decay: "cosine", to 0; "linear", to `end`; "polynomial", to `end`, with
+            (1 - progress) ^ `power`; "rsqrt", over `timescale`; "stair", `mults` times
+            the rate from `steps` on.
+        warmup_steps: 0 for none.
+        cooldown_steps: of a last linear decay to 0, over any other; 0 for none.
+        power: of "polynomial".
+        end: of "linear" and "polynomial".
+        timescale: of "rsqrt": base_lr / sqrt(1 + (step - warmup + shift) / timescale).
+        shift: of "rsqrt", in steps.
+        steps: of "stair".
+        mults: of "stair", one for each of `steps`.
+
+    Raises:
+        ValueError: if `decay` is unknown or lengths do not fit.
+    """
+
+    def __init__(
+        self,
+        base_lr: float,
+        total_steps: int,
+        decay: Literal["cosine", "linear", "polynomial", "rsqrt", "stair"],
+        warmup_steps: int = 0,
+        cooldown_steps: int = 0,
+        power: float = 1.0,
+        end: float = 0.0,
+        timescale: float = 10_000.0,
+        shift: float = 0.0,
+        steps: Sequence[int] = (),
+        mults: Sequence[float] = (),
+    ) -> None:
+        super().__init__()
+        kinds = ("cosine", "linear", "polynomial", "rsqrt", "stair")
+        if decay not in kinds:
+            raise ValueError(
+                f"Expected decay to be one of {', '.join(kinds)}. "
+                f"Received: decay={decay!r}"
+            )
+        _check_warmup(warmup_steps, total_steps)
+        if len(steps) != len(mults) or (decay == "stair") != bool(steps):
+            raise ValueError(
+                "Expected steps with a multiplier each for decay='stair', and for no "
+                f"other. Received: decay={decay!r}, steps={tuple(steps)}, "
+                f"mults={tuple(mults)}"
+            )
+        self.base_lr = base_lr
+        self.total_steps = total_steps
+        self.decay = decay
+        self.warmup_steps = warmup_steps
+        self.cooldown_steps = cooldown_steps
+        self.power = power
+        self.end = end
+        self.timescale = timescale
+        self.shift = shift
+        self.steps = tuple(steps)
+        self.mults = tuple(mults)
+
+    def __call__(self, step: Any) -> Any:
+        step = ops.cast(step, "float32")
+        rate = self._decayed(step)
+        if self.warmup_steps:
+            rate = rate * ops.minimum(1.0, step / self.warmup_steps)
+        if self.cooldown_steps:
+            left = (self.total_steps - step) / self.cooldown_steps
+            rate = rate * ops.minimum(1.0, left)
+        return rate
+
+    def _decayed(self, step: Any) -> Any:
+        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        progress = ops.clip(progress, 0.0, 1.0)
+        if self.decay == "cosine":
+            return self.base_lr * 0.5 * (1.0 + ops.cos(math.pi * progress))
+        if self.decay in ("linear", "polynomial"):
+            power = self.power if self.decay == "polynomial" else 1.0
+            return self.end + (self.base_lr - self.end) * (1.0 - progress) ** power
+        if self.decay == "rsqrt":
+            since = ops.maximum(step - self.warmup_steps, 0.0) + self.shift
+            return self.base_lr / ops.sqrt(1.0 + since / self.timescale)
+        rate = self.base_lr * ops.ones_like(step)
+        for start, mult in zip(self.steps, self.mults, strict=True):
+            rate = ops.where(step >= start, self.base_lr * mult, rate)
+        return rate
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "base_lr": self.base_lr,
+            "total_steps": self.total_steps,
+            "decay": self.decay,
+            "warmup_steps": self.warmup_steps,
+            "cooldown_steps": self.cooldown_steps,
+            "power": self.power,
+            "end": self.end,
+            "timescale": self.timescale,
+            "shift": self.shift,
+            "steps": list(self.steps),
+            "mults": list(self.mults),
+        }
+
+
+@register
+class StaircaseDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """BiT-HyperRule's schedule (big_transfer, bit_hyperrule.py).
+
+    Linear warm-up until the first boundary, then a tenth of the rate after every
+    further one.
+
+    Args:
+        base_lr: the rate after the warm-up.
+        boundaries: the warm-up's end and the steps after which the rate falls.
+
+    Raises:
+        ValueError: if the boundaries do not grow.
+    """
+
+    def __init__(self, base_lr: float, boundaries: Sequence[int]) -> None:
+        super().__init__()
+        if not boundaries or list(boundaries) != sorted({0, *boundaries})[1:]:
+            raise ValueError(
+                "Expected boundaries that grow from above 0. "
+                f"Received: boundaries={tuple(boundaries)}"
+            )
+        self.base_lr = base_lr
+        self.boundaries = tuple(boundaries)
+
+    def __call__(self, step: Any) -> Any:
+        step = ops.cast(step, "float32")
+        rate = self.base_lr * ops.minimum(1.0, step / self.boundaries[0])
+        for fall, boundary in enumerate(self.boundaries[1:], 1):
+            rate = ops.where(step > boundary, self.base_lr / 10**fall, rate)
+        return rate
+
+    def get_config(self) -> dict[str, Any]:
+        return {"base_lr": self.base_lr, "boundaries": list(self.boundaries)}
+
+
+def _check_warmup(warmup_steps: int, total_steps: int) -> None:
+    if not 0 <= warmup_steps < total_steps:
+        raise ValueError(
+            "Expected 0 <= warmup_steps < total_steps. Received: "
+            f"warmup_steps={warmup_steps}, total_steps={total_steps}"
+        )
+
+
+def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
+    """The learning rate's multiplier of every variable, by its layer's depth.
+
+    BEiT's convention (arXiv:2106.08254, `get_num_layer_for_vit`): patch and position
+    embeddings and the class token, and here a hybrid's ResNet, are depth 0, block i is
+    depth i + 1, and what comes after L blocks, the last norm and the head, is depth
+    L + 1 and keeps the whole rate: layer_decay ^ (L + 1 - depth).
+
+    Raises:
+        ValueError: if no path is a Transformer block's.
+    """
+    blocks = [re.match(r"(?:encoderblock|posembed)_(\d+)/", path) for path in paths]
+    last = 1 + max((1 + int(found[1]) for found in blocks if found), default=-1)
+    if not last:
+        raise ValueError(
+            "Expected a Transformer's variables (encoderblock_0/...) for layer_decay. "
+            f"Received: layer_decay={layer_decay}, {', '.join(paths[:3])}, ..."
+        )
+    after = ("encoder_norm/", "MAPHead_0/", "pre_logits/", "head/")
+    depths = [
+        1 + int(found[1]) if found else last if path.startswith(after) else 0
+        for path, found in zip(paths, blocks, strict=True)
+    ]
+    return [layer_decay ** (last - depth) for depth in depths]
+
+
+class _Decoupled(keras.optimizers.Optimizer):
+    """w <- w - lr * c * (u + kernel_decay * w): what the optimizers below share.
+
+    Weights decay apart from the gradient, and kernels alone do: norms, biases,
+    positions and the class token do not (big_vision, optax.py: `.*/kernel$`). The
+    decay is relative to the rate, as in Table 3; big_vision's `wd` is
+    lr * kernel_decay. c is the layer's multiplier, see `layer_rates`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        *,
+        name: str,
+        kernel_decay: float = 0.0,
+        layer_decay: float | None = None,
+        momentum_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        if momentum_dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                "Expected momentum_dtype 'float32' or 'bfloat16'. "
+                f"Received: momentum_dtype={momentum_dtype!r}"
+            )
+        self.kernel_decay = kernel_decay
+        self.layer_decay = layer_decay
+        self.momentum_dtype = momentum_dtype
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Comes first in a subclass's `build`."""
+        super().build(variables)
+        self.decays = [
+            self.kernel_decay if variable.name == "kernel" else 0.0
+            for variable in variables
+        ]
+        self.rates = (
+            [1.0] * len(variables)
+            if self.layer_decay is None
+            else layer_rates(
+                [variable.path for variable in variables], self.layer_decay
+            )
+        )
+
+    def _momentums(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        """A first moment for each variable, in `momentum_dtype`."""
+        return [
+            self.add_variable(
+                variable.shape,
+                dtype=self.momentum_dtype,
+                name=f"{variable.path.replace('/', '_')}_momentum",
+            )
+            for variable in variables
+        ]
+
+    def _decayed(self, momentum: Any, factor: float) -> Any:
+        """The product with m, in m's dtype, then float32: optax's expression.
+
+        In bfloat16, 0.9 is 0.8984375. The product is rounded where operations run one
+        by one and is not where XLA compiles them, here as in optax.
+        """
+        return ops.cast(ops.cast(factor, momentum.dtype) * momentum, "float32")
+
+    def _store(self, variable: Any, value: Any) -> None:
+        self.assign(variable, ops.cast(value, variable.dtype))
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        index = self._get_variable_index(variable)
+        update = self.direction(ops.cast(gradient, "float32"), index)
+        if self.decays[index]:
+            update = update + self.decays[index] * ops.cast(variable, "float32")
+        rate = ops.cast(learning_rate, "float32")
+        if self.rates[index] != 1.0:
+            rate = rate * self.rates[index]
+        self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
+
+    def direction(self, gradient: Any, index: int) -> Any:
+        """The u of the variable at `index`; updates its moments."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "kernel_decay": self.kernel_decay,
+            "layer_decay": self.layer_decay,
+            "momentum_dtype": self.momentum_dtype,
+        }
+
+
+@register
+class MomentumSGD(_Decoupled):
     """SGD with momentum as optax and torch compute it.
 
-    m <- g + momentum * m;  w <- w - lr * m
+    m <- g + momentum * m;  u = m
 
     `keras.optimizers.SGD` keeps lr inside the momentum (m <- momentum * m - lr * g),
     which is another path whenever lr changes, as it does at every step of a schedule.
@@ -83,6 +359,10 @@ class MomentumSGD(keras.optimizers.Optimizer):
     Args:
         learning_rate: a number or a schedule.
         momentum: in [0, 1).
+        kernel_decay: weight decay of kernels, relative to the rate; 0 in Table 4.
+        layer_decay: see `layer_rates`; None for one rate.
+        momentum_dtype: "bfloat16" keeps m as vit_jax/train.py does, which rounds
+            `momentum` too; u is not rounded.
         **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
     """
 
@@ -93,34 +373,279 @@ class MomentumSGD(keras.optimizers.Optimizer):
         name: str = "momentum_sgd",
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        super().__init__(learning_rate, name=name, **kwargs)
         self.momentum = momentum
 
     def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
-        self.momentums = [
-            self.add_variable_from_reference(variable, name="momentum")
-            for variable in variables
-        ]
+        self.momentums = self._momentums(variables)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        m = self.momentums[self._get_variable_index(variable)]
-        gradient = ops.cast(gradient, variable.dtype)
-        self.assign(m, gradient + self.momentum * m)
-        self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * m)
+    def direction(self, gradient: Any, index: int) -> Any:
+        m = self.momentums[index]
+        update = gradient + self._decayed(m, self.momentum)
+        self._store(m, update)
+        return update
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "momentum": self.momentum}
 
 
-def optimizer(recipe: Recipe, base_lr: float) -> MomentumSGD:
-    """The recipe's optimizer at one of its learning rates."""
-    return MomentumSGD(
-        WarmupDecay(base_lr, recipe.total_steps, recipe.warmup_steps, recipe.decay),
-        recipe.momentum,
-        global_clipnorm=recipe.clip_norm,
-        use_ema=recipe.ema is not None,
-        ema_momentum=recipe.ema or 0.99,
-    )
+@register
+class DecoupledAdam(_Decoupled):
+    """Adam with decoupled weight decay of kernels, as big_vision's (Table 3).
+
+    m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g^2
+    u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    `keras.optimizers.AdamW` decays every variable and adds epsilon before the
+    correction of v.
+
+    Args:
+        learning_rate: a number or a schedule.
+        beta1: in [0, 1).
+        beta2: in [0, 1).
+        epsilon: as in the formula.
+        kernel_decay: weight decay of kernels, relative to the rate.
+        layer_decay: see `layer_rates`; None for one rate.
+        momentum_dtype: "bfloat16" keeps m so, and rounds `beta1`, as optax does.
+        **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        name: str = "decoupled_adam",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, name=name, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = self._momentums(variables)
+        self.velocities = [
+            self.add_variable_from_reference(variable, name="velocity")
+            for variable in variables
+        ]
+
+    def direction(self, gradient: Any, index: int) -> Any:
+        m, v = self.momentums[index], self.velocities[index]
+        t = ops.cast(self.iterations + 1, "float32")
+        momentum = (1 - self.beta1) * gradient + self._decayed(m, self.beta1)
+        velocity = (1 - self.beta2) * ops.square(gradient) + self.beta2 * v
+        self._store(m, momentum)
+        self._store(v, velocity)
+        momentum = momentum / (1 - ops.power(self.beta1, t))
+        velocity = velocity / (1 - ops.power(self.beta2, t))
+        return momentum / (ops.sqrt(velocity) + self.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "epsilon": self.epsilon,
+        }
+
+
+@register
+class Adafactor(_Decoupled):
+    """big_vision's Adafactor (optax.py, arXiv:2106.04560 section 3.4).
+
+    beta = min(beta2_cap, 1 - t^-0.8);  v <- beta * v + (1 - beta) * (g^2 + 1e-30)
+    u = m <- momentum * m + (1 - momentum) * g / sqrt(v)
+
+    v is kept as the means of its rows and columns along the two largest dimensions,
+    if both have at least 32 places; there is no clipping of updates, and m is not
+    corrected for its start at zero.
+
+    Dimensions are those of the official checkpoints, which `views` names: where our
+    variable holds query, key and value side by side, each is a matrix of its own, and
+    of [D, k, D_h] the two largest are D and D_h.
+
+    Args:
+        learning_rate: a number or a schedule.
+        momentum: of the last average; 0 leaves m out.
+        beta2_cap: as in the formula.
+        views: variable path: (tensors side by side on its last axis, shape of each);
+            see `checkpoint_views`. A path that is absent is one tensor of its own
+            shape.
+        kernel_decay: weight decay of kernels, relative to the rate.
+        layer_decay: see `layer_rates`; None for one rate.
+        momentum_dtype: of m; "bfloat16" is big_vision's.
+        **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        momentum: float = 0.9,
+        beta2_cap: float = 0.999,
+        views: Mapping[str, tuple[int, Sequence[int]]] | None = None,
+        name: str = "adafactor",
+        momentum_dtype: str = "bfloat16",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate, name=name, momentum_dtype=momentum_dtype, **kwargs
+        )
+        self.momentum = momentum
+        self.beta2_cap = beta2_cap
+        self.views: dict[str, tuple[int, tuple[int, ...]]] = {
+            path: (count, tuple(shape))
+            for path, (count, shape) in (views or {}).items()
+        }
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = self._momentums(variables) if self.momentum else []
+        self.factored = []  # Axes of (the row mean's, the column mean's) largest.
+        self.velocities = []
+        for variable in variables:
+            count, shape = self.views.get(variable.path, (1, variable.shape))
+            axes = factored_axes(tuple(shape))
+            full = (count, *shape)
+            self.factored.append(axes)
+            kept = [full] if axes is None else [_without(full, axis) for axis in axes]
+            self.velocities.append(
+                [
+                    self.add_variable(
+                        part, name=f"{variable.path.replace('/', '_')}_v{i}"
+                    )
+                    for i, part in enumerate(kept)
+                ]
+            )
+
+    def direction(self, gradient: Any, index: int) -> Any:
+        variable = self._trainable_variables[index]
+        count, shape = self.views.get(variable.path, (1, variable.shape))
+        t = ops.cast(self.iterations + 1, "float32")
+        beta = ops.minimum(self.beta2_cap, 1.0 - ops.power(t, -0.8))
+        # Tensors side by side become tensors one after another: [count, *shape].
+        lead = tuple(variable.shape[:-1])
+        apart = (*lead, count, variable.shape[-1] // count) if lead else None
+        g = gradient
+        if apart is not None:
+            g = ops.moveaxis(ops.reshape(g, apart), -2, 0)
+        g = ops.reshape(g, (count, *shape))
+        g = g * self._inverse_root(ops.square(g) + 1e-30, beta, index)
+        if apart is not None:
+            g = ops.moveaxis(ops.reshape(g, (count, *lead, apart[-1])), 0, -2)
+        update = ops.reshape(g, variable.shape)
+        if not self.momentum:
+            return update
+        m = self.momentums[index]
+        update = (1 - self.momentum) * update + self._decayed(m, self.momentum)
+        self._store(m, update)
+        return update
+
+    def _inverse_root(self, squares: Any, beta: Any, index: int) -> Any:
+        """1 / sqrt(v), or its approximation by rows and columns."""
+        axes = self.factored[index]
+
+        def averaged(velocity: Any, value: Any) -> Any:
+            value = beta * velocity + (1.0 - beta) * value
+            self.assign(velocity, value)
+            return value
+
+        if axes is None:
+            (v,) = self.velocities[index]
+            return ops.rsqrt(averaged(v, squares))
+        of_rows, of_columns = self.velocities[index]
+        largest, second = axes
+        rows = averaged(of_rows, ops.mean(squares, axis=largest))
+        columns = averaged(of_columns, ops.mean(squares, axis=second))
+        left = second - 1 if second > largest else second
+        rows = ops.rsqrt(rows / ops.mean(rows, axis=left, keepdims=True))
+        return ops.expand_dims(rows, largest) * ops.expand_dims(
+            ops.rsqrt(columns), second
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "beta2_cap": self.beta2_cap,
+            "views": {
+                path: [count, list(shape)]
+                for path, (count, shape) in self.views.items()
+            },
+        }
+
+
+def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The largest and second largest axis of [count, *shape], or None if too small.
+
+    Of equal sides the later one counts as larger, as optax's sort has it.
+    """
+    if len(shape) < 2:
+        return None
+    second, largest = np.argsort(shape, kind="stable")[-2:]
+    if shape[second] < 32:
+        return None
+    return int(largest) + 1, int(second) + 1
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """How the official checkpoints cut a model's variables: see `Adafactor`."""
+    return {
+        entry.variable.path: (len(entry.names), entry.shape)
+        for entry in canonical.entries(model)
+        if isinstance(entry.variable, keras.Variable)  # No sum of a kernel and LoRA.
+        and entry.shape != tuple(entry.variable.shape)
+    }
+
+
+def schedule(
+    recipe: Recipe, base_lr: float
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The recipe's learning rate by step, at one of its base rates.
+
+    Raises:
+        ValueError: if the recipe has epochs still.
+    """
+    if recipe.decay == "staircase":
+        return StaircaseDecay(base_lr, recipe.boundaries)
+    return WarmupDecay(base_lr, recipe.steps, recipe.warmup_steps, recipe.decay)
+
+
+def optimizer(
+    recipe: Recipe, base_lr: float, model: keras.Model | None = None
+) -> keras.optimizers.Optimizer:
+    """The recipe's optimizer at one of its learning rates.
+
+    Args:
+        recipe: of steps, see `Recipe.for_images`.
+        base_lr: one of `recipe.base_lr`.
+        model: what it will train; Adafactor reads the shapes of its checkpoint.
+    """
+    rate = schedule(recipe, base_lr)
+    shared: dict[str, Any] = {
+        "kernel_decay": recipe.weight_decay,
+        "layer_decay": recipe.layer_decay,
+        "momentum_dtype": recipe.momentum_dtype,
+        "global_clipnorm": recipe.clip_norm,
+        "use_ema": recipe.ema is not None,
+        "ema_momentum": recipe.ema or 0.99,
+    }
+    if recipe.optimizer == "adam":
+        return DecoupledAdam(rate, recipe.beta1, recipe.beta2, **shared)
+    if recipe.optimizer == "adafactor":
+        views = None if model is None else checkpoint_views(model)
+        return Adafactor(rate, recipe.momentum, recipe.beta2, views, **shared)
+    return MomentumSGD(rate, recipe.momentum, **shared)

@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 from rich import progress
 from rich.console import Console
 
-from keras_vit.weights.files import replacing
+from keras_vit.files import replacing
 from keras_vit.weights.registry import Checkpoint, Format, select
 
 if sys.platform != "win32":

@@ -17,11 +17,11 @@ from safetensors.numpy import save_file
 
 from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.files import replacing, replacing_all
 from keras_vit.layers.embeddings import quantized
 from keras_vit.models.description import config_of, describe
 from keras_vit.weights import names, variables
 from keras_vit.weights.contents import PREPROCESSING, infer
-from keras_vit.weights.files import replacing, replacing_all
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.

@@ -183,6 +183,21 @@ def test_normalize_with_imagenet_statistics(run):
     np.testing.assert_allclose(ours, (image / 255 - mean) / std, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("shape", [(3,), (9, 3), (7, 9, 3), (2, 7, 9, 3)])
+def test_normalize_is_the_same_at_any_rank(shape):
+    """Rows are put together for speed; that changes no bit."""
+    image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+    offset, scale = ([255.0 * x for x in values] for values in IMAGENET)
+    expected = eagerly(lambda x: (x - offset) / scale, image)
+    ours = eagerly(lambda x: preprocessing.normalize(x, *IMAGENET), image)
+    np.testing.assert_array_equal(ours, expected)
+    shapeless = tf.function(
+        lambda x: preprocessing.normalize(x, *IMAGENET),
+        input_signature=[tf.TensorSpec([None] * (len(shape) - 1) + [3])],
+    )
+    np.testing.assert_allclose(shapeless(image), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_normalize_serves_any_number_of_channels(channels):
     image = np.full((2, 2, channels), 255, np.uint8)

@@ -1,0 +1,246 @@
+"""Packed images: TFRecord shards, and an index by which any record is read.
+
+A packed folder holds
+
+- `train-00000-of-00004.tfrecord` and so on: `tf.train.Example`s of "image" (encoded
+  bytes) and "label" (int64), as any TFRecord reader reads them;
+- `train.npy`: of every record, in order, where its image begins in which shard, how
+  long it is, its CRC-32 and its label (`RECORD`);
+- `index.json`, written last: classes, the source's fingerprint, and of every file above
+  its size and SHA-256.
+
+The index makes shards indexable: an epoch is shuffled over all images rather than a
+buffer of them, and a run starts at any step without reading what came before it. Images
+are read by `os.pread` from where they lie, `GROUP` at a time in a call of Python, each
+checked by its CRC-32 (benchmarks/data.py times it). Small sets are read once and kept.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import warnings
+import zlib
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import track
+
+from keras_vit.data import splits
+from keras_vit.data.splits import Indexed
+
+INDEX = "index.json"
+FORMAT = "keras_vit packed images, version 1"
+GROUP = 32  # Records a call: what a call costs is then less than a tenth of decoding.
+RECORD = np.dtype(
+    [
+        ("shard", "<i4"),
+        ("length", "<u4"),  # Of the encoded image, in bytes.
+        ("offset", "<i8"),  # Of its first byte, in the shard.
+        ("crc32", "<u4"),
+        ("label", "<i4"),
+    ]
+)
+
+
+class Packed(Indexed):
+    """A split of a packed folder.
+
+    Args:
+        shards: the shards' files, in order.
+        records: `RECORD` [N].
+        digest: SHA-256 of the whole split's index and shards.
+    """
+
+    def __init__(self, shards: list[Path], records: np.ndarray, digest: str) -> None:
+        super().__init__(records["label"])
+        self.shards = shards
+        self.records = records
+        self.digest = digest
+
+    def fetch(self, handles: tf.data.Dataset) -> tf.data.Dataset:
+        if self._is_small():
+            return handles
+
+        def read(*parts: Any) -> tuple[Any, ...]:
+            *rest, indices = parts
+            images = tf.numpy_function(self.images, [indices], tf.string)
+            return *rest, (tf.ensure_shape(images, (None,)), indices)
+
+        return (
+            handles.batch(GROUP)
+            .map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .unbatch()
+        )
+
+    def item(self, handle: Any) -> dict[str, Any]:
+        if self._is_small():
+            image, index = tf.gather(self._contents, handle), handle
+        else:
+            image, index = handle
+        return {"image": image, "label": tf.gather(self._labels, index)}
+
+    def images(self, indices: np.ndarray) -> np.ndarray:
+        """The encoded images at `indices`, [n] of bytes.
+
+        Raises:
+            ValueError: naming the shard, where it is gone or damaged.
+        """
+        found = []
+        for record in self.records[indices]:
+            image = _pread(self.shards[record["shard"]], record)
+            if image is None:
+                raise ValueError(
+                    "Expected the images that were packed. Received: "
+                    f"{str(self.shards[record['shard']])!r}, gone or damaged at byte "
+                    f"{record['offset']}. Pack it again, or leave out what is damaged "
+                    "with --on-corrupt skip (on_corrupt='skip')"
+                )
+            found.append(image)
+        return np.array(found, object)
+
+    def readable(self) -> np.ndarray:
+        """Whether each record can be read and is what was packed, bool [N]."""
+
+        def check(record: np.void) -> bool:
+            return _pread(self.shards[record["shard"]], record) is not None
+
+        with futures.ThreadPoolExecutor() as pool:
+            checked = track(
+                pool.map(check, self.records),
+                description="checking shards",
+                total=len(self),
+                console=Console(stderr=True),
+                transient=True,
+                disable=not sys.stderr.isatty(),
+            )
+            return np.fromiter(checked, bool, len(self))
+
+    def take(self, indices: np.ndarray) -> Self:
+        return type(self)(self.shards, self.records[indices], self.digest)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.digest.encode())
+        digest.update(self.records.tobytes())
+        return digest.hexdigest()
+
+    def _is_small(self) -> bool:
+        return int(self.records["length"].sum(dtype=np.int64)) <= splits.CACHE_BYTES
+
+    @functools.cached_property
+    def _contents(self) -> Any:
+        return splits.constant(self.images(np.arange(len(self))))
+
+    @functools.cached_property
+    def _labels(self) -> Any:
+        return splits.constant(self.labels)
+
+
+def _pread(shard: Path, record: np.void) -> bytes | None:
+    """A record's image; None where it is not there as it was packed."""
+    try:
+        file = os.open(shard, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        image = os.pread(file, int(record["length"]), int(record["offset"]))
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return image if zlib.crc32(image) == record["crc32"] else None
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether `keras-vit data pack` wrote this folder."""
+    return (folder / INDEX).is_file()
+
+
+def open_packed(
+    folder: Path, on_corrupt: Literal["stop", "skip"]
+) -> tuple[tuple[str, ...], dict[str, Packed]]:
+    """The classes and the splits of a packed folder.
+
+    Args:
+        folder: that `keras-vit data pack` wrote.
+        on_corrupt: "stop" looks at every shard's size now and at every image when it is
+            read; "skip" reads every image now and leaves out, named and counted, what
+            is not as it was packed.
+
+    Raises:
+        ValueError: naming the files that are missing or damaged.
+    """
+    index = _read_index(folder)
+    found = {}
+    for name, facts in index["splits"].items():
+        split = _open_split(folder, facts)
+        bad = [s for s in facts["shards"] if _size(folder / s["file"]) != s["bytes"]]
+        if bad and on_corrupt == "stop":
+            listed = ", ".join(shard["file"] for shard in bad[:10])
+            raise ValueError(
+                f"Expected the shards of {str(folder / INDEX)!r}. Received: {len(bad)} "
+                f"of {len(facts['shards'])} missing, truncated or changed: {listed}. "
+                "Pack it again, or leave out what is damaged with --on-corrupt skip "
+                "(on_corrupt='skip')"
+            )
+        found[name] = _intact(split) if on_corrupt == "skip" else split
+    return tuple(index["classes"]), found
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        known = isinstance(index, dict) and index.get("format") == FORMAT
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(
+            f"Expected the index of a packed folder ({FORMAT!r}). Received: "
+            f"{str(path)!r}, which is damaged or of another version. Pack it again"
+        )
+    return dict(index)
+
+
+def _open_split(folder: Path, facts: dict[str, Any]) -> Packed:
+    path = folder / facts["records"]
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+        raise ValueError(
+            f"Expected the records that {str(folder / INDEX)!r} lists. Received: "
+            f"{str(path)!r}, missing or damaged. Pack it again"
+        )
+    records = np.load(path, allow_pickle=False)
+    shards = [folder / shard["file"] for shard in facts["shards"]]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    return Packed(shards, records, digest.hexdigest())
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _intact(split: Packed) -> Packed:
+    """The records that can be read; warns of the others."""
+    readable = split.readable()
+    if readable.all():
+        return split
+    numbers, counts = np.unique(split.records["shard"][~readable], return_counts=True)
+    listed = ", ".join(
+        f"{count} of {split.shards[number]}"
+        for number, count in zip(numbers[:10], counts[:10], strict=True)
+    )
+    warnings.warn(
+        f"{(~readable).sum()} damaged images left out: {listed}", stacklevel=2
+    )
+    if not readable.any():
+        raise ValueError(
+            "Expected a shard with images as they were packed. Received: none in "
+            f"{str(split.shards[0].parent)!r}. Pack it again"
+        )
+    return split.take(np.flatnonzero(readable))

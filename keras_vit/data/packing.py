@@ -1,0 +1,228 @@
+"""Writing packed folders: `keras-vit data pack`. The format is in `packed`."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from keras_vit.data.packed import FORMAT, INDEX, RECORD
+from keras_vit.data.sources import Source
+from keras_vit.data.splits import Split
+from keras_vit.files import replacing
+
+PLAN = "plan.json"  # In a folder that is being packed: of what, and how.
+SHARD_IMAGES = 10_000  # ImageNet: 128 shards of about 1.1 GB.
+HEADER, FOOTER = 12, 4  # Bytes around a TFRecord: length and its CRC, the data's CRC.
+
+
+def pack(
+    source: Source,
+    output: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    split: Literal["all", "train"] = "all",
+) -> Path:
+    """Writes a source as a packed folder, whole or not at all.
+
+    The work is done in `output` + ".partial", renamed at the end. After a kill the same
+    call goes on there, from the last shard that is whole.
+
+    Args:
+        source: of encoded images: a folder, a TFDS set.
+        output: a folder that is not there yet.
+        shards: of the training images; test images get a number in proportion. The
+            default is one for every `SHARD_IMAGES`.
+        split: "all", or "train" to leave test images out.
+
+    Returns:
+        `output`.
+
+    Raises:
+        ValueError: if `output` is there, or the source's images are not encoded,
+            cannot be read, or change meanwhile.
+        OSError: if there is no room or right to write.
+    """
+    output = Path(output)
+    partial = output.with_name(output.name + ".partial")
+    chosen = {"train": source.train}
+    if split == "all" and source.test is not None:
+        chosen["test"] = source.test
+    counts = {name: _shards(part, shards, source) for name, part in chosen.items()}
+    plan = {"format": FORMAT, "source": source.fingerprint(), "shards": counts}
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(
+            f"Expected a folder that is not there yet. Received: {str(output)!r}. "
+            "Name another, or delete it"
+        )
+    try:
+        _begin(partial, plan)
+        facts = {
+            name: _pack_split(part, partial, name, counts[name])
+            for name, part in chosen.items()
+        }
+        if source.fingerprint() != plan["source"]:
+            raise ValueError(
+                "Expected a source that stays as it is while it is packed. Received: "
+                f"{source.name!r}, which has changed. Pack it again"
+            )
+        with replacing(partial / INDEX) as temporary:
+            index = {
+                "format": FORMAT,
+                "source": {"name": source.name, "fingerprint": plan["source"]},
+                "classes": source.classes,
+                "splits": facts,
+            }
+            text = json.dumps(index, indent=1, ensure_ascii=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
+        (partial / PLAN).unlink()
+        partial.replace(output)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror or error}. The shards that are whole stay in "
+            f"{str(partial)!r}: the same command goes on from there",
+        ) from error
+    return output
+
+
+def _shards(split: Split, shards: int | None, source: Source) -> int:
+    """How many shards a split gets."""
+    if shards is None:
+        return -(-len(split) // SHARD_IMAGES)
+    if not 0 < shards <= len(source.train):
+        raise ValueError(
+            f"Expected from 1 to {len(source.train)} shards, the number of training "
+            f"images. Received: shards={shards}"
+        )
+    return -(-shards * len(split) // len(source.train))
+
+
+def _begin(partial: Path, plan: dict[str, Any]) -> None:
+    """Makes `partial` a folder of this plan: its own, or an empty one."""
+    path = partial / PLAN
+    if path.is_file() and path.read_text() != json.dumps(plan):
+        shutil.rmtree(partial)  # Of another source, or of the same before it changed.
+    partial.mkdir(parents=True, exist_ok=True)
+    for left in partial.glob(".writing-*"):  # By a process that was killed.
+        left.unlink()
+    if not path.is_file():
+        if any(partial.iterdir()):
+            raise ValueError(
+                "Expected a folder of an interrupted `keras-vit data pack`, or none. "
+                f"Received: {str(partial)!r}, which holds something else. Move it"
+            )
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(plan))
+
+
+def _pack_split(split: Split, folder: Path, name: str, shards: int) -> dict[str, Any]:
+    """Writes what is missing of a split; returns its part of the index."""
+    files = [f"{name}-{i:05}-of-{shards:05}.tfrecord" for i in range(shards)]
+    bounds = [len(split) * i // shards for i in range(shards + 1)]
+    whole = 0
+    while whole < shards and (folder / files[whole]).is_file():
+        whole += 1
+    images = _images(split, bounds[whole])
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        task = progress.add_task(
+            f"packing {name}", total=len(split), completed=bounds[whole]
+        )
+        for i in range(whole, shards):
+            with replacing(folder / files[i]) as temporary:
+                count = bounds[i + 1] - bounds[i]
+                _write_shard(temporary, images, count, lambda: progress.advance(task))
+        records, facts = [], []
+        task = progress.add_task(f"indexing {name}", total=len(split))
+        for i, file in enumerate(files):
+            found, digest = _scan(folder / file, i)
+            records.append(found)
+            size = (folder / file).stat().st_size
+            facts.append({"file": file, "bytes": size, "sha256": digest})
+            progress.advance(task, len(found))
+    with replacing(folder / f"{name}.npy") as temporary:
+        np.save(temporary, np.concatenate(records))
+    content = (folder / f"{name}.npy").read_bytes()
+    return {
+        "images": len(split),
+        "records": f"{name}.npy",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "shards": facts,
+    }
+
+
+def _images(split: Split, start: int) -> Iterator[tuple[bytes, int]]:
+    """Encoded images and labels from place `start` on, in order."""
+    places = split.places(keep=lambda place: place >= start)
+    items = split.fetch(places).map(lambda _, handle: split.item(handle))
+    if items.element_spec["image"].dtype != tf.string:
+        raise ValueError(
+            "Expected encoded images to pack: a folder, or a TFDS set. Received: a "
+            "source of arrays. Arrays in memory are read by index as they are"
+        )
+    try:
+        for item in items.prefetch(64).as_numpy_iterator():
+            yield item["image"], int(item["label"])
+    except tf.errors.OpError as error:
+        raise ValueError(
+            "Expected a source that can be read from beginning to end. Received: "
+            f"{error.message}"
+        ) from error
+
+
+def _write_shard(
+    path: Path, images: Iterator[tuple[bytes, int]], count: int, advance: Any
+) -> None:
+    try:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for _ in range(count):
+                image, label = next(images)
+                writer.write(_example(image, label))
+                advance()
+    except tf.errors.OpError as error:
+        full = isinstance(error, tf.errors.ResourceExhaustedError)
+        raise OSError(errno.ENOSPC if full else errno.EIO, error.message) from error
+
+
+def _example(image: bytes, label: int) -> bytes:
+    features = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    return bytes(example.SerializeToString())
+
+
+def _scan(path: Path, shard: int) -> tuple[np.ndarray, str]:
+    """The `RECORD`s of a shard, and its SHA-256."""
+    digest = hashlib.sha256()
+    records = []
+    offset = 0
+    with path.open("rb") as file:
+        while header := file.read(HEADER):
+            data = file.read(int.from_bytes(header[:8], "little"))
+            for part in (header, data, file.read(FOOTER)):
+                digest.update(part)
+            feature = tf.train.Example.FromString(data).features.feature
+            image = feature["image"].bytes_list.value[0]
+            label = feature["label"].int64_list.value[0]
+            begin = offset + HEADER + data.index(image)
+            records.append((shard, len(image), begin, zlib.crc32(image), label))
+            offset += HEADER + len(data) + FOOTER
+    return np.array(records, RECORD), digest.hexdigest()

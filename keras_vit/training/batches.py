@@ -1,0 +1,282 @@
+"""The batches that `fit` trains on and is judged by, from whatever it is given."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.data import augmentation, pipelines, preprocessing, sources, splits
+from keras_vit.recipes import Recipe
+
+BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # `start_step` says where.
+
+
+class Batches:
+    """The batches of a fit: from a source with its recipe, or ready made."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        recipe: Recipe,
+        data: Any,
+        validation_data: tf.data.Dataset | None,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        seed: int,
+        verbose: int | str,
+    ) -> None:
+        self.recipe, self.seed, self.verbose = recipe, seed, verbose
+        self.mean, self.std = mean, std
+        self.ready = None
+        self.validation_data = validation_data
+        self.draws = _draws(model)
+        self.test_images = 0
+        self.sparse = True
+        frozen = recipe.freeze or recipe.lora_rank is not None
+        if frozen and "head" not in {layer.name for layer in model.layers}:
+            raise ValueError(
+                "Expected a layer named 'head' to train alone. Received: "
+                f"model={model.name!r} without. keras_vit.for_task puts one on"
+            )
+        if isinstance(data, tf.data.Dataset):
+            self._check_ready(model, data, mean, std)
+            self.ready = data.repeat()
+            return
+        self.source = (
+            data
+            if isinstance(data, sources.Source)
+            else sources.open_source(data, seed=seed)
+        )
+        self.recipe = recipe = recipe.for_images(len(self.source.train))
+        self.classes = len(self.source.classes)
+        self.sparse = not (recipe.mixup or recipe.cutmix)  # Mixed labels are one-hot.
+        _check_head(model, self.classes, self.source.name)
+        self.test_images = 0 if self.source.test is None else len(self.source.test)
+        self.options = {
+            "image_size": model.input_shape[1:3],
+            "mean": mean,
+            "std": std,
+            "channels": model.input_shape[-1],
+        }
+        if self.on_features():
+            self._read_features(model)
+
+    def identity(self) -> dict[str, Any]:
+        """What the batches are a function of, as plain values."""
+        told = {"seed": self.seed, "mean": self.mean, "std": self.std}
+        if self.ready is not None:
+            return {**told, "data": str(self.ready.element_spec)}
+        data = {"name": self.source.name, "fingerprint": self.source.fingerprint()}
+        return {**told, "data": data, "classes": self.source.classes}
+
+    def say(self, text: str) -> None:
+        """Prints, unless the user wants silence."""
+        if self.verbose:
+            print(text)
+
+    def on_features(self) -> bool:
+        """Whether every image's features stay the same all through the training."""
+        recipe = self.recipe
+        still = recipe.augment == "none" and self.sparse and not _image_ops(recipe)
+        return self.ready is None and recipe.freeze and still and not self.draws
+
+    def _check_ready(
+        self,
+        model: keras.Model,
+        data: tf.data.Dataset,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        """Looks at the first batch for what would go wrong, or silently badly."""
+        spec = data.element_spec
+        shapes = [part.shape for part in spec] if isinstance(spec, tuple) else [spec]
+        if len(shapes) not in (2, 3) or shapes[0].rank != 4 or not shapes[1].rank:
+            raise ValueError(
+                "Expected batches (images [B, H, W, C], labels [B] or [B, K]). "
+                f"Received: a tf.data.Dataset of {spec}. Dataset.batch makes batches"
+            )
+        first = next(iter(data), None)
+        if first is None:
+            raise ValueError("Expected batches. Received: an empty tf.data.Dataset")
+        images, labels = (x.numpy() for x in first[:2])
+        self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
+        classes = (
+            max(int(labels.max()) + 1, model.output_shape[-1])
+            if self.sparse
+            else labels.shape[-1]
+        )
+        _check_head(model, classes, "the first batch")
+        if labels.min() < 0:
+            raise ValueError(
+                f"Expected labels from 0. Received: {labels.min()} in the first batch"
+            )
+        parts = self.recipe.accumulation_steps
+        if len(images) % parts:
+            raise ValueError(
+                "Expected batches of a multiple of accumulation_steps images. "
+                f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
+            )
+        _warn_out_of_range(images, mean, std)
+
+    def _read_features(self, model: keras.Model) -> None:
+        """Replaces the images by what the head reads of them, computed once."""
+        head_input = keras.Model(model.input, model.get_layer("head").input)
+
+        def features(split: splits.Split | None, what: str) -> Any:
+            if split is None:
+                return None
+            self.say(f"features of {len(split)} {what} images")
+            batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
+            labels = split.dataset().map(lambda item: item["label"])
+            return splits.Arrays(
+                head_input.predict(
+                    batches.map(lambda image, _: image), verbose=self.verbose
+                ),
+                np.array(list(labels.as_numpy_iterator())),
+            )
+
+        self.source = dataclasses.replace(
+            self.source,
+            train=features(self.source.train, "training"),
+            test=features(self.source.test, "test"),
+        )
+
+    def hold_out(self) -> tuple[BatchesFrom, tf.data.Dataset]:
+        """Batches of the training set less the held-out share, and of that share."""
+        if self.ready is not None:
+            raise ValueError(
+                "Expected one learning rate with ready batches: there is no training "
+                f"set to hold a share of. Received: base_lr={self.recipe.base_lr}"
+            )
+        rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
+        return self._train(rest), self._evaluate(held_out)
+
+    def all(self) -> tuple[BatchesFrom, tf.data.Dataset | None]:
+        """Batches of the whole training set, and of the test set."""
+        if self.ready is not None:
+            ready = self.ready
+            return lambda start_step: ready.skip(start_step), self.validation_data
+        test = self.source.test
+        return self._train(self.source.train), test and self._evaluate(test)
+
+    def _train(self, split: Any) -> BatchesFrom:
+        recipe = self.recipe
+        if len(split) < recipe.batch_size:
+            warnings.warn(
+                f"{len(split)} training images are fewer than batch_size="
+                f"{recipe.batch_size}: a batch holds some of them more than once",
+                stacklevel=4,  # At the caller of `fit`.
+            )
+        if self.on_features():
+            return functools.partial(
+                pipelines.endless,
+                split,
+                lambda _, item: (item["image"], item["label"]),
+                batch_size=recipe.batch_size,
+                seed=self.seed,
+            )
+        return functools.partial(
+            pipelines.train_pipeline,
+            split,
+            batch_size=recipe.batch_size,
+            seed=self.seed,
+            augment=recipe.augment,
+            before_crop=recipe.resize,
+            image_ops=_image_ops(recipe),
+            batch_op=None if self.sparse else self._mixed,
+            **self.options,
+        )
+
+    def _mixed(self, images: Any, labels: Any, seed: Any) -> tuple[Any, Any]:
+        """A batch with mixup or CutMix; with both, one of them, as DeiT."""
+        recipe, fold_in = self.recipe, tf.random.experimental.stateless_fold_in
+        one_hot = tf.one_hot(labels, self.classes)
+
+        def mixup() -> tuple[Any, Any]:
+            return augmentation.mixup(images, one_hot, fold_in(seed, 0), recipe.mixup)
+
+        def cutmix() -> tuple[Any, Any]:
+            return augmentation.cutmix(images, one_hot, fold_in(seed, 1), recipe.cutmix)
+
+        if not recipe.cutmix:
+            return mixup()
+        if not recipe.mixup:
+            return cutmix()
+        coin = tf.random.stateless_uniform([], fold_in(seed, 2))
+        mixed: tuple[Any, Any] = tf.cond(coin < 0.5, mixup, cutmix)
+        return mixed
+
+    def _evaluate(self, split: Any) -> tf.data.Dataset:
+        part = self.recipe.batch_size // self.recipe.accumulation_steps
+        if self.on_features():
+            return tf.data.Dataset.from_tensor_slices(
+                (split.images, split.labels)
+            ).batch(part)
+        batches = pipelines.eval_pipeline(
+            split, batch_size=min(part, 64), **self.options
+        )
+        if self.sparse:
+            return batches
+        return batches.map(lambda x, labels: (x, tf.one_hot(labels, self.classes)))
+
+
+def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:
+    """What the recipe does to single images after crop and flip."""
+    ops: list[Callable[[Any, Any], Any]] = []
+    if recipe.randaugment is not None:
+        layers, magnitude = recipe.randaugment
+        ops.append(
+            functools.partial(
+                augmentation.randaugment, layers=layers, magnitude=magnitude
+            )
+        )
+    if recipe.random_erasing:
+        ops.append(
+            functools.partial(
+                augmentation.random_erasing, probability=recipe.random_erasing
+            )
+        )
+    return ops
+
+
+def _draws(model: keras.Model) -> bool:
+    """Whether the model has dropout: its generators' states are no weights."""
+    return len(model.variables) > len(model.weights)
+
+
+def _check_head(model: keras.Model, classes: int, where: str) -> None:
+    """Raises unless `model` ends in one logit for each class."""
+    shape = model.output_shape
+    activation = getattr(model.layers[-1], "activation", None)
+    if len(shape) != 2 or shape[-1] != classes:
+        received = f"model.output_shape={shape}, {classes} classes in {where}"
+    elif activation not in (None, keras.activations.linear):
+        received = (
+            f"model={model.name!r}, whose last layer ends in {activation.__name__} "
+            "(classifier_activation=None leaves that out)"
+        )
+    else:
+        return
+    raise ValueError(
+        f"Expected a model with one logit for each class. Received: {received}. "
+        f"keras_vit.for_task(model, {classes}) puts a new head on"
+    )
+
+
+def _warn_out_of_range(
+    images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Warns if a batch is not scaled as the weights expect."""
+    low, high = preprocessing.value_range(mean, std)
+    if images.min() < low - 0.01 or images.max() > high + 0.01:
+        warnings.warn(
+            f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "
+            f"Received: values from {images.min():g} to {images.max():g}. "
+            "keras_vit.preprocess_input scales 0..255 to [-1, 1]",
+            stacklevel=5,  # At the caller of `fit`.
+        )

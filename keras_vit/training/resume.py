@@ -1,0 +1,512 @@
+"""Runs that a kill cannot lose: checkpoints that continue to the same bits.
+
+    RUN/begun.json                          what is trained, on what, with what seed
+    RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
+    RUN/checkpoints/step-0000000120.json    its size and sha256
+
+The .json is written last: without it the .npz beside it does not count.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.files import replacing
+
+BEGUN = "begun.json"
+HISTORY = "history.jsonl"
+INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
+
+
+class Preempted(SystemExit):
+    """The process was asked to end (SIGTERM, Ctrl-C); its run is saved up to `step`.
+
+    Unless it is caught the process ends, with the status that the signal gives.
+    """
+
+    def __init__(self, step: int, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.step = step
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read and found whole."""
+
+    step: int  # Updates made.
+    variables: dict[str, np.ndarray]
+    info: dict[str, Any]  # What the caller saved beside the variables.
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the newest `keep` stay.
+
+    Two are the least that survive damage to one of them.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"Expected keep to be 1 or more. Received: keep={keep}")
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(
+        self, step: int, variables: Mapping[str, np.ndarray], info: Mapping[str, Any]
+    ) -> None:
+        """Writes a checkpoint, whole or not at all, then drops what is too old.
+
+        Raises:
+            OSError: if the disk is full; the checkpoints before stay as they are.
+        """
+        values = self.folder / f"step-{step:010}.npz"
+        told = np.frombuffer(json.dumps(dict(info)).encode(), np.uint8)
+        with replacing(values) as temporary:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **variables, **{INFO: told})
+            size, sha256 = temporary.stat().st_size, _sha256(temporary)
+        manifest = {"bytes": size, "sha256": sha256}
+        with replacing(values.with_suffix(".json")) as temporary:
+            temporary.write_text(json.dumps(manifest, indent=2) + "\n")
+        self._drop_old()
+
+    def newest(self) -> Saved | None:
+        """The newest whole checkpoint; warns of each newer one that is damaged.
+
+        Raises:
+            ValueError: if there are checkpoints and none is whole.
+        """
+        damaged = []
+        for manifest in self._manifests():
+            try:
+                saved = _read(manifest)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                damaged.append(f"{manifest.with_suffix('.npz')} ({error})")
+                continue
+            if damaged:
+                warnings.warn(
+                    f"Damaged: {'; '.join(damaged)}. The run goes on from step "
+                    f"{saved.step}, the newest checkpoint that is whole",
+                    stacklevel=2,
+                )
+            return saved
+        if damaged:
+            raise ValueError(
+                "Expected a whole checkpoint to go on from. Received: "
+                f"{'; '.join(damaged)}. Start the run anew in another folder"
+            )
+        return None
+
+    def _manifests(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.json"), reverse=True)
+
+    def _drop_old(self) -> None:
+        kept = {manifest.stem for manifest in self._manifests()[: self.keep]}
+        for file in self.folder.glob("step-*"):  # The .json last, as it vouches.
+            if file.stem not in kept:
+                file.with_suffix(".json").unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
+
+
+def _read(manifest: Path) -> Saved:
+    told = json.loads(manifest.read_text())
+    values = manifest.with_suffix(".npz")
+    size = values.stat().st_size
+    if size != told["bytes"]:
+        raise ValueError(f"{size} of {told['bytes']} bytes")
+    if _sha256(values) != told["sha256"]:
+        raise ValueError("its sha256 is another")
+    with np.load(values, allow_pickle=False) as file:
+        variables = dict(file)
+    info = json.loads(variables.pop(INFO).tobytes())
+    return Saved(int(manifest.stem.removeprefix("step-")), variables, info)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def capture(model: keras.Model) -> dict[str, np.ndarray]:
+    """Every variable that training changes, by role and place.
+
+    Weights, the states of dropout's generators, and the optimizer's moments, averages
+    and count of updates.
+    """
+    return {
+        name: plain(keras.ops.convert_to_numpy(variable))
+        for name, variable in _variables(model).items()
+    }
+
+
+def restore(model: keras.Model, values: Mapping[str, np.ndarray]) -> None:
+    """Puts back what `capture` gave, to the bit.
+
+    Raises:
+        ValueError: if the model or its optimizer is another; nothing is changed then.
+    """
+    variables = _variables(model)
+    differing = sorted(variables.keys() ^ values.keys()) or [
+        f"{name}, {tuple(variable.shape)} and {values[name].shape}"
+        for name, variable in variables.items()
+        if tuple(variable.shape) != values[name].shape
+    ]
+    if differing:
+        raise ValueError(
+            "Expected a checkpoint of this model and optimizer. Received: one that "
+            f"differs in {', '.join(differing[:4])}. Build them as they were, or start "
+            "another run"
+        )
+    for name, variable in variables.items():
+        assign(variable, values[name])
+
+
+def assign(variable: Any, value: np.ndarray) -> None:
+    """The bits of `plain` back into a variable."""
+    own = keras.ops.convert_to_numpy(variable).dtype
+    variable.assign(value.view(own) if own.name == "bfloat16" else value)
+
+
+def plain(value: np.ndarray) -> np.ndarray:
+    """Numbers that an npz knows: bfloat16 as the integers of its bits."""
+    return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
+
+
+def _variables(model: keras.Model) -> dict[str, Any]:
+    """By role and place: Keras numbers some names as a process happens to make them."""
+    model.optimizer.build(model.trainable_variables)
+    roles = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return {
+        f"{role}/{place:05}": variable
+        for role, variables in roles.items()
+        for place, variable in enumerate(variables)
+    }
+
+
+def keep_start(folder: Path, model: keras.Model) -> None:
+    """Keeps a model's variables, or puts back those that were kept."""
+    checkpoints = Checkpoints(folder)
+    if (saved := checkpoints.newest()) is None:
+        values = [keras.ops.convert_to_numpy(v) for v in model.variables]
+        named = {f"{place:05}": plain(value) for place, value in enumerate(values)}
+        checkpoints.save(0, named, {})
+        return
+    for place, variable in enumerate(model.variables):
+        assign(variable, saved.variables[f"{place:05}"])
+
+
+def check_same(
+    path: Path, given: Mapping[str, Any], what: str = "The run was begun"
+) -> None:
+    """Writes what a run is, or compares with what was written.
+
+    Args:
+        path: of the run's `begun.json`.
+        given: plain JSON values: the recipe, the data's fingerprint, ...
+        what: begins the error's sentence.
+
+    Raises:
+        ValueError: naming each value that is another than when the run was begun.
+    """
+    given = json.loads(json.dumps(given))  # Tuples become lists, as in the file.
+    if not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(given, indent=2) + "\n")
+        return
+    try:
+        begun = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"Expected a run's own JSON. Received: {str(path)!r} ({error}). Start the "
+            "run anew in another folder"
+        ) from error
+    if changes := list(_differences(begun, given)):
+        raise ValueError(
+            f"{what} otherwise than it would go on. Expected what "
+            f"{str(path)!r} says. Received: {'; '.join(changes[:12])}. Give the same "
+            "again, another folder, or --resume never (resume='never') to begin anew"
+        )
+
+
+def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
+    if isinstance(begun, dict) and isinstance(given, dict):
+        for key in sorted(begun.keys() | given.keys()):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(begun.get(key), given.get(key), inner)
+    elif begun != given:
+        yield f"{name} was {json.dumps(begun)}, is {json.dumps(given)}"
+
+
+class Termination:
+    """The signal that has come, SIGTERM or SIGINT; see `terminations`."""
+
+    signum: int | None = None
+
+
+@contextlib.contextmanager
+def terminations() -> Iterator[Termination]:
+    """Notes SIGTERM and Ctrl-C, inside, in the place of ending the process.
+
+    Schedulers send SIGTERM before they take the machine away. A second Ctrl-C ends at
+    once. Signals reach the main thread alone; on another one nothing is noted.
+    """
+    noted = Termination()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(signum: int, *_: object) -> None:
+        noted.signum = signum
+        signal.signal(signum, before[signum])
+
+    before: dict[int, Any] = {
+        signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)
+    }
+    for signum in before:
+        signal.signal(signum, note)
+    try:
+        yield noted
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class Averaged(keras.callbacks.Callback):
+    """Evaluates the averaged weights (EMA), and trains on with the others' very bits.
+
+    `keras.callbacks.SwapEMAWeights` swaps by adding and subtracting, which costs last
+    digits, and `fit` overwrites the weights by their averages whenever it ends; here
+    only the end of the training does.
+
+    Args:
+        total_steps: updates of the whole training.
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        super().__init__()
+        self.total_steps = total_steps
+        self._raw: list[np.ndarray] = []
+
+    @property
+    def _optimizer(self) -> Any:
+        return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights, inside."""
+        self.put_in()
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def put_in(self) -> None:
+        """Gives the model its averaged weights."""
+        weights = self.model.trainable_variables
+        self._raw = [keras.ops.convert_to_numpy(weight).copy() for weight in weights]
+        asked, self._optimizer.use_ema = self._optimizer.use_ema, True
+        self._optimizer.finalize_variable_values(weights)
+        self._optimizer.use_ema = asked
+
+    def put_back(self) -> None:
+        """Gives the model the weights that it trains on with."""
+        for weight, value in zip(
+            self.model.trainable_variables, self._raw, strict=False
+        ):
+            weight.assign(value)
+        self._raw = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._optimizer.use_ema = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.put_in()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.put_back()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        last = int(self._optimizer.iterations) == self.total_steps
+        self._optimizer.use_ema = last  # What `fit` asks when it ends.
+
+
+class Keeper(keras.callbacks.Callback):
+    """The history of one training; in a folder, the training can be cut and go on.
+
+    A training is `period`s of updates with an evaluation after each. Belongs inside
+    `terminations`, and before `Averaged`, whose last act is not to be saved.
+
+    Args:
+        total_steps: updates of the whole training.
+        period: updates between two evaluations.
+        metrics: the objects that the model was compiled with.
+        folder: of the run; None keeps the history alone, in memory.
+        averaged: where evaluations are of averaged weights.
+        save_best: called when an evaluation was the best so far.
+        termination: of `terminations`.
+        save_steps: updates between two checkpoints, or None.
+        save_minutes: likewise in minutes, or None.
+        keep: checkpoints that stay.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        period: int,
+        metrics: list[keras.metrics.Metric],
+        *,
+        folder: Path | None = None,
+        averaged: Averaged | None = None,
+        save_best: Callable[[], None] | None = None,
+        termination: Termination | None = None,
+        save_steps: int | None = None,
+        save_minutes: float | None = None,
+        keep: int = 2,
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.total_steps = total_steps
+        self.period = period
+        self.own_metrics = metrics
+        self.averaged = averaged
+        self.save_best = save_best
+        self.termination = termination or Termination()
+        self.save_steps = save_steps
+        self.save_minutes = save_minutes
+        self.keep = keep
+        self.step = 0
+        self.rows: list[dict[str, float]] = []
+        self.best = -math.inf
+        self.pending: dict[str, float] | None = None  # Of a period to be evaluated.
+        self._cut: list[np.ndarray] = []  # The metrics of a period cut in two.
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+
+    def resume(self) -> None:
+        """Puts the newest whole checkpoint, if there is one, into the model and here.
+
+        Lines of the history after it, which are to come again, are dropped.
+        """
+        if self.folder is None:
+            return
+        saved = self._checkpoints(self.folder).newest()
+        if saved is not None:
+            values = dict(saved.variables)
+            self._cut = [
+                values.pop(name) for name in sorted(values) if _is_metric(name)
+            ]
+            restore(self.model, values)
+            self.step = self._saved_step = saved.step
+            self.rows = saved.info["rows"]
+            self.best = saved.info["best"]
+            self.pending = saved.info["pending"]
+        with replacing(self.folder / HISTORY) as temporary:
+            temporary.write_text("".join(map(_line, self.rows)))
+
+    def save(self) -> None:
+        """Writes a checkpoint of this moment."""
+        if self.folder is None:
+            return
+        if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
+            self.model.jax_state_sync()
+        metrics = self._metric_variables() if self.step % self.period else []
+        values = capture(self.model) | {
+            f"metrics/{place:05}": plain(keras.ops.convert_to_numpy(variable))
+            for place, variable in enumerate(metrics)
+        }
+        info = {"rows": self.rows, "best": self.best, "pending": self.pending}
+        self._checkpoints(self.folder).save(self.step, values, info)
+        self._saved_at, self._saved_step = time.monotonic(), self.step
+
+    def _checkpoints(self, folder: Path) -> Checkpoints:
+        return Checkpoints(folder / "checkpoints", self.keep)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._cut:  # `fit` has just reset them.
+            for variable, value in zip(
+                self._metric_variables(), self._cut, strict=True
+            ):
+                assign(variable, value)
+            self._cut = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+        if self.step % self.period == 0:
+            self.pending = {key: float(value) for key, value in (logs or {}).items()}
+        if self.termination.signum is not None:
+            self._end(self.termination.signum)
+        if self.step % self.period:
+            self._save_if_due()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.termination.signum is not None:
+            if self.averaged is not None:
+                self.averaged.put_back()
+            self._end(self.termination.signum)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.pending = None
+        row = {"step": self.step, **(logs or {})}
+        self.rows.append({key: float(value) for key, value in row.items()})
+        score = row.get("val_accuracy", row.get("accuracy", -math.inf))
+        if score > self.best:
+            self.best = float(score)
+            if self.save_best is not None:
+                self.save_best()
+        if self.folder is not None:
+            with (self.folder / HISTORY).open("a") as file:
+                file.write(_line(self.rows[-1]))
+        if self.step < self.total_steps:
+            self._save_if_due()
+
+    def _end(self, signum: int) -> None:
+        self.save()
+        print(
+            f"Ended by {signal.Signals(signum).name} after step {self.step}, which is "
+            f"saved in {str(self.folder)!r}. The same call goes on from there",
+            file=sys.stderr,
+        )
+        raise Preempted(self.step, signum)
+
+    def _save_if_due(self) -> None:
+        """A checkpoint that cannot be written costs a warning, not the training."""
+        steps = self.step - self._saved_step
+        minutes = (time.monotonic() - self._saved_at) / 60
+        if (self.save_steps is not None and steps >= self.save_steps) or (
+            self.save_minutes is not None and minutes >= self.save_minutes
+        ):
+            try:
+                self.save()
+            except OSError as error:
+                self._saved_at, self._saved_step = time.monotonic(), self.step
+                warnings.warn(
+                    f"The training goes on from step {self.step} without a new "
+                    f"checkpoint. {error.strerror}",
+                    stacklevel=2,
+                )
+
+    def _metric_variables(self) -> list[Any]:
+        """Those of the loss's mean, which Keras owns, and of ours, built or not."""
+        (loss,) = [m for m in self.model.metrics if m.name == "loss"]
+        return [v for metric in (loss, *self.own_metrics) for v in metric.variables]
+
+
+def _is_metric(name: str) -> bool:
+    return name.startswith("metrics/")
+
+
+def _line(row: Mapping[str, float]) -> str:
+    return json.dumps(row) + "\n"

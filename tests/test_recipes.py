@@ -1,0 +1,207 @@
+"""Recipes: Tables 3 and 4 read out of the paper's facts, and the rules around them."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import recipes
+from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe
+from tests.conftest import REFERENCE
+
+EVERY = {**FINETUNE, **PRETRAIN}
+
+
+def table_3():
+    """Rows of Table 3 (arXiv:2010.11929v2, B.1), one string a row."""
+    return """\
+ViT-B/{16,32} JFT-300M 7 8e-4 linear 0.1 0.0
+ViT-L/32 JFT-300M 7 6e-4 linear 0.1 0.0
+ViT-L/16 JFT-300M 7/14 4e-4 linear 0.1 0.0
+ViT-H/14 JFT-300M 14 3e-4 linear 0.1 0.0
+R50x{1,2} JFT-300M 7 1e-3 linear 0.1 0.0
+R101x1 JFT-300M 7 8e-4 linear 0.1 0.0
+R152x{1,2} JFT-300M 7 6e-4 linear 0.1 0.0
+R50+ViT-B/{16,32} JFT-300M 7 8e-4 linear 0.1 0.0
+R50+ViT-L/32 JFT-300M 7 2e-4 linear 0.1 0.0
+R50+ViT-L/16 JFT-300M 7/14 4e-4 linear 0.1 0.0
+ViT-B/{16,32} ImageNet-21k 90 1e-3 linear 0.03 0.1
+ViT-L/{16,32} ImageNet-21k 30/90 1e-3 linear 0.03 0.1""".splitlines()
+
+
+def spelled_out(row):
+    """A row as (name, epochs, rate, decay, weight decay, dropout) of each recipe."""
+    models, data, lengths, rate, decay, weight_decay, dropout = row.split()
+    stem, braces, sides = models.partition("{")
+    data = data.lower().replace("-", "")
+    for side in sides.rstrip("}").split(",") if braces else [""]:
+        for epochs in lengths.split("/"):
+            suffix = f"-{epochs}ep" if "/" in lengths else ""
+            name = f"{stem}{side}-{data}{suffix}"
+            yield (name, *map(float, (epochs, rate, weight_decay, dropout)), decay)
+
+
+@pytest.mark.parametrize("row", table_3())
+def test_table_3(row):
+    for name, epochs, rate, weight_decay, dropout, decay in spelled_out(row):
+        recipe = PRETRAIN[name]
+        assert (recipe.epochs, recipe.base_lr) == (epochs, (rate,))
+        assert (recipe.decay, recipe.weight_decay) == (decay, weight_decay)
+        assert recipe.dropout_rate == dropout
+        assert recipe.clip_norm is None
+
+
+def test_table_3_is_the_papers(shared):
+    """The rows above are those of the facts taken from the paper."""
+    text = (shared / "reference" / "PAPER.md").read_text()
+    rows = re.findall(r"^\| (\S+ \| (?:JFT|ImageNet-21k).*) \|$", text, re.MULTILINE)
+    theirs = [row.replace(" | ", " ") for row in rows]
+    assert [row for row in theirs if row.count(" ") == 6][: len(table_3())] == table_3()
+
+
+def test_table_3_on_imagenet_and_its_caption():
+    for side in (16, 32):
+        recipe = PRETRAIN[f"ViT-L/{side}-imagenet2012"]
+        assert (recipe.epochs, recipe.base_lr, recipe.decay) == (300, (3e-3,), "cosine")
+        assert (recipe.weight_decay, recipe.dropout_rate) == (0.3, 0.1)
+        assert recipe.clip_norm == 1.0
+    table = [
+        recipe
+        for name, recipe in PRETRAIN.items()
+        if re.search("jft300m|-imagenet21k|-imagenet2012$", name)
+        and "augreg" not in name
+    ]
+    assert len(table) == 16 + 6 + 4
+    for recipe in table:
+        assert (recipe.optimizer, recipe.batch_size) == ("adam", 4096)
+        assert (recipe.beta1, recipe.beta2, recipe.warmup_steps) == (0.9, 0.999, 10_000)
+        assert recipe.image_size == (224, 224)
+
+
+def test_table_4_is_as_it_was():
+    sweep = (0.001, 0.003, 0.01, 0.03)
+    rows = {
+        "imagenet2012": (20_000, (0.003, 0.01, 0.03, 0.06), 0.01, 500),
+        "cifar100": (10_000, sweep, 0.02, 500),
+        "cifar10": (10_000, sweep, 0.02, 500),
+        "oxford_iiit_pet": (500, sweep, 0.1, 100),
+        "oxford_flowers102": (500, sweep, 0.1, 100),
+        "vtab": (2_500, (0.01,), 0.2, 500),
+    }
+    for name, (steps, rates, held_out, warmup) in rows.items():
+        recipe = FINETUNE[name]
+        assert (recipe.total_steps, recipe.base_lr) == (steps, rates)
+        assert (recipe.held_out, recipe.warmup_steps) == (held_out, warmup)
+        assert (recipe.optimizer, recipe.momentum, recipe.clip_norm) == ("sgd", 0.9, 1)
+        assert (recipe.batch_size, recipe.image_size) == (512, (384, 384))
+        assert (recipe.decay, recipe.loss, recipe.ema) == ("cosine", "softmax", None)
+        assert (recipe.weight_decay, recipe.momentum_dtype) == (0.0, "float32")
+    assert FINETUNE["imagenet2012-518"] == dataclasses.replace(
+        FINETUNE["imagenet2012"], image_size=(518, 518), ema=0.9999
+    )
+
+
+@pytest.mark.parametrize("images", [1000, 50_000, 1_281_167])
+def test_bit_hyperrule(images):
+    schedule = np.load(REFERENCE / "lr_schedules.npz")[f"bit_{images}/schedule"]
+    recipe = recipes.bit_hyperrule(images, 32 * 32)
+    assert (*recipe.boundaries, recipe.total_steps) == tuple(schedule)
+    assert recipe.mixup == (0.1 if images > 1000 else 0.0)  # extra/meta.json.
+    assert (recipe.resize, recipe.image_size) == ((160, 160), (128, 128))
+    large = recipes.bit_hyperrule(images, 96 * 96)
+    assert (large.resize, large.image_size) == ((512, 512), (480, 480))
+    assert (recipe.batch_size, recipe.base_lr, recipe.clip_norm) == (
+        512,
+        (0.003,),
+        None,
+    )
+    with pytest.raises(ValueError, match="num_images=0"):
+        recipes.bit_hyperrule(0, 1)
+
+
+def test_augreg_is_big_visions_grid():
+    plain = recipes.augreg("medium2", data="imagenet2012")
+    assert (plain.randaugment, plain.mixup) == ((2, 15), 0.5)
+    assert (plain.loss, plain.head_bias_init, plain.epochs) == ("sigmoid", -6.9, 300)
+    assert plain.base_lr[0] * plain.weight_decay == pytest.approx(1e-4)  # `wd`.
+    strong = PRETRAIN["augreg-imagenet21k-strong2-reg"]
+    assert (strong.randaugment, strong.mixup) == ((2, 20), 0.8)
+    assert (strong.dropout_rate, strong.stochastic_depth) == (0.1, 0.1)
+    assert strong.head_bias_init == -10
+    assert len(recipes.AUGREG) == 2 * 7 * 2
+    with pytest.raises(ValueError, match=r"light1.*Received: augmentation='dark'"):
+        recipes.augreg("dark")
+
+
+def test_vit_s16_i1k():
+    recipe = PRETRAIN["vit_s16_i1k"].for_images(round(0.99 * 1_281_167))
+    assert recipe.total_steps == 111_477  # 90 epochs of train[:99%] in 1024s.
+    assert (recipe.randaugment, recipe.mixup, recipe.loss) == ((2, 10), 0.2, "softmax")
+
+
+def test_epochs_become_steps():
+    recipe = PRETRAIN["ViT-L/16-jft300m-14ep"].for_images(recipes.IMAGES["jft300m"])
+    assert (recipe.total_steps, recipe.epochs) == (1_035_645, None)
+    assert recipe.for_images(5) is recipe
+    assert Recipe(epochs=0.1, base_lr=(1.0,)).for_images(1).total_steps == 1
+    with pytest.raises(ValueError, match="count=0"):
+        recipe.for_images(0)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_recipe_is_plain_data(name):
+    text = json.dumps(dataclasses.asdict(EVERY[name]))
+    assert Recipe(**json.loads(text)) == EVERY[name]
+    assert recipes.find(name) is EVERY[name]
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"cifar10.*ViT-B/16-jft300m.*Received: 'x'"):
+        recipes.find("x")
+
+
+def test_model_options_are_fields_of_a_config():
+    names = {field.name for field in dataclasses.fields(keras_vit.ViTConfig)}
+    for recipe in EVERY.values():
+        assert set(recipe.model_options()) <= names
+    assert FINETUNE["cifar10"].model_options() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "lion"}, "sgd, adam, adafactor.*optimizer='lion'"),
+        ({"momentum_dtype": "int8"}, "momentum_dtype='int8'"),
+        ({"loss": "hinge"}, "loss='hinge'"),
+        ({"decay": "staircase"}, r"boundaries=\(\)"),
+        ({"boundaries": (1, 2)}, r"decay='cosine', boundaries=\(1, 2\)"),
+        ({"decay": "staircase", "boundaries": (1,), "warmup_steps": 1}, "warmup"),
+        ({"augment": "crop"}, "augment='crop', resize=None"),
+        ({"resize": (9, 9)}, r"resize=\(9, 9\)"),
+        ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
+        ({"stochastic_depth": -0.1}, "stochastic_depth=-0.1"),
+        ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ({"random_erasing": 2.0}, "random_erasing=2.0"),
+        ({"sam_rho": 0.0}, "sam_rho=0.0"),
+        ({"lora_rank": 0}, "lora_rank=0"),
+        ({"layer_decay": 0.0}, "layer_decay=0.0"),
+        ({"randaugment": (2,)}, r"randaugment=\(2,\)"),
+        ({"freeze": True, "lora_rank": 4}, "freeze=True, lora_rank=4"),
+        ({"freeze": True, "layer_decay": 0.5}, "layer_decay=0.5"),
+        ({"epochs": 3}, "either total_steps or epochs.*total_steps=9, epochs=3"),
+        ({"total_steps": None}, "total_steps=None, epochs=None"),
+        ({"total_steps": None, "epochs": 0}, "epochs=0"),
+        ({"total_steps": 0}, "at least one step"),
+        ({"base_lr": ()}, "one learning rate"),
+        ({"batch_size": 5, "accumulation_steps": 2}, "accumulation_steps=2"),
+    ],
+    ids=str,
+)
+def test_errors(changes, message):
+    with pytest.raises(ValueError, match=f"Expected .*{message}"):
+        Recipe(**({"total_steps": 9, "base_lr": (0.1,)} | changes))

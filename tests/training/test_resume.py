@@ -1,0 +1,245 @@
+"""A run that is cut, anywhere and anyhow, ends with the bits it would have had."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import fit, resume
+from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
+
+pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow_only
+
+# Two periods of 11 updates; whatever a run may hold is in it.
+SETTINGS = recipe(
+    total_steps=22,
+    warmup_steps=2,
+    ema=0.5,
+    batch_size=8,
+    accumulation_steps=2,
+    randaugment=(1, 9),
+    mixup=0.2,
+    momentum_dtype="bfloat16",
+)
+
+
+def train(folder, source, settings=SETTINGS, **options):  # noqa: F811
+    model = tiny(dropout_rate=0.3)
+    options = {"save_steps": 4, "verbose": 0} | options
+    result = fit(model, settings, source, output=folder, **options)
+    return model, result
+
+
+def everything(folder):
+    """The final weights, optimizer state and history, as the run's files have them."""
+    saved = resume.Checkpoints(folder / "checkpoints").newest()
+    assert saved.step == SETTINGS.total_steps
+    return saved.variables, (folder / "history.jsonl").read_text()
+
+
+def assert_same_run(folder, other):
+    ours, lines = everything(folder)
+    theirs, other_lines = everything(other)
+    assert lines == other_lines
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def uncut(source, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("uncut")
+    model, result = train(folder, source)
+    assert [row["step"] for row in result.history] == [11, 22]
+    return folder, model, result
+
+
+class Cut(BaseException):
+    """As a kill: nothing that the library would catch."""
+
+
+def cut(monkeypatch, event, count):
+    """The next fit ends when `event` of its Keeper comes after `count` others."""
+    real, left = getattr(resume.Keeper, event), [count]
+
+    def instead(self, *arguments, **keywords):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Cut
+        return real(self, *arguments, **keywords)
+
+    monkeypatch.setattr(resume.Keeper, event, instead)
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        ("on_train_batch_end", 2),  # Before the first checkpoint.
+        ("on_train_batch_end", 17),
+        ("on_test_batch_end", 0),
+        ("on_epoch_end", 1),
+        ("save", 5),  # The last one, of the finished run.
+    ],
+)
+def test_cut_anywhere(event, count, source, uncut, tmp_path, monkeypatch):  # noqa: F811
+    with monkeypatch.context() as patch:
+        cut(patch, event, count)
+        with pytest.raises(Cut):
+            train(tmp_path, source)
+    model, result = train(tmp_path, source)
+    folder, whole, expected = uncut
+    assert_same_run(tmp_path, folder)
+    assert result == expected
+    for a, b in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (tmp_path / "best.keras").exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        ("on_train_batch_end", 4),
+        ("on_train_batch_end", 21),  # The last one: its evaluation waits.
+        ("on_test_batch_end", 0),
+    ],
+)
+def test_asked_to_end(event, count, source, uncut, tmp_path, monkeypatch):  # noqa: F811
+    real, left = getattr(resume.Keeper, event), [count]
+
+    def asked(self, *arguments, **keywords):
+        left[0] -= 1
+        if left[0] == -1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, *arguments, **keywords)
+
+    monkeypatch.setattr(resume.Keeper, event, asked)
+    with pytest.raises(resume.Preempted) as ended:
+        train(tmp_path, source, save_steps=None)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert ended.value.step == (count + 1 if "train" in event else 11)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    train(tmp_path, source)
+    assert_same_run(tmp_path, uncut[0])
+
+
+@pytest.fixture(scope="module")
+def killed(source, tmp_path_factory):  # noqa: F811
+    """A run that was killed with two checkpoints, after steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("killed")
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, "on_train_batch_end", 9)
+        with pytest.raises(Cut):
+            train(folder, source)
+    names = [path.name for path in sorted((folder / "checkpoints").iterdir())]
+    assert names == [
+        f"step-000000000{step}.{suffix}"
+        for step in (4, 8)
+        for suffix in ("json", "npz")
+    ]
+    return folder
+
+
+@pytest.fixture
+def begun(killed, tmp_path):
+    """A copy of `killed` to go on with."""
+    return shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "npz truncated": ("npz", shorten, r"bytes"),
+    "npz flipped": ("npz", flip, "sha256"),
+    "npz gone": ("npz", os.unlink, "No such file"),
+    "json truncated": ("json", shorten, "char 33"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, begun):
+    suffix, spoil, why = DAMAGE[damage]
+    spoil(begun / f"checkpoints/step-0000000008.{suffix}")
+    checkpoints = resume.Checkpoints(begun / "checkpoints")
+    with pytest.warns(UserWarning, match=rf"step-0000000008\.npz \(.*{why}.*step 4"):
+        assert checkpoints.newest().step == 4
+    spoil(begun / f"checkpoints/step-0000000004.{suffix}")
+    with pytest.raises(ValueError, match=rf"0008\.npz .*0004\.npz .*{why}"):
+        checkpoints.newest()
+
+
+def test_goes_on_from_the_one_before(begun, source, uncut):  # noqa: F811
+    shorten(begun / "checkpoints/step-0000000008.npz")
+    with pytest.warns(UserWarning, match="goes on from step 4"):
+        train(begun, source)
+    assert_same_run(begun, uncut[0])
+
+
+def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
+    other = dataclasses.replace(SETTINGS, base_lr=(0.2,), ema=None)
+    with pytest.raises(
+        ValueError, match=r"recipe.base_lr was \[0.1\], is \[0.2\]; recipe.ema was 0.5"
+    ):
+        train(begun, source, other)
+    with pytest.raises(ValueError, match="seed was 0, is 1"):
+        train(begun, source, seed=1)
+    assert len(list((begun / "checkpoints").iterdir())) == 4
+    _, result = train(begun, source, other, resume="never", save_steps=None)
+    assert result.history[-1]["step"] == 22
+
+
+def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # noqa: F811
+    real, left = np.savez, [1]
+
+    def full(file, **arrays):
+        left[0] -= 1
+        if left[0] == -1:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        real(file, **arrays)
+
+    monkeypatch.setattr(resume.np, "savez", full)
+    with pytest.warns(UserWarning, match=r"step 8 without a new checkpoint.*Free"):
+        train(tmp_path, source)
+    assert_same_run(tmp_path, uncut[0])
+
+
+def test_a_sweep_goes_on(source, tmp_path, monkeypatch):  # noqa: F811
+    settings = recipe(total_steps=4, base_lr=(0.1, 0.2), ema=None)
+    _, expected = train(tmp_path / "uncut", source, settings)
+    for count in (2, 6):  # In the first rate, then in the second.
+        with monkeypatch.context() as patch:
+            cut(patch, "on_train_batch_end", count)
+            with pytest.raises(Cut):
+                train(tmp_path / "cut", source, settings, save_steps=1)
+    _, result = train(tmp_path / "cut", source, settings)
+    assert result == expected
+    assert not list((tmp_path / "cut/sweep").iterdir())
+
+
+def test_bfloat16_comes_back():
+    values = keras.ops.cast(keras.ops.linspace(-3, 3, 7), "bfloat16")
+    variable = keras.Variable(values)
+    kept = resume.plain(keras.ops.convert_to_numpy(variable))
+    assert kept.dtype == np.uint16
+    variable.assign(keras.ops.zeros_like(values))
+    resume.assign(variable, kept)
+    assert (keras.ops.convert_to_numpy(variable == values)).all()
+
+
+def test_history_is_json_lines(uncut):
+    lines = (uncut[0] / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == uncut[2].history

@@ -4,16 +4,16 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test test-jax-torch check format quick fuzz parity floor interop bench clean
+.PHONY: demo test test-others check format quick fuzz parity floor interop bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-test: check  ## Lint, types, tests: TensorFlow beside JAX and torch, a core each.
-	$(MAKE) --jobs=2 --no-print-directory test-tensorflow test-jax-torch
+test: check  ## Lint, types, tests: TensorFlow's on one core, the rest on another.
+	$(MAKE) --jobs=2 --no-print-directory test-tensorflow test-others
 
-test-jax-torch:
-	$(MAKE) --output-sync=target --no-print-directory test-jax test-torch
+test-others:
+	$(MAKE) --output-sync=target --no-print-directory test-training test-jax test-torch
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
@@ -21,7 +21,10 @@ check: $(VENV)/dev.done
 	$(BIN)/mypy
 
 test-tensorflow: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q --ignore=tests/training
+
+test-training: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q tests/training
 
 test-jax test-torch: test-%: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=$* $(BIN)/pytest -q -m "not tensorflow_only"

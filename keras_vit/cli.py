@@ -1,4 +1,4 @@
-"""The command line: `keras-vit demo | finetune | predict | convert | data ...`."""
+"""The command line: `keras-vit demo | finetune | pretrain | predict | data ...`."""
 
 import dataclasses
 import importlib
@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    import keras
+
     from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
@@ -50,6 +52,27 @@ MeanOption = Annotated[
 StdOption = Annotated[
     Triple | None,
     typer.Option(help="Channel deviations the weights expect [default: 0.5 each]."),
+]
+# Of both trainings.
+Steps = Annotated[int | None, typer.Option(min=1, help="Updates.")]
+Warmup = Annotated[int | None, typer.Option(min=0, help="Updates of warm-up.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images an update.")]
+Parts = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Parts a batch is cut in to save memory [default: of 32 images]."
+    ),
+]
+MixedPrecision = Annotated[
+    bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
+]
+Resume = Annotated[
+    Literal["auto", "never"],
+    typer.Option(help="Go on with the run in --output, or begin anew."),
+]
+SaveMinutes = Annotated[
+    float,
+    typer.Option(min=0, help="Between two checkpoints; SIGTERM and Ctrl-C save too."),
 ]
 
 
@@ -119,10 +142,8 @@ def finetune(
             "oxford_flowers102's: 500 steps]."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Updates.")] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, help="Updates of warm-up.")
-    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
     lr: Annotated[
         list[float] | None,
         typer.Option(
@@ -130,16 +151,8 @@ def finetune(
             "training images [default: the recipe's sweep]."
         ),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images an update.")
-    ] = None,
-    parts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Parts a batch is cut in to save memory [default: of 32 images].",
-        ),
-    ] = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
     image_size: Annotated[
         str | None,
         typer.Option(
@@ -157,9 +170,7 @@ def finetune(
     ema: Annotated[
         float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
     ] = None,
-    mixed_precision: Annotated[
-        bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
-    ] = False,
+    mixed_precision: MixedPrecision = False,
     gelu: Annotated[
         Literal["tanh", "erf"] | None,
         typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
@@ -168,14 +179,8 @@ def finetune(
     std: StdOption = None,
     seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
     on_corrupt: Corrupt = "stop",
-    resume: Annotated[
-        Literal["auto", "never"],
-        typer.Option(help="Go on with the run in --output, or begin anew."),
-    ] = "auto",
-    save_minutes: Annotated[
-        float,
-        typer.Option(min=0, help="Between two checkpoints; SIGTERM saves at once."),
-    ] = 10,
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
 ) -> None:
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras
@@ -215,6 +220,24 @@ def finetune(
         )
     network = keras_vit.for_task(network, len(source.classes))
     mean, std = _normalization(weights, mean, std)
+    told = {"data": data, "model": model, "weights": weights, "seed": seed}
+    options = {"resume": resume, "save_minutes": save_minutes}
+    _train(network, settings, source, output, (mean, std), told, **options)
+
+
+def _train(
+    network: Any,
+    recipe: "Recipe",
+    source: Any,
+    output: Path,
+    normalization: tuple[Triple, Triple],
+    told: dict[str, Any],
+    **options: Any,
+) -> None:
+    """Trains a network and leaves a folder that `predict` and `evaluate` take."""
+    import keras_vit
+
+    mean, std = normalization
     console.print(
         f"{len(source.train)} training images of {len(source.classes)} classes, "
         f"{network.input_shape[1]}x{network.input_shape[2]} px, "
@@ -222,21 +245,17 @@ def finetune(
     )
     result = keras_vit.training.fit(
         network,
-        settings,
+        recipe,
         source,
         mean=mean,
         std=std,
-        seed=seed,
+        seed=told["seed"],
         output=output,
-        resume=resume,
-        save_minutes=save_minutes,
         verbose=_progress(),
+        **options,
     )
     details = {
-        "data": data,
-        "model": model,
-        "weights": weights,
-        "seed": seed,
+        **told,
         "learning_rate": result.learning_rate,
         "test_accuracy": result.test_accuracy,
         "keras_vit": keras_vit.__version__,
@@ -249,6 +268,138 @@ def finetune(
             f"({right} of {result.test_images} images)"
         )
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
+
+
+@app.command()
+def pretrain(
+    data: Data,
+    model: Annotated[
+        str, typer.Option(help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.")
+    ] = "ViT-B/16",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
+            "enough [default: imagenet2012]."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the model, its history and checkpoints.")
+    ] = Path("runs/pretrain"),
+    patch_size: Annotated[
+        int | None, typer.Option(help="P in pixels, in the place of the variant's.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Depth, in the place of the variant's (D.2).")
+    ] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="D, likewise.")] = None,
+    mlp_dim: Annotated[int | None, typer.Option(help="MLP size, likewise.")] = None,
+    heads: Annotated[int | None, typer.Option(help="k, likewise.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training images.")
+    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 224 or 224x320 (height x width) [default: the recipe's]."
+        ),
+    ] = None,
+    mixed_precision: MixedPrecision = False,
+    seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
+    on_corrupt: Corrupt = "stop",
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Trains a model from random weights, as Table 3 of the paper does."""
+    import keras
+
+    import keras_vit
+    from keras_vit.data import sources
+
+    keras.utils.set_random_seed(seed)
+    if mixed_precision:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    if model not in keras_vit.VARIANTS:
+        _builder(model)  # Raises, with the nearest names.
+    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    length = {"epochs": epochs, "total_steps": steps}
+    settings = _pretraining(
+        model,
+        recipe or "imagenet2012",
+        # One of the two is given or neither: the other is then the recipe's no more.
+        **(length if epochs or steps else {}),
+        **_given(
+            warmup_steps=warmup,
+            base_lr=None if lr is None else (lr,),
+            batch_size=batch_size,
+            accumulation_steps=parts,
+            image_size=_size(image_size),
+        ),
+    ).for_images(len(source.train))
+    if warmup is None:
+        settings = dataclasses.replace(
+            settings, warmup_steps=min(settings.warmup_steps, settings.steps // 5)
+        )
+    shape = _given(
+        patch_size=patch_size,
+        num_layers=layers,
+        hidden_size=hidden_size,
+        mlp_dim=mlp_dim,
+        num_heads=heads,
+    )
+    network = _from_scratch(model, settings, len(source.classes), **shape)
+    told = {"data": data, "model": model, "recipe": recipe, "seed": seed}
+    options = {"resume": resume, "save_minutes": save_minutes}
+    _train(network, settings, source, output, (HALF, HALF), told, **options)
+
+
+def _from_scratch(
+    variant: str, recipe: "Recipe", classes: int, **shape: int
+) -> "keras.Model":
+    """A variant with random weights, as the recipe wants it built."""
+    import keras_vit
+
+    config = keras_vit.VARIANTS[variant]
+    asked: dict[str, Any] = recipe.model_options() | shape
+    if isinstance(config, keras_vit.ResNetConfig):
+        build: Any = keras_vit.resnet
+        asked = {key: value for key, value in asked.items() if value}  # No dropout.
+    elif isinstance(config, keras_vit.ViTConfig):
+        build = keras_vit.vit
+    else:
+        raise ValueError(
+            "Expected a ViT, a hybrid or a ResNet (4.1). Received: "
+            f"--model {variant}, a baseline of other authors"
+        )
+    unknown = asked.keys() - {field.name for field in dataclasses.fields(config)}
+    if unknown:
+        raise ValueError(
+            f"Expected options that {variant} has. Received: "
+            f"{', '.join(sorted(unknown))}"
+        )
+    config = dataclasses.replace(config, **asked)
+    return build(config, image_size=recipe.image_size, num_classes=classes)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _pretraining(model: str, name: str, **changes: Any) -> "Recipe":
+    """The recipe of a name, or of a model and the data it is for."""
+    from keras_vit.recipes import PRETRAIN, find
+
+    short = model.removeprefix("BiT-")
+    row = PRETRAIN.get(f"{short}-{name}") or find(name)
+    batch = changes.get("batch_size", row.batch_size)
+    changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
+    return dataclasses.replace(row, **changes)
 
 
 def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
@@ -292,7 +443,7 @@ def _recipe(name: str | None, data: str, **changes: Any) -> Any:
         )
     own = data.split(":")[0]
     row = FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
-    changes = {key: value for key, value in changes.items() if value is not None}
+    changes = _given(**changes)
     total = changes.get("total_steps", row.steps)
     changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
     batch = changes.get("batch_size", row.batch_size)

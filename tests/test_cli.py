@@ -399,6 +399,31 @@ def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
     assert "pip install 'keras-vit-paper[plots]'" in out
 
 
+def test_pretrain_from_scratch_goes_on(shell, photos, tmp_path):
+    """Table 3 by name, D.2's sizes by options; the same command again is done."""
+    command = (
+        *("pretrain", "--data", photos, "--recipe", "imagenet21k", "--epochs", 2),
+        *("--patch-size", 16, "--layers", 1, "--hidden-size", 24, "--mlp-dim", 48),
+        *("--heads", 3, "--batch-size", 8, "--image-size", 32, "--seed", 5),
+        *("--output", tmp_path / "run"),
+    )
+    code, _, err = shell(*command)
+    assert code == 0, err
+    history = json.loads((tmp_path / "run/history.json").read_text())
+    recipe = history["recipe"]
+    assert (recipe["optimizer"], recipe["loss"]) == ("adam", "sigmoid")
+    assert recipe["weight_decay"] == 0.03
+    model = keras.models.load_model(tmp_path / "run/model.keras")
+    assert model.get_layer("encoderblock_0").dropout_rate == 0.1
+    assert shell(*command)[0] == 0
+    again = json.loads((tmp_path / "run/history.json").read_text())
+    assert again == history
+    code, _, err = shell(*command, "--lr", 0.5)
+    assert code == 1
+    assert "recipe.base_lr was [0.001], is [0.5]" in err
+    assert "--resume never" in err
+
+
 @pytest.mark.slow
 def test_interrupted_run_is_saved(photos, tmp_path):
     """Ctrl-C in the middle of training: no traceback, the run can go on."""

@@ -444,6 +444,7 @@ class Keeper(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1
+        self._check_finite((logs or {}).get("loss", 0.0))
         if self.step % self.period == 0:
             self.pending = {key: float(value) for key, value in (logs or {}).items()}
         if self.termination.signum is not None:
@@ -471,6 +472,16 @@ class Keeper(keras.callbacks.Callback):
                 file.write(_line(self.rows[-1]))
         if self.step < self.total_steps:
             self._save_if_due()
+
+    def _check_finite(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        kept = "" if self.folder is None else f", kept in {str(self.folder)!r}"
+        raise ValueError(
+            f"Expected a finite loss. Received: {loss} at step {self.step}; the last "
+            f"checkpoint before it is of step {self._saved_step}{kept}. Take a lower "
+            "base_lr, a longer warm-up or a smaller clip_norm"
+        )
 
     def _end(self, signum: int) -> None:
         self.save()

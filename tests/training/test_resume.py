@@ -243,3 +243,10 @@ def test_bfloat16_comes_back():
 def test_history_is_json_lines(uncut):
     lines = (uncut[0] / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == uncut[2].history
+
+
+def test_a_loss_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: F811
+    wild = dataclasses.replace(SETTINGS, base_lr=(1e20,), clip_norm=None)
+    with pytest.raises(ValueError, match=r"nan at step \d+; .* is of step 2, kept in"):
+        train(tmp_path, source, wild, save_steps=2)
+    assert (tmp_path / "checkpoints/step-0000000002.npz").exists()

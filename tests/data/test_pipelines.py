@@ -173,8 +173,43 @@ def test_nothing_to_train_on_is_an_error():
 
 
 def test_unknown_augmentation_is_an_error():
-    with pytest.raises(ValueError, match=r"'none'\. Received: augment='crop'"):
-        pipelines.train_pipeline(_arrays(), seed=0, augment="crop", **OPTIONS)
+    with pytest.raises(ValueError, match=r"'none'\. Received: augment='zoom'"):
+        pipelines.train_pipeline(_arrays(), seed=0, augment="zoom", **OPTIONS)
+
+
+def test_bits_crop_is_anywhere_in_the_resized_image():
+    """BiT-HyperRule: resized, cropped at random, mirrored or not."""
+    arrays = _arrays()
+    batches = pipelines.train_pipeline(
+        arrays, seed=0, augment="crop", before_crop=(10, 15), **OPTIONS
+    )
+    seen = set()
+    for images, labels in _batches(batches, 50):
+        for image, label in zip(images, labels, strict=True):
+            whole = preprocessing.resize(arrays.images[label], (10, 15))
+            whole = preprocessing.normalize(whole).numpy()
+            seen.update(
+                (top, left, mirrored)
+                for top in range(3)
+                for left in range(4)
+                for mirrored in (False, True)
+                if np.array_equal(
+                    image[:, :: -1 if mirrored else 1],
+                    whole[top : top + 8, left : left + 12],
+                )
+            )
+    assert len(seen) == 3 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("augment", "before_crop"),
+    [("crop", None), ("crop", (8, 11)), ("flip", (10, 15)), ("none", (4, 4))],
+)
+def test_what_is_cropped_is_larger(augment, before_crop):
+    with pytest.raises(ValueError, match="before_crop of at least image_size"):
+        pipelines.train_pipeline(
+            _arrays(), seed=0, augment=augment, before_crop=before_crop, **OPTIONS
+        )
 
 
 def test_crop_of_flower_photos_decodes_the_crop_alone(shared):

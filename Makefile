@@ -26,8 +26,12 @@ test-tensorflow: $(VENV)/dev.done
 test-training: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q tests/training
 
-test-jax test-torch: test-%: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=$* $(BIN)/pytest -q -m "not tensorflow_only"
+test-jax: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not tensorflow_only"
+
+test-torch: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not tensorflow_only" \
+	  tests/layers tests/models tests/weights tests/test_conformance.py tests/test_reference.py
 
 quick: $(VENV)/dev.done  ## TensorFlow alone, without the tests that take minutes.
 	$(QUIET) $(BIN)/pytest -q -m "not slow"

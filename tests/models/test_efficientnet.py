@@ -121,6 +121,7 @@ def test_of_any_size_pads_as_same():
     np.testing.assert_allclose(numpy(free(images)), numpy(fixed(images)), atol=1e-5)
 
 
+@on_tensorflow
 def test_layers_train_as_keras_applications_do():
     """Drop connect, dropout, the norms: rates and constants in the same places."""
     theirs, _ = application("EfficientNet-B1", (32, 32))

@@ -4,16 +4,19 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test test-others check format quick fuzz parity floor interop bench clean
+.PHONY: demo test test-one test-other check format quick fuzz parity floor interop bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-test: check  ## Lint, types, tests: TensorFlow's on one core, the rest on another.
-	$(MAKE) --jobs=2 --no-print-directory test-tensorflow test-others
+test: check  ## Lint, types, and the tests, in two halves for two cores.
+	$(MAKE) --jobs=2 --no-print-directory test-one test-other
 
-test-others:
-	$(MAKE) --output-sync=target --no-print-directory test-training test-jax test-torch
+test-one:
+	$(MAKE) --no-print-directory test-tensorflow test-torch
+
+test-other:
+	$(MAKE) --output-sync=target --no-print-directory test-training test-jax
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

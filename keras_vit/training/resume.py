@@ -119,6 +119,8 @@ class Checkpoints:
             if file.stem not in kept:
                 file.with_suffix(".json").unlink(missing_ok=True)
                 file.unlink(missing_ok=True)
+        for file in self.folder.glob(".writing-*"):  # Of a process that was killed.
+            file.unlink(missing_ok=True)
 
 
 def _read(manifest: Path) -> Saved:

@@ -240,6 +240,16 @@ def test_bfloat16_comes_back():
     assert (keras.ops.convert_to_numpy(variable == values)).all()
 
 
+def test_what_a_killed_process_was_writing_goes(tmp_path):
+    checkpoints = resume.Checkpoints(tmp_path, keep=1)
+    (tmp_path / ".writing-1-step-0000000001.npz").write_bytes(b"half")
+    for step in (2, 3):
+        checkpoints.save(step, {"model/00000": np.arange(3.0)}, {"rows": []})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-0000000003.json", "step-0000000003.npz"]
+    assert checkpoints.newest().step == 3
+
+
 def test_history_is_json_lines(uncut):
     lines = (uncut[0] / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == uncut[2].history

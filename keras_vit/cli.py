@@ -18,6 +18,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     import keras
 
+    from keras_vit.data.sources import Source
     from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
@@ -87,11 +88,9 @@ class Run:
 
     def save(self, folder: Path) -> None:
         """Writes `run.json` beside the model."""
-        from keras_vit.files import replacing
+        from keras_vit.files import write_json
 
-        with replacing(folder / "run.json") as temporary:
-            text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_json(folder / "run.json", dataclasses.asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> "Run":
@@ -183,18 +182,12 @@ def finetune(
     save_minutes: SaveMinutes = 10,
 ) -> None:
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
-    import keras
-
     import keras_vit
-    from keras_vit.data import sources
 
-    keras.utils.set_random_seed(seed)
-    if mixed_precision:
-        keras.config.set_dtype_policy("mixed_bfloat16")
-    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
-    settings = _recipe(
-        recipe,
-        data,
+    source = _prepared(data, seed, on_corrupt, mixed_precision)
+    settings = _changed(
+        _table_4(recipe, data),
+        len(source.train),
         total_steps=steps,
         warmup_steps=warmup,
         base_lr=tuple(lr) if lr else None,
@@ -316,35 +309,20 @@ def pretrain(
     save_minutes: SaveMinutes = 10,
 ) -> None:
     """Trains a model from random weights, as Table 3 of the paper does."""
-    import keras
-
-    import keras_vit
-    from keras_vit.data import sources
-
-    keras.utils.set_random_seed(seed)
-    if mixed_precision:
-        keras.config.set_dtype_policy("mixed_bfloat16")
-    if model not in keras_vit.VARIANTS:
-        _builder(model)  # Raises, with the nearest names.
-    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
-    length = {"epochs": epochs, "total_steps": steps}
-    settings = _pretraining(
-        model,
-        recipe or "imagenet2012",
-        # One of the two is given or neither: the other is then the recipe's no more.
-        **(length if epochs or steps else {}),
-        **_given(
-            warmup_steps=warmup,
-            base_lr=None if lr is None else (lr,),
-            batch_size=batch_size,
-            accumulation_steps=parts,
-            image_size=_size(image_size),
-        ),
-    ).for_images(len(source.train))
-    if warmup is None:
-        settings = dataclasses.replace(
-            settings, warmup_steps=min(settings.warmup_steps, settings.steps // 5)
-        )
+    _check_variant(model)
+    source = _prepared(data, seed, on_corrupt, mixed_precision)
+    row = _table_3(model, recipe or "imagenet2012")
+    if epochs or steps:  # The other of the two is the recipe's no more.
+        row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
+    settings = _changed(
+        row,
+        len(source.train),
+        warmup_steps=warmup,
+        base_lr=None if lr is None else (lr,),
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=_size(image_size),
+    )
     shape = _given(
         patch_size=patch_size,
         num_layers=layers,
@@ -391,15 +369,51 @@ def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _pretraining(model: str, name: str, **changes: Any) -> "Recipe":
+def _prepared(data: str, seed: int, on_corrupt: Any, mixed_precision: bool) -> "Source":
+    """The data of a training, whose seed and precision are set before a model is."""
+    import keras
+
+    from keras_vit.data import sources
+
+    keras.utils.set_random_seed(seed)
+    if mixed_precision:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+
+
+def _table_3(model: str, name: str) -> "Recipe":
     """The recipe of a name, or of a model and the data it is for."""
     from keras_vit.recipes import PRETRAIN, find
 
-    short = model.removeprefix("BiT-")
-    row = PRETRAIN.get(f"{short}-{name}") or find(name)
+    return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
+
+
+def _table_4(name: str | None, data: str) -> "Recipe":
+    """The row of a name, or the data set's own."""
+    from keras_vit.recipes import FINETUNE
+
+    if name is not None and name not in FINETUNE:
+        raise ValueError(
+            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
+        )
+    own = data.split(":")[0]
+    return FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
+
+
+def _changed(row: "Recipe", images: int, **options: Any) -> "Recipe":
+    """A recipe for so many images with the options that were given.
+
+    What was not given fits a machine of one's own: parts of 32 images, and a warm-up
+    of a fifth of the steps at most.
+    """
+    changes = _given(**options)
     batch = changes.get("batch_size", row.batch_size)
     changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
-    return dataclasses.replace(row, **changes)
+    recipe = dataclasses.replace(row, **changes).for_images(images)
+    if "warmup_steps" in changes:
+        return recipe
+    warmup = min(recipe.warmup_steps, recipe.steps // 5)
+    return dataclasses.replace(recipe, warmup_steps=warmup)
 
 
 def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
@@ -433,24 +447,6 @@ def _progress() -> int:
     return 1 if sys.stdout.isatty() else 2
 
 
-def _recipe(name: str | None, data: str, **changes: Any) -> Any:
-    """A row of Table 4 with the options that were given."""
-    from keras_vit.recipes import FINETUNE
-
-    if name is not None and name not in FINETUNE:
-        raise ValueError(
-            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
-        )
-    own = data.split(":")[0]
-    row = FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
-    changes = _given(**changes)
-    total = changes.get("total_steps", row.steps)
-    changes.setdefault("warmup_steps", min(row.warmup_steps, total // 5))
-    batch = changes.get("batch_size", row.batch_size)
-    changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
-    return dataclasses.replace(row, **changes)
-
-
 def _size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
     """'384' or '384x512' as (H, W)."""
     if text is None:
@@ -480,17 +476,23 @@ def _pooling(variant: str) -> str:
 def _builder(variant: str) -> Any:
     """The builder of a variant in either spelling."""
     import keras_vit
+    from keras_vit.configs import builder_name
+
+    _check_variant(variant)
+    return getattr(keras_vit, builder_name(variant))
+
+
+def _check_variant(variant: str) -> None:
+    import keras_vit
     from keras_vit.configs import VARIANTS, builder_name
 
-    name = builder_name(variant)
     built = [known for known in VARIANTS if hasattr(keras_vit, builder_name(known))]
-    if name not in built:
+    if builder_name(variant) not in built:
         known = ", ".join(variant for variant in built if "_" not in variant)
         raise ValueError(
             f"Expected one of {known}, or a folder that `keras-vit "
             f"finetune` wrote. Received: --model {variant}"
         )
-    return getattr(keras_vit, name)
 
 
 def _open_model(

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -19,6 +21,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     with replacing_all([Path(path)]) as (temporary,):
         yield temporary
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON of two spaces' indent, whole or not at all."""
+    with replacing(path) as temporary:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from keras_vit.data.packed import FORMAT, INDEX, RECORD
 from keras_vit.data.sources import Source
 from keras_vit.data.splits import Split
-from keras_vit.files import replacing
+from keras_vit.files import replacing, write_json
 
 PLAN = "plan.json"  # In a folder that is being packed: of what, and how.
 SHARD_IMAGES = 10_000  # ImageNet: 128 shards of about 1.1 GB.
@@ -76,15 +76,13 @@ def pack(
                 "Expected a source that stays as it is while it is packed. Received: "
                 f"{source.name!r}, which has changed. Pack it again"
             )
-        with replacing(partial / INDEX) as temporary:
-            index = {
-                "format": FORMAT,
-                "source": {"name": source.name, "fingerprint": plan["source"]},
-                "classes": source.classes,
-                "splits": facts,
-            }
-            text = json.dumps(index, indent=1, ensure_ascii=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        index = {
+            "format": FORMAT,
+            "source": {"name": source.name, "fingerprint": plan["source"]},
+            "classes": source.classes,
+            "splits": facts,
+        }
+        write_json(partial / INDEX, index)
         (partial / PLAN).unlink()
         partial.replace(output)
     except OSError as error:
@@ -111,7 +109,7 @@ def _shards(split: Split, shards: int | None, source: Source) -> int:
 def _begin(partial: Path, plan: dict[str, Any]) -> None:
     """Makes `partial` a folder of this plan: its own, or an empty one."""
     path = partial / PLAN
-    if path.is_file() and path.read_text() != json.dumps(plan):
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != plan:
         shutil.rmtree(partial)  # Of another source, or of the same before it changed.
     partial.mkdir(parents=True, exist_ok=True)
     for left in partial.glob(".writing-*"):  # By a process that was killed.
@@ -122,8 +120,7 @@ def _begin(partial: Path, plan: dict[str, Any]) -> None:
                 "Expected a folder of an interrupted `keras-vit data pack`, or none. "
                 f"Received: {str(partial)!r}, which holds something else. Move it"
             )
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(plan))
+        write_json(path, plan)
 
 
 def _pack_split(split: Split, folder: Path, name: str, shards: int) -> dict[str, Any]:

@@ -63,8 +63,6 @@ class Batches:
             "std": std,
             "channels": model.input_shape[-1],
         }
-        if self.on_features():
-            self._read_features(model)
 
     def identity(self) -> dict[str, Any]:
         """What the batches are a function of, as plain values."""
@@ -123,7 +121,7 @@ class Batches:
             )
         _warn_out_of_range(images, mean, std)
 
-    def _read_features(self, model: keras.Model) -> None:
+    def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
         head_input = keras.Model(model.input, model.get_layer("head").input)
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data.preprocessing import HALF
-from keras_vit.files import replacing
+from keras_vit.files import replacing, write_json
 from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim
@@ -112,6 +112,8 @@ def fit(
         resuming.check_same(folder / resuming.BEGUN, _identity(model, recipe, batches))
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
+    if batches.on_features():
+        batches.read_features(model)
     frozen = recipe.freeze or recipe.lora_rank is not None
     # A whole batch of features is small: the head needs no parts.
     part = _head_alone(model) if batches.on_features() else model
@@ -128,10 +130,10 @@ def fit(
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
             kept = _Kept(folder, asked, save_steps, save_minutes, keep)
-        result = _follow(recipe, model, trained, batches, kept, verbose)
+        result = _Fit(recipe, model, trained, batches, kept, verbose).follow()
     if folder is not None:
         save_model(model, folder / "model.keras")
-        _write_json(
+        write_json(
             folder / "history.json",
             {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
         )
@@ -196,68 +198,6 @@ def _frozen(model: keras.Model) -> Iterator[None]:
             variable.trainable = True
 
 
-def _follow(
-    recipe: Recipe,
-    model: keras.Model,
-    trained: keras.Model,
-    batches: Batches,
-    kept: _Kept,
-    verbose: int | str,
-) -> Result:
-    """The sweep, where there is one, and the final training of `trained`.
-
-    `trained` is `model`, or a part or a twin of it with the same variables.
-    """
-    sweep: dict[float, float] = {}
-    if len(recipe.base_lr) > 1:
-        sweep = _sweep(recipe, model, trained, batches, kept, verbose)
-    base_lr = max(sweep, key=lambda rate: sweep[rate]) if sweep else recipe.base_lr[0]
-    if sweep:
-        batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
-    metrics = _compile(trained, recipe, base_lr, batches.sparse)
-    train, test = batches.all()
-    history = _train(trained, recipe, train, test, metrics, kept, model, verbose)
-    return Result(
-        base_lr,
-        sweep,
-        history,
-        history[-1].get("val_accuracy"),
-        batches.test_images,
-    )
-
-
-def _sweep(
-    recipe: Recipe,
-    model: keras.Model,
-    trained: keras.Model,
-    batches: Batches,
-    kept: _Kept,
-    verbose: int | str,
-) -> dict[float, float]:
-    """Held-out accuracy of every rate, each tried from the weights there are now."""
-    done: dict[str, float] = {}
-    if kept.folder is not None:
-        resuming.keep_start(kept.folder / "start", model)
-        done = _read_json(kept.folder / "sweep.json", {})
-    # Dropout's generators count too, which `get_weights` leaves out.
-    start = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
-    rest, held_out = batches.hold_out()
-    for base_lr in recipe.base_lr:
-        if str(base_lr) in done:
-            continue
-        metrics = _compile(trained, recipe, base_lr, batches.sparse)
-        batches.say(f"base_lr={base_lr:g} on the held-out {recipe.held_out:.0%}")
-        tried = kept.within(f"sweep/{base_lr}")
-        history = _train(trained, recipe, rest, held_out, metrics, tried, None, verbose)
-        done[str(base_lr)] = history[-1]["val_accuracy"]
-        if kept.folder is not None:
-            _write_json(kept.folder / "sweep.json", done)
-            shutil.rmtree(tried.folder or "")
-        for variable, value in zip(model.variables, start, strict=True):
-            variable.assign(value)
-    return {base_lr: done[str(base_lr)] for base_lr in recipe.base_lr}
-
-
 def _check_options(model: keras.Model, recipe: Recipe) -> None:
     """Raises if the model was built with other options than the recipe's."""
     blocks = [
@@ -291,17 +231,6 @@ def _new_bias(model: keras.Model) -> set[float]:
     return set()
 
 
-def _compile(
-    model: keras.Model, recipe: Recipe, base_lr: float, sparse: bool
-) -> list[keras.metrics.Metric]:
-    """Compiles the model; returns the metrics, which Keras builds later."""
-    kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
-    accuracy = getattr(keras.metrics, kind)("accuracy")
-    optimizer = optim.optimizer(recipe, base_lr, model)
-    model.compile(optimizer, _loss(recipe, sparse), metrics=[accuracy])
-    return [accuracy]
-
-
 def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
     if recipe.loss == "sigmoid":
         return losses.SigmoidCrossEntropy()
@@ -312,70 +241,134 @@ def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
     return keras.losses.CategoricalCrossentropy(from_logits=True)
 
 
-def _train(
-    model: keras.Model,
-    recipe: Recipe,
-    train: BatchesFrom,
-    validation: tf.data.Dataset | None,
-    metrics: list[keras.metrics.Metric],
-    kept: _Kept,
-    best: keras.Model | None,
-    verbose: int | str,
-) -> list[dict[str, float]]:
-    """`model.fit` for the recipe's steps, evaluating up to ten times on the way.
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """The trainings of one call of `fit`, with what is the same for all of them.
 
-    `best` is what is saved of the best evaluation, if anything.
+    `trained` is `model`, or a part or a twin of it with the same variables.
     """
-    evaluations = max(n for n in range(1, 11) if recipe.steps % n == 0)
-    period = recipe.steps // evaluations
-    averaged = None if recipe.ema is None else resuming.Averaged(recipe.steps)
 
-    def save_best() -> None:
-        if best is None or kept.folder is None:
-            return
-        with averaged.applied() if averaged else contextlib.nullcontext():
-            save_model(best, kept.folder / "best.keras")
+    recipe: Recipe
+    model: keras.Model
+    trained: keras.Model
+    batches: Batches
+    kept: _Kept
+    verbose: int | str
 
-    keeper = resuming.Keeper(
-        recipe.steps,
-        period,
-        metrics,
-        averaged=averaged,
-        save_best=save_best,
-        **vars(kept),
-    )
-    callbacks = [keeper] if averaged is None else [keeper, averaged]
+    def follow(self) -> Result:
+        """The sweep, where there is one, and the final training."""
+        sweep = self._sweep() if len(self.recipe.base_lr) > 1 else {}
+        base_lr = self.recipe.base_lr[0]
+        if sweep:
+            base_lr = max(sweep, key=lambda rate: sweep[rate])
+            self.batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
+        train, test = self.batches.all()
+        history = self._train(base_lr, train, test, self.kept, best=self.model)
+        accuracy = history[-1].get("val_accuracy")
+        return Result(base_lr, sweep, history, accuracy, self.batches.test_images)
 
-    def fit(epochs: int, steps: int) -> None:
-        model.fit(
-            train(start_step=keeper.step),
-            initial_epoch=keeper.step // period,
-            epochs=epochs,
-            steps_per_epoch=steps,
-            validation_data=validation,
-            shuffle=False,  # The pipeline has shuffled.
-            callbacks=callbacks,
-            verbose=verbose,
+    def _sweep(self) -> dict[float, float]:
+        """Held-out accuracy of every rate, each tried from the same weights."""
+        folder, variables = self.kept.folder, resuming.model_variables(self.model)
+        done: dict[str, float] = {}
+        if folder is not None:
+            resuming.keep_start(folder / "start", self.model)
+            done = _read_json(folder / "sweep.json", {})
+        start = resuming.capture(variables)
+        rest, held_out = self.batches.hold_out()
+        for base_lr in self.recipe.base_lr:
+            if str(base_lr) in done:
+                continue
+            share = self.recipe.held_out
+            self.batches.say(f"base_lr={base_lr:g} on the held-out {share:.0%}")
+            tried = self.kept.within(f"sweep/{base_lr}")
+            history = self._train(base_lr, rest, held_out, tried)
+            done[str(base_lr)] = history[-1]["val_accuracy"]
+            if folder is not None:
+                write_json(folder / "sweep.json", done)
+                shutil.rmtree(tried.folder or "")
+            resuming.restore(variables, start)
+        return {base_lr: done[str(base_lr)] for base_lr in self.recipe.base_lr}
+
+    def _train(
+        self,
+        base_lr: float,
+        train: BatchesFrom,
+        validation: tf.data.Dataset | None,
+        kept: _Kept,
+        best: keras.Model | None = None,
+    ) -> list[dict[str, float]]:
+        """`model.fit` for the recipe's steps, evaluating up to ten times on the way.
+
+        `best` is what is saved of the best evaluation, if anything.
+        """
+        model, steps = self.trained, self.recipe.steps
+        metrics = self._compile(base_lr)
+        evaluations = max(n for n in range(1, 11) if steps % n == 0)
+        period = steps // evaluations
+        averaged = None if self.recipe.ema is None else resuming.Averaged(steps)
+
+        def save_best() -> None:
+            if best is None or kept.folder is None:
+                return
+            with averaged.applied() if averaged else contextlib.nullcontext():
+                save_model(best, kept.folder / "best.keras")
+
+        keeper = resuming.Keeper(
+            steps,
+            period,
+            metrics,
+            averaged=averaged,
+            save_best=save_best,
+            **vars(kept),
         )
+        callbacks = [keeper] if averaged is None else [keeper, averaged]
 
-    by_hand = keras.callbacks.CallbackList(callbacks, model=model)
-    keeper.resume()
-    if keeper.pending is not None:  # Cut between its last update and its evaluation.
-        row = keeper.pending
-        if validation is not None:
-            found = model.evaluate(
-                validation, callbacks=by_hand, verbose=verbose, return_dict=True
+        def fit(epochs: int, steps_per_epoch: int) -> None:
+            model.fit(
+                train(start_step=keeper.step),
+                initial_epoch=keeper.step // period,
+                epochs=epochs,
+                steps_per_epoch=steps_per_epoch,
+                validation_data=validation,
+                shuffle=False,  # The pipeline has shuffled.
+                callbacks=callbacks,
+                verbose=self.verbose,
             )
-            row |= {f"val_{key}": value for key, value in found.items()}
-        by_hand.on_epoch_end(keeper.step // period - 1, row)
-        if keeper.step == recipe.steps:
-            model.optimizer.finalize_variable_values(model.trainable_variables)
-    if left := -keeper.step % period:
-        fit(keeper.step // period + 1, left)
-    if keeper.step < recipe.steps:
-        fit(evaluations, period)
-    keeper.save()
-    return keeper.rows
+
+        by_hand = keras.callbacks.CallbackList(callbacks, model=model)
+        keeper.resume()
+        if keeper.step == steps and keeper.pending is None:
+            return keeper.rows
+        if keeper.pending is not None:  # Cut between its last update and evaluation.
+            row = keeper.pending
+            if validation is not None:
+                found = model.evaluate(
+                    validation,
+                    callbacks=by_hand,
+                    verbose=self.verbose,
+                    return_dict=True,
+                )
+                row |= {f"val_{key}": value for key, value in found.items()}
+            by_hand.on_epoch_end(keeper.step // period - 1, row)
+            if keeper.step == steps:
+                model.optimizer.finalize_variable_values(model.trainable_variables)
+        if left := -keeper.step % period:
+            fit(keeper.step // period + 1, left)
+        if keeper.step < steps:
+            fit(evaluations, period)
+        keeper.save()
+        return keeper.rows
+
+    def _compile(self, base_lr: float) -> list[keras.metrics.Metric]:
+        """Compiles `trained`; returns the metrics, which Keras builds later."""
+        sparse = self.batches.sparse
+        kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
+        accuracy = getattr(keras.metrics, kind)("accuracy")
+        optimizer = optim.optimizer(self.recipe, base_lr, self.trained)
+        loss = _loss(self.recipe, sparse)
+        self.trained.compile(optimizer, loss, metrics=[accuracy])
+        return [accuracy]
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -386,11 +379,6 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 def _read_json(path: Path, default: Any) -> Any:
     return json.loads(path.read_text()) if path.exists() else default
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def _head_alone(model: keras.Model) -> keras.Model:

@@ -25,7 +25,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.files import replacing
+from keras_vit.files import replacing, write_json
 
 BEGUN = "begun.json"
 HISTORY = "history.jsonl"
@@ -78,9 +78,7 @@ class Checkpoints:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **variables, **{INFO: told})
             size, sha256 = temporary.stat().st_size, _sha256(temporary)
-        manifest = {"bytes": size, "sha256": sha256}
-        with replacing(values.with_suffix(".json")) as temporary:
-            temporary.write_text(json.dumps(manifest, indent=2) + "\n")
+        write_json(values.with_suffix(".json"), {"bytes": size, "sha256": sha256})
         self._drop_old()
 
     def newest(self) -> Saved | None:
@@ -142,25 +140,40 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def capture(model: keras.Model) -> dict[str, np.ndarray]:
-    """Every variable that training changes, by role and place.
+def model_variables(model: keras.Model) -> dict[str, Any]:
+    """Weights and the states of dropout's generators, by place.
 
-    Weights, the states of dropout's generators, and the optimizer's moments, averages
-    and count of updates.
+    Keras numbers some names as a process happens to make them.
     """
-    return {
-        name: plain(keras.ops.convert_to_numpy(variable))
-        for name, variable in _variables(model).items()
+    return {f"model/{place:05}": v for place, v in enumerate(model.variables)}
+
+
+def training_variables(model: keras.Model) -> dict[str, Any]:
+    """Every variable that training changes.
+
+    Those of the model, and the optimizer's moments, averages and count of updates.
+    """
+    model.optimizer.build(model.trainable_variables)
+    return model_variables(model) | {
+        f"optimizer/{place:05}": variable
+        for place, variable in enumerate(model.optimizer.variables)
     }
 
 
-def restore(model: keras.Model, values: Mapping[str, np.ndarray]) -> None:
+def capture(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The variables' values, as `Checkpoints.save` takes them."""
+    return {
+        name: plain(keras.ops.convert_to_numpy(variable))
+        for name, variable in variables.items()
+    }
+
+
+def restore(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> None:
     """Puts back what `capture` gave, to the bit.
 
     Raises:
         ValueError: if the model or its optimizer is another; nothing is changed then.
     """
-    variables = _variables(model)
     differing = sorted(variables.keys() ^ values.keys()) or [
         f"{name}, {tuple(variable.shape)} and {values[name].shape}"
         for name, variable in variables.items()
@@ -187,46 +200,28 @@ def plain(value: np.ndarray) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def _variables(model: keras.Model) -> dict[str, Any]:
-    """By role and place: Keras numbers some names as a process happens to make them."""
-    model.optimizer.build(model.trainable_variables)
-    roles = {"model": model.variables, "optimizer": model.optimizer.variables}
-    return {
-        f"{role}/{place:05}": variable
-        for role, variables in roles.items()
-        for place, variable in enumerate(variables)
-    }
-
-
 def keep_start(folder: Path, model: keras.Model) -> None:
     """Keeps a model's variables, or puts back those that were kept."""
     checkpoints = Checkpoints(folder)
     if (saved := checkpoints.newest()) is None:
-        values = [keras.ops.convert_to_numpy(v) for v in model.variables]
-        named = {f"{place:05}": plain(value) for place, value in enumerate(values)}
-        checkpoints.save(0, named, {})
-        return
-    for place, variable in enumerate(model.variables):
-        assign(variable, saved.variables[f"{place:05}"])
+        checkpoints.save(0, capture(model_variables(model)), {})
+    else:
+        restore(model_variables(model), saved.variables)
 
 
-def check_same(
-    path: Path, given: Mapping[str, Any], what: str = "The run was begun"
-) -> None:
+def check_same(path: Path, given: Mapping[str, Any]) -> None:
     """Writes what a run is, or compares with what was written.
 
     Args:
         path: of the run's `begun.json`.
         given: plain JSON values: the recipe, the data's fingerprint, ...
-        what: begins the error's sentence.
 
     Raises:
         ValueError: naming each value that is another than when the run was begun.
     """
     given = json.loads(json.dumps(given))  # Tuples become lists, as in the file.
     if not path.exists():
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(given, indent=2) + "\n")
+        write_json(path, given)
         return
     try:
         begun = json.loads(path.read_text())
@@ -237,7 +232,7 @@ def check_same(
         ) from error
     if changes := list(_differences(begun, given)):
         raise ValueError(
-            f"{what} otherwise than it would go on. Expected what "
+            "The run was begun otherwise than it would go on. Expected what "
             f"{str(path)!r} says. Received: {'; '.join(changes[:12])}. Give the same "
             "again, another folder, or --resume never (resume='never') to begin anew"
         )
@@ -410,7 +405,7 @@ class Keeper(keras.callbacks.Callback):
             self._cut = [
                 values.pop(name) for name in sorted(values) if _is_metric(name)
             ]
-            restore(self.model, values)
+            restore(training_variables(self.model), values)
             self.step = self._saved_step = saved.step
             self.rows = saved.info["rows"]
             self.best = saved.info["best"]
@@ -425,7 +420,7 @@ class Keeper(keras.callbacks.Callback):
         if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
             self.model.jax_state_sync()
         metrics = self._metric_variables() if self.step % self.period else []
-        values = capture(self.model) | {
+        values = capture(training_variables(self.model)) | {
             f"metrics/{place:05}": plain(keras.ops.convert_to_numpy(variable))
             for place, variable in enumerate(metrics)
         }

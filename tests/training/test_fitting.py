@@ -122,13 +122,13 @@ def test_sweep_takes_the_better_rate_from_the_same_start(source, dropout_rate):
 
 def test_sweep_is_judged_on_the_held_out_share_alone(source, monkeypatch):
     seen = []
-    real = fitting._train
+    real = keras.Model.fit
 
-    def train(model, recipe, train, validation, *rest):
-        seen.append(sum(len(labels) for _, labels in validation))
-        return real(model, recipe, train, validation, *rest)
+    def watched(model, *args, validation_data, **options):
+        seen.append(sum(len(labels) for _, labels in validation_data))
+        return real(model, *args, validation_data=validation_data, **options)
 
-    monkeypatch.setattr(fitting, "_train", train)
+    monkeypatch.setattr(keras.Model, "fit", watched)
     fit(tiny(), recipe(base_lr=(0.01, 0.02)), source, verbose=0)
     assert seen == [6, 6, 13]  # A fifth of 30, twice; then the test set.
 
@@ -287,7 +287,7 @@ def test_gray_models_and_gray_images(source):
 
 def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch):
     model = tiny(dropout_rate=0.5)
-    monkeypatch.setattr(Batches, "_read_features", None)
+    monkeypatch.setattr(Batches, "read_features", None)
     fit(model, recipe(freeze=True, augment="none"), source, verbose=0)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from keras_vit.training import fit, resume
+from keras_vit.training.batches import Batches
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 
 pytest.importorskip("tensorflow")
@@ -199,6 +200,24 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
     assert len(list((begun / "checkpoints").iterdir())) == 4
     _, result = train(begun, source, other, resume="never", save_steps=None)
     assert result.history[-1]["step"] == 22
+
+
+def test_a_finished_run_is_left_as_it_is(uncut, source, tmp_path):  # noqa: F811
+    folder, _, expected = uncut
+    shutil.copytree(folder, tmp_path / "again")
+    written = [p.stat().st_mtime_ns for p in sorted(folder.glob("checkpoints/*"))]
+    _, result = train(tmp_path / "again", source)
+    again = tmp_path / "again/checkpoints"
+    assert [p.stat().st_mtime_ns for p in sorted(again.iterdir())] == written
+    assert result == expected
+
+
+def test_refused_before_the_features_are_read(source, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(Batches, "read_features", pytest.fail)
+    settings = recipe(freeze=True, augment="none")
+    (tmp_path / "begun.json").write_text('{"seed": 1}')
+    with pytest.raises(ValueError, match="otherwise than it would go on"):
+        fit(tiny(), settings, source, output=tmp_path, verbose=0)
 
 
 def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # noqa: F811

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import packed, preprocessing
-from keras_vit.data.splits import TFDS, Arrays, Split
+from keras_vit.data.splits import TFDS, Arrays, Indexed, Split
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -43,6 +43,33 @@ class Source:
         splits = [self.train.fingerprint(), self.test and self.test.fingerprint()]
         facts = json.dumps([self.classes, splits])
         return hashlib.sha256(facts.encode()).hexdigest()
+
+    def subset(self, images: int, seed: int = 0) -> "Source":
+        """The source with a random part of its training images (4.3, Figure 4).
+
+        Drawn over all images, not class by class. Of one seed a smaller subset is part
+        of every larger one. Classes, test images and the images' order stay.
+
+        Args:
+            images: how many, at most all.
+            seed: of the draw.
+
+        Raises:
+            ValueError: if there are not so many, or they are a stream's.
+        """
+        if not isinstance(self.train, Indexed):
+            raise ValueError(
+                "Expected images that any index reads, to draw a subset of. Received: "
+                f"{self.name!r}, a stream. keras-vit data pack makes shards of it"
+            )
+        count = len(self.train)
+        if not 0 < images <= count:
+            raise ValueError(
+                f"Expected a subset of 1 to {count} images, all of {self.name!r}. "
+                f"Received: images={images}"
+            )
+        drawn = np.random.default_rng(seed).permutation(count)[:images]
+        return dataclasses.replace(self, train=self.train.take(np.sort(drawn)))
 
 
 def open_source(

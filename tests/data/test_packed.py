@@ -80,6 +80,14 @@ def test_packed_splits_are_divided(packed):
     assert len({s.fingerprint() for s in (rest, held_out)}) == 2
 
 
+@pytest.mark.usefixtures("storage")
+def test_subset_of_shards(packed):
+    source = open_source(packed)
+    smaller, larger = (source.subset(images).train for images in (5, 9))
+    assert len(_items(smaller)) == 5
+    assert set(_items(smaller)) < set(_items(larger)) < set(_items(source.train))
+
+
 def test_shards_are_ordinary_tfrecords(packed):
     """TensorFlow's own reader, with its own CRCs, sees the same examples."""
     files = sorted(map(str, packed.glob("train-*.tfrecord")))

@@ -351,6 +351,47 @@ def test_share_of_lone_images_is_an_error():
         splits.Arrays(_images(2), np.array([0, 1])).split(0.2, seed=0)
 
 
+def test_subsets_are_random_nested_and_of_the_training_images():
+    """Figure 4's "random subsets": a class has what falls to it."""
+    labels = np.repeat([0, 1], [300, 100])
+    test = splits.Arrays(_images(5), np.arange(5) % 2)
+    source = sources.Source(
+        "s", ("a", "b"), splits.Arrays(np.arange(400), labels), test
+    )
+    subsets = [source.subset(images, seed=3) for images in (40, 80, 400)]
+    drawn = [subset.train.images.tolist() for subset in subsets]
+    assert [len(images) for images in drawn] == [40, 80, 400]
+    assert set(drawn[0]) < set(drawn[1])
+    assert drawn == [sorted(images) for images in drawn]
+    for subset in subsets:
+        np.testing.assert_array_equal(labels[subset.train.images], subset.train.labels)
+        assert (subset.classes, subset.test) == (source.classes, test)
+    prints = [subset.fingerprint() for subset in (source, *subsets)]
+    assert len(set(prints)) == 3  # All of the images are the source.
+    assert prints[0] == prints[-1]
+    other = source.subset(40, seed=4)
+    assert other.train.images.tolist() != drawn[0]
+    by_class = [source.subset(40, seed=s).train.labels.sum() for s in range(400)]
+    mean, variance = 40 / 4, 40 * 3 / 16 * 360 / 399  # Hypergeometric.
+    assert abs(np.mean(by_class) - mean) < 4 * np.sqrt(variance / 400)
+    assert 0.7 * variance < np.var(by_class) < 1.3 * variance
+
+
+def test_subset_of_a_folder(flat):
+    source = open_source(flat)
+    subset = source.subset(7)
+    assert set(subset.train.images) < set(source.train.images)
+    assert list(subset.test.images) == list(source.test.images)
+    assert len(_labels(subset.train)) == 7
+    assert subset.fingerprint() != source.fingerprint()
+
+
+@pytest.mark.parametrize("images", [-1, 0, 13])
+def test_subset_of_an_impossible_size_is_an_error(flat, images):
+    with pytest.raises(ValueError, match=rf"1 to 12 .*Received: images={images}"):
+        open_source(flat).subset(images)
+
+
 def test_order_is_a_function_of_seed_and_epoch():
     split = splits.Arrays(_images(20), np.arange(20))
     seeds = [[0, 0], [0, 1], [1, 0]]
@@ -474,6 +515,14 @@ def test_tfds_share_is_the_last(builder):
     assert (len(rest), len(held)) == (18, 2)
     with pytest.raises(ValueError, match=r"Received: split='train\[:18\]'"):
         rest.split(0.1, seed=0)
+
+
+def test_subset_of_a_stream_is_an_error(builder):
+    source = sources.tfds_source(builder, "tiny_pets", "train", "test")
+    with pytest.raises(
+        ValueError, match=r"'tiny_pets', a stream\. keras-vit data pack"
+    ):
+        source.subset(10)
 
 
 def test_package_that_tfds_lacks_is_named(builder, monkeypatch):

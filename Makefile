@@ -48,8 +48,11 @@ parity: $(VENV)/dev.done  ## The largest difference from every reference fixture
 floor: .venv-floor/floor.done  ## The oldest supported Keras and TensorFlow.
 	$(QUIET) .venv-floor/bin/pytest -q -m "not slow"
 
-interop: .venv-interop/interop.done  ## timm and transformers read what we write, and back.
-	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=torch .venv-interop/bin/pytest -q tests/interop
+interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside us.
+	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=torch .venv-interop/bin/pytest -q \
+	  -m "not tensorflow_only" tests/interop
+	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=tensorflow .venv-interop/bin/pytest -q \
+	  tests/interop/test_keras_cv.py
 
 bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
 	$(QUIET) $(BIN)/python benchmarks/vit.py

@@ -8,7 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import pytest
 
-# `make interop` runs these, in an environment with timm and transformers.
+# `make interop` runs these, in an environment with what they need.
 collect_ignore = [] if "KERAS_VIT_INTEROP" in os.environ else ["interop"]
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"

@@ -1,4 +1,4 @@
-"""Run by `make interop`, in an environment with timm and transformers."""
+"""Run by `make interop`, in an environment with timm, transformers and keras-cv."""
 
 import os
 

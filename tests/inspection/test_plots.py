@@ -1,0 +1,43 @@
+"""Pictures of numbers: what is drawn is what was given."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+from keras_vit.inspection import plots
+
+ACCURACY = {"ViT": {1000: 0.5, 10: 0.25}, "ResNet": {10: 0.5, 100: 0.75, 1000: 1.0}}
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are made, as they are."""
+    made, make = [], plots._figure
+    monkeypatch.setattr(
+        plots, "_figure", lambda *size: made.append(make(*size)) or made[-1]
+    )
+    return made
+
+
+def test_data_size_draws_a_line_a_model(figures, tmp_path):
+    plots.data_size(ACCURACY, tmp_path / "new" / "size.png")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["size.png"]
+    (axes,) = figures[0].axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        *("10", "100", "1,000")
+    ]
+    vit, resnet = axes.get_lines()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*ACCURACY]
+    np.testing.assert_allclose(vit.get_xydata(), [[10, 25], [1000, 50]])
+    np.testing.assert_allclose(resnet.get_ydata(), [50, 75, 100])
+    assert vit.get_color() != resnet.get_color()
+    assert vit.get_marker() != resnet.get_marker()
+
+
+@pytest.mark.parametrize("models", [0, 8])
+def test_data_size_of_no_or_too_many_models_is_an_error(models, tmp_path):
+    accuracy = {str(number): {10: 0.5} for number in range(models)}
+    with pytest.raises(ValueError, match=rf"1 to 7 models\. Received: {models}"):
+        plots.data_size(accuracy, tmp_path / "size.png")
+    assert list(tmp_path.iterdir()) == []

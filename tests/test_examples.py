@@ -1,6 +1,7 @@
 """Every example, in smoke size."""
 
 import importlib.util
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import keras_vit
 from tests.conftest import REFERENCE
 
 pytestmark = pytest.mark.tensorflow_only
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+CIFAR10 = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 
 
 def example(name):
@@ -28,7 +34,10 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_every_example_is_tested_and_listed():
-    tested = {"quickstart", "finetune_folder", "finetune_cifar10"}
+    tested = {
+        *("quickstart", "finetune_folder", "finetune_cifar10"),
+        *("data_size", "adam_vs_sgd"),
+    }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
     listed = (EXAMPLES / "README.md").read_text()
     for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")):
@@ -58,16 +67,61 @@ def test_finetune_folder(tmp_path):
     assert accuracy == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*training images are fewer")
-def test_finetune_cifar10(tmp_path):
+@pytest.fixture
+def cifar10(tmp_path):
+    """Noise of CIFAR-10's shape and classes: 60 and 20 images."""
     rng = np.random.default_rng(0)
-    arrays = {}
-    for split, count in (("train", 20), ("test", 10)):
+    arrays = {"classes": np.array(CIFAR10)}
+    for split, count in (("train", 60), ("test", 20)):
         arrays[f"x_{split}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
         arrays[f"y_{split}"] = np.arange(count) % 10
     np.savez(tmp_path / "cifar.npz", **arrays)
-    accuracy = example("finetune_cifar10").main(tmp_path / "cifar.npz", smoke=True)
+    return tmp_path / "cifar.npz"
+
+
+def test_finetune_cifar10(cifar10):
+    accuracy = example("finetune_cifar10").main(cifar10, smoke=True)
     assert 0 <= accuracy <= 1
+
+
+def test_data_size(cifar10, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    module = example("data_size")
+    accuracy = module.main(cifar10, images=(20,), smoke=True)
+    assert {name: [*of] for name, of in accuracy.items()} == {
+        "ViT": [20],
+        "ResNet": [20],
+    }
+    folder = tmp_path / "runs" / "data_size"
+    assert (folder / "data_size.png").read_bytes().startswith(b"\x89PNG")
+    kept = json.loads((folder / "data_size.json").read_text())
+    assert kept["best"]["ViT"]["20"] == accuracy["ViT"][20]
+    begun = {file: file.stat().st_mtime_ns for file in folder.glob("*/best.keras")}
+    assert len(begun) == 2
+    printed = capsys.readouterr().out
+    assert module.main(cifar10, images=(20,), smoke=True) == accuracy
+    assert capsys.readouterr().out == printed
+    assert {file: file.stat().st_mtime_ns for file in begun} == begun  # Not trained.
+
+
+def test_adam_vs_sgd(cifar10, capsys):
+    accuracy = example("adam_vs_sgd").main(cifar10, smoke=True)
+    assert list(accuracy) == ["Adam", "SGD"]
+    task = "automobile, truck"
+    assert all(list(rows) == [task] for rows in accuracy.values())
+    printed = [f"{accuracy[name][task]:.1%}" for name in accuracy]
+    head, row, average = capsys.readouterr().out.splitlines()[-3:]
+    assert head.split() == ["ResNet", "Adam", "SGD"]
+    assert row.split() == [*task.split(), *printed]
+    assert average.split() == ["average", *printed]  # Of one task, in smoke size.
+
+
+def test_classes_are_chosen_and_numbered_from_0(cifar10):
+    source = keras_vit.data.open_source(cifar10)
+    part = example("adam_vs_sgd").of_classes(source, ("truck", "cat"))
+    assert part.classes == ("truck", "cat")
+    assert part.train.labels.tolist() == [1, 0] * 6  # A cat is 3, a truck 9.
+    np.testing.assert_array_equal(part.train.images[1], source.train.images[9])
 
 
 @pytest.mark.filterwarnings("ignore")  # Jupyter's own.

@@ -797,6 +797,49 @@ def pack(
     )
 
 
+runs_app = typer.Typer(
+    help="Trainings: how far they are and how they went.", no_args_is_help=True
+)
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("show")
+def show_runs(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that `finetune` or `pretrain` writes or wrote."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The picture [default: curves.png in the first folder]."),
+    ] = None,
+) -> None:
+    """Prints trainings' evaluations and draws their curves, while they run or after."""
+    from keras_vit.inspection import plots
+    from keras_vit.training import resume, watching
+
+    curves = {}
+    for run in runs:
+        told = resume.read_run(run)
+        curves[str(run)] = watching.read(run / watching.FOLDER)
+        console.print(_evaluations(run, told))
+    picture = output or runs[0] / "curves.png"
+    plots.curves(curves, picture)
+    console.print(f"curves: {picture}; tensorboard --logdir {runs[0]} has them too")
+
+
+def _evaluations(run: Path, told: Any) -> Table:
+    """A line for each evaluation of a run."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    table.title = Text(f"{run}: {told.step} of {told.total_steps} updates")
+    names = list(dict.fromkeys(name for row in told.history for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in told.history:
+        table.add_row(*(f"{row[name]:.5g}" if name in row else "" for name in names))
+    return table
+
+
 weights_app = typer.Typer(
     help="The published weights: what there is, and copies of it.",
     no_args_is_help=True,

@@ -99,6 +99,7 @@ def test_finetune_writes_the_run(photos, trained):
         "history.jsonl",
         "model.keras",
         "run.json",
+        "tensorboard",
     }
 
 

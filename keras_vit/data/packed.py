@@ -163,8 +163,8 @@ def is_packed(folder: Path) -> bool:
 
 def open_packed(
     folder: Path, on_corrupt: Literal["stop", "skip"]
-) -> tuple[tuple[str, ...], dict[str, Packed]]:
-    """The classes and the splits of a packed folder.
+) -> tuple[tuple[str, ...], dict[str, Packed], int]:
+    """The classes, the splits, and the count of left out images of a packed folder.
 
     Args:
         folder: that `keras-vit data pack` wrote.
@@ -176,7 +176,7 @@ def open_packed(
         ValueError: naming the files that are missing or damaged.
     """
     index = _read_index(folder)
-    found = {}
+    found, left_out = {}, 0
     for name, facts in index["splits"].items():
         split = _open_split(folder, facts)
         bad = [s for s in facts["shards"] if _size(folder / s["file"]) != s["bytes"]]
@@ -189,7 +189,8 @@ def open_packed(
                 "(on_corrupt='skip')"
             )
         found[name] = _intact(split) if on_corrupt == "skip" else split
-    return tuple(index["classes"]), found
+        left_out += len(split) - len(found[name])
+    return tuple(index["classes"]), found, left_out
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -31,12 +31,16 @@ TEST_SHARE = 0.2  # Of a source that has no test set of its own.
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set: its classes' names, its training images and its test images."""
+    """A data set: its classes' names, its training images and its test images.
+
+    `left_out` counts the unreadable images that on_corrupt="skip" has left out.
+    """
 
     name: str
     classes: tuple[str, ...]
     train: Split
     test: Split | None
+    left_out: int = 0
 
     def fingerprint(self) -> str:
         """A hash of what the data is, for a run to be continued on the same."""
@@ -134,13 +138,16 @@ def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
                 "without it. Add it, or put all class folders side by side"
             )
         classes = _classes(path)
-        whole = Arrays(*check_images(*_files(path, classes), classes, on_corrupt))
+        files, labels = _files(path, classes)
+        whole = Arrays(*check_images(files, labels, classes, on_corrupt))
         rest, held_out = whole.split(TEST_SHARE, seed)
-        return Source(str(path), classes, rest, held_out)
+        return Source(str(path), classes, rest, held_out, len(files) - len(whole))
     classes = _classes(train)
-    split = Arrays(*check_images(*_files(train, classes), classes, on_corrupt))
+    files, labels = _files(train, classes)
+    split = Arrays(*check_images(files, labels, classes, on_corrupt))
+    left_out = len(files) - len(split)
     if test is None:
-        return Source(str(path), classes, split, None)
+        return Source(str(path), classes, split, None, left_out)
     present = _classes(test, least=1)
     unknown = set(present) - set(classes)
     if unknown:
@@ -151,12 +158,9 @@ def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
         )
     files, places = _files(test, present)
     labels = np.array([classes.index(name) for name in present])[places]
-    return Source(
-        str(path),
-        classes,
-        split,
-        Arrays(*check_images(files, labels, classes, on_corrupt)),
-    )
+    tested = Arrays(*check_images(files, labels, classes, on_corrupt))
+    left_out += len(files) - len(tested)
+    return Source(str(path), classes, split, tested, left_out)
 
 
 def _test_folder(path: Path) -> Path | None:
@@ -275,8 +279,8 @@ def _readable(files: list[str]) -> np.ndarray:
 
 
 def _packed(path: Path, on_corrupt: Literal["stop", "skip"]) -> Source:
-    classes, found = packed.open_packed(path, on_corrupt)
-    return Source(str(path), classes, found["train"], found.get("test"))
+    classes, found, left_out = packed.open_packed(path, on_corrupt)
+    return Source(str(path), classes, found["train"], found.get("test"), left_out)
 
 
 def _npz(path: Path, seed: int) -> Source:

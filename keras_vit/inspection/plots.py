@@ -1,7 +1,7 @@
 """Pictures of what is measured; the only module that imports matplotlib."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,11 @@ def _figure(width: float, height: float) -> Any:
             "Expected matplotlib for pictures: pip install 'keras-vit-paper[plots]'"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
 
 
 def attention_maps(
@@ -57,8 +62,63 @@ def attention_maps(
             axis.set_yticks([])
     axes[0, 0].set_ylabel("input")
     axes[1, 0].set_ylabel("attention (rollout)")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    _save(figure, path)
+
+
+Curve = Sequence[tuple[int, float]]  # (updates, value)s.
+
+_PANELS = {  # What is drawn of a training: title, and the tags in it.
+    "loss": ("train/loss", "evaluation/loss"),
+    "accuracy": ("train/accuracy", "evaluation/accuracy"),
+    "learning rate": ("train/learning_rate",),
+    "gradient norm": ("train/gradient_norm",),
+    "images per second": ("train/images_per_second",),
+}
+_POINTS = 60  # Of a curve in a picture; more are averaged.
+
+
+def curves(
+    runs: Mapping[str, Mapping[str, Curve]], path: str | os.PathLike[str]
+) -> None:
+    """Draws how trainings went, a color for each, to a file.
+
+    Args:
+        runs: of each run's name, its curves by tag: "train/loss", "evaluation/loss",
+            "train/learning_rate", ..., as `training.watching.read` gives them. Dots
+            are evaluations.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    figure = _figure(11, 5.6)
+    axes = figure.subplots(2, 3).ravel()
+    for axis, (title, tags) in zip(axes, _PANELS.items(), strict=False):
+        for number, run in enumerate(runs.values()):
+            for tag in tags:
+                steps, values = _averaged(run.get(tag, ()))
+                style = ".-" if tag.startswith("evaluation") else "-"
+                color = COLORS[number % len(COLORS)]
+                alpha = 1.0 if style == ".-" or len(tags) == 1 else 0.45
+                axis.plot(steps, values, style, color=color, alpha=alpha, linewidth=1.2)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("updates", fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+    lines = list(axes[2].get_lines())
+    axes[-1].axis("off")
+    axes[-1].legend(lines, list(runs), loc="upper left", frameon=False, fontsize=9)
+    axes[-1].text(0.02, 0.02, "pale: training\ndots: evaluations", fontsize=9)
+    _save(figure, path)
+
+
+def _averaged(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values, those of neighbours averaged to at most `_POINTS`."""
+    if not curve:
+        return np.empty(0), np.empty(0)
+    groups = np.array_split(np.array(curve), min(len(curve), _POINTS))
+    steps, values = np.array([group.mean(axis=0) for group in groups]).T
+    return steps, values
 
 
 def data_size(
@@ -96,5 +156,4 @@ def data_size(
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    _save(figure, path)

@@ -35,7 +35,8 @@ class Batches:
         self.ready = None
         self.validation_data = validation_data
         self.draws = _draws(model)
-        self.test_images = 0
+        self.batch_size = recipe.batch_size
+        self.test_images = self.left_out = 0
         self.sparse = True
         frozen = recipe.freeze or recipe.lora_rank is not None
         if frozen and "head" not in {layer.name for layer in model.layers}:
@@ -57,6 +58,7 @@ class Batches:
         self.sparse = not (recipe.mixup or recipe.cutmix)  # Mixed labels are one-hot.
         _check_head(model, self.classes, self.source.name)
         self.test_images = 0 if self.source.test is None else len(self.source.test)
+        self.left_out = self.source.left_out
         self.options = {
             "image_size": model.input_shape[1:3],
             "mean": mean,
@@ -102,6 +104,7 @@ class Batches:
         if first is None:
             raise ValueError("Expected batches. Received: an empty tf.data.Dataset")
         images, labels = (x.numpy() for x in first[:2])
+        self.batch_size = len(images)
         self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
         classes = (
             max(int(labels.max()) + 1, model.output_shape[-1])

@@ -18,7 +18,7 @@ from keras_vit.data.preprocessing import HALF
 from keras_vit.files import replacing, write_json
 from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
-from keras_vit.training import losses, optim
+from keras_vit.training import losses, optim, watching
 from keras_vit.training import resume as resuming
 from keras_vit.training.batches import Batches, BatchesFrom
 from keras_vit.training.stepping import stepping
@@ -34,6 +34,7 @@ class Result:
         history: one dict of metrics for each evaluation.
         test_accuracy: on the source's test images; None where it has none.
         test_images: how many those are.
+        left_out: unreadable images that the source did without (on_corrupt="skip").
     """
 
     learning_rate: float
@@ -41,6 +42,7 @@ class Result:
     history: list[dict[str, float]]
     test_accuracy: float | None
     test_images: int = 0
+    left_out: int = 0
 
 
 def fit(
@@ -83,8 +85,9 @@ def fit(
         std: likewise; the defaults scale to [-1, 1].
         seed: of the batches' order and augmentation.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
-            `best.keras` (the best evaluation), `model.keras` (the final model), and
-            what a killed run goes on from: `begun.json`, `checkpoints`.
+            `best.keras` (the best evaluation), `model.keras` (the final model),
+            `tensorboard` (scalars), and what a killed run goes on from: `begun.json`,
+            `checkpoints`.
         resume: "auto" goes on with the run in `output`, if one was begun there;
             "never" forgets it.
         save_steps: updates between two checkpoints; None: `save_minutes` alone.
@@ -176,7 +179,7 @@ def _forget(folder: Path) -> None:
     """Deletes what a run would go on from."""
     for name in (resuming.BEGUN, resuming.HISTORY, "sweep.json"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("checkpoints", "start", "sweep"):
+    for name in ("checkpoints", "start", "sweep", watching.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -264,8 +267,14 @@ class _Fit:
             self.batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
         train, test = self.batches.all()
         history = self._train(base_lr, train, test, self.kept, best=self.model)
-        accuracy = history[-1].get("val_accuracy")
-        return Result(base_lr, sweep, history, accuracy, self.batches.test_images)
+        return Result(
+            base_lr,
+            sweep,
+            history,
+            history[-1].get("val_accuracy"),
+            self.batches.test_images,
+            self.batches.left_out,
+        )
 
     def _sweep(self) -> dict[float, float]:
         """Held-out accuracy of every rate, each tried from the same weights."""
@@ -286,7 +295,7 @@ class _Fit:
             done[str(base_lr)] = history[-1]["val_accuracy"]
             if folder is not None:
                 write_json(folder / "sweep.json", done)
-                shutil.rmtree(tried.folder or "")
+                shutil.rmtree(folder / f"sweep/{base_lr}/checkpoints")
             resuming.restore(variables, start)
         return {base_lr: done[str(base_lr)] for base_lr in self.recipe.base_lr}
 
@@ -322,7 +331,15 @@ class _Fit:
             save_best=save_best,
             **vars(kept),
         )
-        callbacks = [keeper] if averaged is None else [keeper, averaged]
+        watch = watching.Watch(
+            steps,
+            period,
+            self.batches.batch_size,
+            metrics,
+            optim.schedule(self.recipe, base_lr),
+            kept.folder,
+        )
+        callbacks = [keeper, *filter(None, [averaged]), watch]
 
         def fit(epochs: int, steps_per_epoch: int) -> None:
             model.fit(
@@ -332,7 +349,7 @@ class _Fit:
                 steps_per_epoch=steps_per_epoch,
                 validation_data=validation,
                 shuffle=False,  # The pipeline has shuffled.
-                callbacks=callbacks,
+                callbacks=[*callbacks, watching.Bar(watch)],
                 verbose=self.verbose,
             )
 
@@ -340,6 +357,7 @@ class _Fit:
         keeper.resume()
         if keeper.step == steps and keeper.pending is None:
             return keeper.rows
+        watch.begin(keeper.step)
         if keeper.pending is not None:  # Cut between its last update and evaluation.
             row = keeper.pending
             if validation is not None:

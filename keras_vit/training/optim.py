@@ -265,6 +265,8 @@ class _Decoupled(keras.optimizers.Optimizer):
     positions and the class token do not (big_vision, optax.py: `.*/kernel$`). The
     decay is relative to the rate, as in Table 3; big_vision's `wd` is
     lr * kernel_decay. c is the layer's multiplier, see `layer_rates`.
+
+    `gradient_norm` is the last gradients' global norm, before they were clipped.
     """
 
     def __init__(
@@ -286,6 +288,19 @@ class _Decoupled(keras.optimizers.Optimizer):
         self.kernel_decay = kernel_decay
         self.layer_decay = layer_decay
         self.momentum_dtype = momentum_dtype
+        self.gradient_norm = self.add_variable(
+            (), dtype="float32", aggregation="mean", name="gradient_norm"
+        )
+
+    def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        squares = [
+            ops.sum(ops.square(ops.cast(grad, "float32")))
+            for grad in grads
+            if grad is not None
+        ]
+        norm = ops.sqrt(sum(squares)) / (self.loss_scale_factor or 1.0)
+        self.gradient_norm.assign(norm)
+        super().apply(grads, trainable_variables)
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Comes first in a subclass's `build`."""

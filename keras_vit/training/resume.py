@@ -238,6 +238,34 @@ def check_same(path: Path, given: Mapping[str, Any]) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a run's folder tells: its evaluations, and how far it is."""
+
+    total_steps: int
+    step: int  # Of the last evaluation.
+    history: list[dict[str, float]]
+
+
+def read_run(folder: Path) -> Told:
+    """The history of a run, under way or finished.
+
+    Raises:
+        ValueError: if the folder is none of a run.
+    """
+    try:
+        begun = json.loads((folder / BEGUN).read_text())
+        lines = (folder / HISTORY).read_text().splitlines()
+        history = [json.loads(line) for line in lines if line.endswith("}")]
+        total_steps = begun["recipe"]["total_steps"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
+            f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
+        ) from error
+    return Told(total_steps, int(history[-1]["step"]) if history else 0, history)
+
+
 def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
     if isinstance(begun, dict) and isinstance(given, dict):
         for key in sorted(begun.keys() | given.keys()):
@@ -317,6 +345,7 @@ class Averaged(keras.callbacks.Callback):
         asked, self._optimizer.use_ema = self._optimizer.use_ema, True
         self._optimizer.finalize_variable_values(weights)
         self._optimizer.use_ema = asked
+        self._unshare()
 
     def put_back(self) -> None:
         """Gives the model the weights that it trains on with."""
@@ -325,6 +354,18 @@ class Averaged(keras.callbacks.Callback):
         ):
             weight.assign(value)
         self._raw = []
+
+    def _unshare(self) -> None:
+        """Makes the weights arrays of their own.
+
+        On JAX the averages and the weights that they were assigned to are one array,
+        which a step that donates the weights deletes for both.
+        """
+        for weight in self.model.trainable_variables:
+            weight.assign(keras.ops.copy(weight))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._unshare()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._optimizer.use_ema = True
@@ -389,8 +430,8 @@ class Keeper(keras.callbacks.Callback):
         self.best = -math.inf
         self.pending: dict[str, float] | None = None  # Of a period to be evaluated.
         self._cut: list[np.ndarray] = []  # The metrics of a period cut in two.
-        self._saved_at = time.monotonic()
         self._saved_step = 0
+        self._tried_at, self._tried_step = time.monotonic(), 0
 
     def resume(self) -> None:
         """Puts the newest whole checkpoint, if there is one, into the model and here.
@@ -406,7 +447,7 @@ class Keeper(keras.callbacks.Callback):
                 values.pop(name) for name in sorted(values) if _is_metric(name)
             ]
             restore(training_variables(self.model), values)
-            self.step = self._saved_step = saved.step
+            self.step = self._saved_step = self._tried_step = saved.step
             self.rows = saved.info["rows"]
             self.best = saved.info["best"]
             self.pending = saved.info["pending"]
@@ -426,7 +467,7 @@ class Keeper(keras.callbacks.Callback):
         }
         info = {"rows": self.rows, "best": self.best, "pending": self.pending}
         self._checkpoints(self.folder).save(self.step, values, info)
-        self._saved_at, self._saved_step = time.monotonic(), self.step
+        self._saved_step = self.step
 
     def _checkpoints(self, folder: Path) -> Checkpoints:
         return Checkpoints(folder / "checkpoints", self.keep)
@@ -463,9 +504,13 @@ class Keeper(keras.callbacks.Callback):
         if score > self.best:
             self.best = float(score)
             if self.save_best is not None:
-                self.save_best()
+                with self._going_on("the best evaluation's model"):
+                    self.save_best()
         if self.folder is not None:
-            with (self.folder / HISTORY).open("a") as file:
+            with (
+                self._going_on("a line of its history"),
+                (self.folder / HISTORY).open("a") as file,
+            ):
                 file.write(_line(self.rows[-1]))
         if self.step < self.total_steps:
             self._save_if_due()
@@ -490,21 +535,26 @@ class Keeper(keras.callbacks.Callback):
         raise Preempted(self.step, signum)
 
     def _save_if_due(self) -> None:
-        """A checkpoint that cannot be written costs a warning, not the training."""
-        steps = self.step - self._saved_step
-        minutes = (time.monotonic() - self._saved_at) / 60
+        steps = self.step - self._tried_step
+        minutes = (time.monotonic() - self._tried_at) / 60
         if (self.save_steps is not None and steps >= self.save_steps) or (
             self.save_minutes is not None and minutes >= self.save_minutes
         ):
-            try:
+            with self._going_on("a new checkpoint"):
                 self.save()
-            except OSError as error:
-                self._saved_at, self._saved_step = time.monotonic(), self.step
-                warnings.warn(
-                    f"The training goes on from step {self.step} without a new "
-                    f"checkpoint. {error.strerror}",
-                    stacklevel=2,
-                )
+            self._tried_at, self._tried_step = time.monotonic(), self.step
+
+    @contextlib.contextmanager
+    def _going_on(self, without: str) -> Iterator[None]:
+        """What cannot be written costs a warning, not the training."""
+        try:
+            yield
+        except OSError as error:
+            warnings.warn(
+                f"The training goes on from step {self.step} without {without}. "
+                f"{error.strerror}",
+                stacklevel=2,
+            )
 
     def _metric_variables(self) -> list[Any]:
         """Those of the loss's mean, which Keras owns, and of ours, built or not."""

@@ -299,6 +299,7 @@ def test_damage_is_skipped_named_and_counted(packed, damage):
     message = rf"^{left_out} damaged images left out: {left_out} of .*train-00001"
     with pytest.warns(UserWarning, match=message):
         source = open_source(packed, on_corrupt="skip")
+    assert source.left_out == left_out
     assert len(source.train) == 17 - left_out
     assert len(_items(source.train)) == 17 - left_out
     assert len(source.test) == 5

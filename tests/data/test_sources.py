@@ -116,6 +116,7 @@ def test_unreadable_images_are_skipped_by_name(spoilt):
     for word in ("cut.jpg", "empty.jpg", "page.jpg", "gone.jpg"):
         assert word in str(caught[0].message)
     assert len(source.train) + len(source.test) == 15
+    assert source.left_out == 4
     batches = pipelines.train_pipeline(
         source.train, image_size=(4, 4), batch_size=len(source.train), seed=0
     )

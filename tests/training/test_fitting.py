@@ -141,7 +141,8 @@ def test_output_is_whole_and_reloads(source, tmp_path):
     result = fit(model, recipe(), source, output=tmp_path / "run", verbose=0)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     kept = ["begun.json", "best.keras", "checkpoints"]
-    assert names == [*kept, "history.json", "history.jsonl", "model.keras"]
+    told = ["history.json", "history.jsonl", "model.keras", "tensorboard"]
+    assert names == [*kept, *told]
     written = json.loads((tmp_path / "run/history.json").read_text())
     assert written["history"] == result.history
     assert written["recipe"]["base_lr"] == [0.1]

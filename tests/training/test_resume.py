@@ -246,7 +246,8 @@ def test_a_sweep_goes_on(source, tmp_path, monkeypatch):  # noqa: F811
                 train(tmp_path / "cut", source, settings, save_steps=1)
     _, result = train(tmp_path / "cut", source, settings)
     assert result == expected
-    assert not list((tmp_path / "cut/sweep").iterdir())
+    left = [path.name for path in (tmp_path / "cut/sweep/0.1").iterdir()]
+    assert sorted(left) == ["history.jsonl", "tensorboard"]
 
 
 def test_bfloat16_comes_back():

@@ -1,0 +1,227 @@
+"""What a training tells while it runs: a progress bar, and scalars for TensorBoard.
+
+    RUN/tensorboard/events.out.tfevents...    every tag of `TAGS`, by update
+
+`tensorboard --logdir RUN` draws them, `keras-vit runs show RUN` and `read` need no
+TensorBoard. The files are TFRecords of `Event`s, written without the tensorboard
+package, which TensorFlow no longer brings.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Event: Any = tf.compat.v1.Event
+START = tf.compat.v1.SessionLog.START
+
+FOLDER = "tensorboard"
+POINTS = 1000  # Of a whole training: as many as TensorBoard keeps of a curve.
+SECONDS = 1.0  # The least time to measure a speed in.
+TAGS = (
+    "train/loss",
+    "train/accuracy",
+    "train/learning_rate",
+    "train/gradient_norm",
+    "train/images_per_second",
+    "evaluation/loss",
+    "evaluation/accuracy",
+)
+
+
+class Events:
+    """An event file, from one update on; none where the disk is full, with a warning.
+
+    Args:
+        folder: of the file, created if absent.
+        step: updates made before. What older files of the folder say of later ones is
+            taken back, as TensorBoard does: a run that was cut goes through them anew.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns():020}.keras_vit"
+        self._writer: Any = tf.io.TFRecordWriter(str(folder / name))
+        self._write(file_version="brain.Event:2")
+        self._write(step=step + 1, session_log=tf.compat.v1.SessionLog(status=START))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes `values` by tag, so that a reader sees them at once."""
+        listed = [
+            tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
+            for tag, value in values.items()
+        ]
+        self._write(step=step, summary=tf.compat.v1.Summary(value=listed))
+
+    def _write(self, **fields: Any) -> None:
+        if self._writer is None:
+            return
+        event = Event(wall_time=time.time(), **fields)
+        try:
+            self._writer.write(event.SerializeToString())
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            self._writer = None
+            warnings.warn(
+                f"The training goes on without scalars for TensorBoard. {error}",
+                stacklevel=2,
+            )
+
+
+def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The (step, value)s of every tag that `Events` wrote, as they hold now.
+
+    A file that ends in the middle of a record, by a kill, is read up to there.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        records = tf.data.TFRecordDataset(str(path)).ignore_errors()
+        for record in records.as_numpy_iterator():
+            event = Event.FromString(record)
+            if event.session_log.status == START:
+                found = {
+                    tag: {k: v for k, v in points.items() if k < event.step}
+                    for tag, points in found.items()
+                }
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return {tag: sorted(points.items()) for tag, points in found.items() if points}
+
+
+class Watch(keras.callbacks.Callback):
+    """Measures a training's speed and, in a folder, writes its scalars.
+
+    Belongs after `resume.Keeper`, which knows the step.
+
+    Args:
+        total_steps: updates of the whole training.
+        period: updates between two evaluations.
+        batch_size: images an update.
+        metrics: the objects that the model was compiled with.
+        learning_rate: that of an update, counted from 0.
+        folder: of the run, or None.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        period: int,
+        batch_size: int,
+        metrics: list[keras.metrics.Metric],
+        learning_rate: Callable[[int], Any],
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.total_steps = total_steps
+        self.period = period
+        self.batch_size = batch_size
+        self.own_metrics = metrics
+        self.learning_rate = learning_rate
+        self.folder = folder
+        self.step = 0
+        self.images_per_second: float | None = None
+        self._every = max(1, total_steps // POINTS)
+        self._events: Events | None = None
+        self._since: float | None = None  # When the last update ended.
+        self._seconds, self._images = 0.0, 0  # Since the speed was told.
+        self._written: dict[str, tuple[int, float]] = {}  # Updates, and their sum.
+        self._evaluation_seconds = 0.0
+
+    def begin(self, step: int) -> None:
+        """The training goes on, or begins, after `step` updates."""
+        self.step = step
+        if self.folder is not None:
+            self._events = Events(self.folder / FOLDER, step)
+
+    @property
+    def minutes_left(self) -> float | None:
+        """Until the end of the training, evaluations included."""
+        if not self.images_per_second:
+            return None
+        steps = self.total_steps - self.step
+        updates = steps * self.batch_size / self.images_per_second
+        return (updates + -(-steps // self.period) * self._evaluation_seconds) / 60
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._since = None  # The first update of a call compiles: it does not count.
+        self._written = {}
+        if count := self.step % self.period:  # Cut in two: the metrics go on.
+            loss = [metric for metric in self.model.metrics if metric.name == "loss"]
+            self._written = {
+                metric.name: (count, float(metric.result()) * count)
+                for metric in (*loss, *self.own_metrics)
+            }
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+        now = time.perf_counter()
+        if self._since is not None:
+            self._seconds += now - self._since
+            self._images += self.batch_size
+        self._since = now
+        if self._images and self._seconds >= SECONDS:
+            self.images_per_second = self._images / self._seconds
+            self._seconds, self._images = 0.0, 0
+        if self._events is not None and self.step % self._every == 0:
+            self._events.scalars(self.step, self._scalars(logs or {}))
+
+    def _scalars(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """Of the updates since the last ones written."""
+        if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
+            self.model.jax_state_sync()
+        optimizer = self.model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        values = {
+            f"train/{name}": self._since_written(name, float(logs[name]))
+            for name in ("loss", "accuracy")
+        }
+        values["train/learning_rate"] = float(self.learning_rate(self.step - 1))
+        values["train/gradient_norm"] = float(optimizer.gradient_norm)
+        if self.images_per_second is not None:
+            values["train/images_per_second"] = self.images_per_second
+        return values
+
+    def _since_written(self, name: str, mean: float) -> float:
+        """Keras tells the mean of all updates of a period until now."""
+        count = (self.step - 1) % self.period + 1
+        before, total = self._written.get(name, (0, 0.0))
+        self._written[name] = count, mean * count
+        return (mean * count - total) / (count - before)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._evaluation_began = time.perf_counter()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._evaluation_seconds = time.perf_counter() - self._evaluation_began
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._events is not None and logs and "val_loss" in logs:
+            names = ("loss", "accuracy")
+            values = {f"evaluation/{name}": logs[f"val_{name}"] for name in names}
+            self._events.scalars(self.step, values)
+
+
+class Bar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar with images per second and the minutes left of it all."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, self._more(logs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, self._more(logs))
+
+    def _more(self, logs: Any) -> dict[str, Any]:
+        told = {
+            "images/s": self.watch.images_per_second,
+            "minutes left": self.watch.minutes_left,
+        }
+        known = {name: value for name, value in told.items() if value is not None}
+        return {**(logs or {}), **known}

@@ -67,6 +67,13 @@ Parts = Annotated[
 MixedPrecision = Annotated[
     bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
 ]
+Remat = Annotated[
+    bool,
+    typer.Option(
+        "--remat",
+        help="Keep the blocks' inputs alone and compute the rest twice: less memory.",
+    ),
+]
 Resume = Annotated[
     Literal["auto", "never"],
     typer.Option(help="Go on with the run in --output, or begin anew."),
@@ -170,6 +177,7 @@ def finetune(
         float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
     ] = None,
     mixed_precision: MixedPrecision = False,
+    remat: Remat = False,
     gelu: Annotated[
         Literal["tanh", "erf"] | None,
         typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
@@ -195,6 +203,7 @@ def finetune(
         accumulation_steps=parts,
         image_size=_size(image_size),
         augment=augment,
+        remat=remat or None,
         freeze=freeze or None,
         ema=ema,
     )
@@ -303,6 +312,7 @@ def pretrain(
         ),
     ] = None,
     mixed_precision: MixedPrecision = False,
+    remat: Remat = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
     on_corrupt: Corrupt = "stop",
     resume: Resume = "auto",
@@ -322,6 +332,7 @@ def pretrain(
         batch_size=batch_size,
         accumulation_steps=parts,
         image_size=_size(image_size),
+        remat=remat or None,
     )
     shape = _given(
         patch_size=patch_size,

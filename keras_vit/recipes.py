@@ -54,6 +54,7 @@ class Recipe:
     ema: float | None = None  # Polyak averaging; Table 2's ImageNet rows use 0.9999.
     sam_rho: float | None = None  # Radius of SAM (arXiv:2010.01412).
     accumulation_steps: int = 1  # Parts a batch is cut in, where memory is short.
+    remat: bool = False  # Keep each block's input alone; compute the rest once more.
     freeze: bool = False  # Train the head alone.
     lora_rank: int | None = None  # Train LoRA of the encoder, and the head, alone.
 

@@ -129,6 +129,8 @@ def fit(
     with contextlib.ExitStack() as stack:
         if frozen:
             stack.enter_context(_frozen(model))
+        if recipe.remat:
+            stack.enter_context(_rematerialized(model))
         kept = _Kept(None)
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
@@ -199,6 +201,29 @@ def _frozen(model: keras.Model) -> Iterator[None]:
     finally:
         for variable in frozen:
             variable.trainable = True
+
+
+@contextlib.contextmanager
+def _rematerialized(model: keras.Model) -> Iterator[None]:
+    """Inside, blocks keep their input alone for the gradient."""
+    blocks = [
+        block
+        for layer in model.layers
+        if isinstance(layer, TransformerBlock | AxialBlock)
+        for block in (layer.sublayers() if isinstance(layer, AxialBlock) else [layer])
+    ]
+    if not blocks:
+        raise ValueError(
+            "Expected a model with Transformer blocks for remat=True. Received: "
+            f"model={model.name!r} without"
+        )
+    for block in blocks:
+        block.remat = True
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.remat = False
 
 
 def _check_options(model: keras.Model, recipe: Recipe) -> None:

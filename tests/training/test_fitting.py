@@ -292,6 +292,21 @@ def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch
     fit(model, recipe(freeze=True, augment="none"), source, verbose=0)
 
 
+@pytest.mark.parametrize("changes", [{}, {"accumulation_steps": 2}], ids=str)
+def test_rematerialisation_changes_nothing_but_memory(source, changes):
+    model, plain = tiny(dropout_rate=0.3), tiny(dropout_rate=0.3)
+    result = fit(model, recipe(remat=True, **changes), source, verbose=0)
+    assert result.history[-1] == pytest.approx(
+        fit(plain, recipe(**changes), source, verbose=0).history[-1], rel=1e-4
+    )
+    assert_close(model.get_weights(), plain.get_weights(), 1e-5)
+    assert not model.get_layer("encoderblock_0").remat
+    dense = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Flatten()])
+    dense.add(keras.layers.Dense(CLASSES, name="head"))
+    with pytest.raises(ValueError, match="Transformer blocks for remat=True"):
+        fit(dense, recipe(remat=True), source, verbose=0)
+
+
 # Averaging.
 
 

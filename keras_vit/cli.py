@@ -64,6 +64,10 @@ Parts = Annotated[
         min=1, help="Parts a batch is cut in to save memory [default: of 32 images]."
     ),
 ]
+Augment = Annotated[
+    Literal["inception", "flip", "none"] | None,
+    typer.Option(help="Of training images: random crop and flip, flip, none."),
+]
 MixedPrecision = Annotated[
     bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
 ]
@@ -166,10 +170,7 @@ def finetune(
             "weights file's own]."
         ),
     ] = None,
-    augment: Annotated[
-        Literal["inception", "flip", "none"] | None,
-        typer.Option(help="Of training images: random crop and flip, flip, none."),
-    ] = None,
+    augment: Augment = None,
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train the head alone.")
     ] = False,
@@ -297,6 +298,14 @@ def pretrain(
     hidden_size: Annotated[int | None, typer.Option(help="D, likewise.")] = None,
     mlp_dim: Annotated[int | None, typer.Option(help="MLP size, likewise.")] = None,
     heads: Annotated[int | None, typer.Option(help="k, likewise.")] = None,
+    classifier: Annotated[
+        Literal["token", "gap", "map"] | None,
+        typer.Option(help="What the head reads (D.3), likewise."),
+    ] = None,
+    position: Annotated[
+        Literal["none", "1d", "2d", "sincos2d", "relative"] | None,
+        typer.Option(help="Positions (D.4), likewise."),
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training images.")
     ] = None,
@@ -311,6 +320,7 @@ def pretrain(
             help="Pixels, 224 or 224x320 (height x width) [default: the recipe's]."
         ),
     ] = None,
+    augment: Augment = None,
     mixed_precision: MixedPrecision = False,
     remat: Remat = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
@@ -332,6 +342,7 @@ def pretrain(
         batch_size=batch_size,
         accumulation_steps=parts,
         image_size=_size(image_size),
+        augment=augment,
         remat=remat or None,
     )
     shape = _given(
@@ -340,6 +351,8 @@ def pretrain(
         hidden_size=hidden_size,
         mlp_dim=mlp_dim,
         num_heads=heads,
+        classifier=classifier,
+        position=position,
     )
     network = _from_scratch(model, settings, len(source.classes), **shape)
     told = {"data": data, "model": model, "recipe": recipe, "seed": seed}
@@ -348,7 +361,7 @@ def pretrain(
 
 
 def _from_scratch(
-    variant: str, recipe: "Recipe", classes: int, **shape: int
+    variant: str, recipe: "Recipe", classes: int, **shape: Any
 ) -> "keras.Model":
     """A variant with random weights, as the recipe wants it built."""
     import keras_vit

@@ -19,6 +19,7 @@ pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit import cli  # noqa: E402
+from keras_vit.models.description import config_of  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -406,6 +407,8 @@ def test_pretrain_from_scratch_goes_on(shell, photos, tmp_path):
         *("pretrain", "--data", photos, "--recipe", "imagenet21k", "--epochs", 2),
         *("--patch-size", 16, "--layers", 1, "--hidden-size", 24, "--mlp-dim", 48),
         *("--heads", 3, "--batch-size", 8, "--image-size", 32, "--seed", 5),
+        *("--classifier", "gap", "--position", "sincos2d", "--augment", "flip"),
+        "--remat",
         *("--output", tmp_path / "run"),
     )
     code, _, err = shell(*command)
@@ -413,9 +416,12 @@ def test_pretrain_from_scratch_goes_on(shell, photos, tmp_path):
     history = json.loads((tmp_path / "run/history.json").read_text())
     recipe = history["recipe"]
     assert (recipe["optimizer"], recipe["loss"]) == ("adam", "sigmoid")
-    assert recipe["weight_decay"] == 0.03
+    assert (recipe["weight_decay"], recipe["augment"]) == (0.03, "flip")
+    assert recipe["remat"]
     model = keras.models.load_model(tmp_path / "run/model.keras")
     assert model.get_layer("encoderblock_0").dropout_rate == 0.1
+    assert model.get_layer("posembed_input").kind == "sincos2d"
+    assert config_of(model).classifier == "gap"
     assert shell(*command)[0] == 0
     again = json.loads((tmp_path / "run/history.json").read_text())
     assert again == history

@@ -9,6 +9,8 @@ import pytest
 from keras_vit import cli
 from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe
 
+pytestmark = pytest.mark.tensorflow_only
+
 
 @pytest.fixture
 def shell(monkeypatch, capsys):

@@ -8,6 +8,8 @@ import pytest
 from keras_vit import cli
 from keras_vit.weights.registry import CHECKPOINTS, find
 
+pytestmark = pytest.mark.tensorflow_only
+
 
 @pytest.fixture
 def shell(monkeypatch, capsys):

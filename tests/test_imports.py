@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tensorflow_only
+
 PACKAGE = Path(__file__).parents[1] / "keras_vit"
 ALLOWED = {  # room: the rooms of keras_vit it may import.
     "configs": set(),

@@ -12,6 +12,8 @@ from keras_vit import recipes
 from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe
 from tests.conftest import REFERENCE
 
+pytestmark = pytest.mark.tensorflow_only
+
 EVERY = {**FINETUNE, **PRETRAIN}
 
 

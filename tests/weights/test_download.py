@@ -22,6 +22,8 @@ from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, download, fetch, locate
 from keras_vit.weights.registry import BIT_BUCKET, BUCKET, Checkpoint, Mirror, find
 
+pytestmark = pytest.mark.tensorflow_only
+
 HTML = b"<!DOCTYPE html><html><body>Sign in to continue</body></html>"
 
 

@@ -11,6 +11,8 @@ from keras_vit import applications, configs
 from keras_vit.weights import registry
 from keras_vit.weights.registry import CHECKPOINTS, find, references, select, tags
 
+pytestmark = pytest.mark.tensorflow_only
+
 AUGREG = "augreg/{}-300ep-lr_0.001-aug_{}.npz"
 TUNED = "--imagenet2012-steps_20k-lr_{}-res_{}"
 

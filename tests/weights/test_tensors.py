@@ -20,6 +20,8 @@ from keras_vit.weights import tensors
 from keras_vit.weights.tensors import open_tensors
 from tests.conftest import REFERENCE
 
+pytestmark = pytest.mark.tensorflow_only
+
 VALUES = np.array([[0.5, -2.0, 3.25], [1e-3, 65504.0, -0.0]])
 INDEX = "model.safetensors.index.json"
 

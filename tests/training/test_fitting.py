@@ -174,31 +174,44 @@ def accuracy_by_hand(model, split):
     return np.mean(right)
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(28, "No space left on device"), r"right to write .*\.keras.*Free"),
-        (KeyboardInterrupt(), None),
-    ],
-)
-def test_a_broken_save_leaves_the_old_file(
-    source, tmp_path, monkeypatch, error, message
-):
+def test_a_broken_save_leaves_the_old_file(source, tmp_path, monkeypatch):
     (tmp_path / "best.keras").write_bytes(b"old")
 
     def half(self, path, *args, **kwargs):
         Path(path).write_bytes(b"half")
-        raise error
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(keras.Model, "save", half)
-    with pytest.raises(type(error), match=message):
+    with pytest.raises(KeyboardInterrupt):
         fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
     assert (tmp_path / "best.keras").read_bytes() == b"old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "begun.json",
-        "best.keras",
-        "history.jsonl",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["begun.json", "best.keras", "history.jsonl", "tensorboard"]
+
+
+def test_a_full_disk_costs_the_best_model_and_the_last_is_an_error(
+    source, tmp_path, monkeypatch
+):
+    for name in ("best.keras", "model.keras"):
+        (tmp_path / name).write_bytes(b"old")
+
+    def full(self, path, *args, **kwargs):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    goes_on = r"without the best evaluation's model\..*best\.keras.*Free some space"
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Model, "save", full)
+        with (
+            pytest.raises(OSError, match=r"right to write .*model\.keras.*Free"),
+            pytest.warns(UserWarning, match=goes_on),
+        ):
+            fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
+    for name in ("best.keras", "model.keras"):
+        assert (tmp_path / name).read_bytes() == b"old"
+    result = fit(tiny(), recipe(), source, output=tmp_path, verbose=0)  # Is finished.
+    last = keras.models.load_model(tmp_path / "model.keras")
+    assert accuracy_by_hand(last, source.test) == pytest.approx(result.test_accuracy)
 
 
 def test_an_unwritable_output_stops_before_the_training(source, tmp_path):

@@ -7,7 +7,7 @@ RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. 
 first run is left alone. The second is killed at random moments (one in five times by
 SIGTERM, one in five its newest checkpoint is truncated as well) and started again with
 the same call. Exits with 1 if a weight, a number of the optimizer's state or a line of
-the history is another.
+the history is another, or the training was over before the last kill.
 """
 
 import argparse
@@ -149,6 +149,11 @@ def main() -> None:
         ]
     lost = "different: " + ", ".join(sorted(differing)) if differing else "equal"
     print(f"{kills} kills, {len(theirs)} arrays of the final state: {lost}")
+    if kills < options.kills:
+        raise SystemExit(
+            f"Expected {options.kills} kills. The training was over after {kills}: "
+            "the machine has become faster. Run it again, or with more --steps"
+        )
     sys.exit(bool(differing))
 
 

@@ -55,7 +55,8 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run, of which the newest `keep` stay.
 
-    Two are the least that survive damage to one of them.
+    Two are the least that survive damage to one of them. One that `newest` has found
+    damaged does not count, and goes at the next `save`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -63,6 +64,7 @@ class Checkpoints:
             raise ValueError(f"Expected keep to be 1 or more. Received: keep={keep}")
         self.folder = Path(folder)
         self.keep = keep
+        self._damaged: set[str] = set()
 
     def save(
         self, step: int, variables: Mapping[str, np.ndarray], info: Mapping[str, Any]
@@ -79,6 +81,7 @@ class Checkpoints:
                 np.savez(file, allow_pickle=False, **variables, **{INFO: told})
             size, sha256 = temporary.stat().st_size, _sha256(temporary)
         write_json(values.with_suffix(".json"), {"bytes": size, "sha256": sha256})
+        self._damaged.discard(values.stem)
         self._drop_old()
 
     def newest(self) -> Saved | None:
@@ -93,6 +96,7 @@ class Checkpoints:
                 saved = _read(manifest)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 damaged.append(f"{manifest.with_suffix('.npz')} ({error})")
+                self._damaged.add(manifest.stem)
                 continue
             if damaged:
                 warnings.warn(
@@ -112,7 +116,9 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.json"), reverse=True)
 
     def _drop_old(self) -> None:
-        kept = {manifest.stem for manifest in self._manifests()[: self.keep]}
+        stems = [manifest.stem for manifest in self._manifests()]
+        whole = [stem for stem in stems if stem not in self._damaged]
+        kept = whole[: self.keep]
         for file in self.folder.glob("step-*"):  # The .json last, as it vouches.
             if file.stem not in kept:
                 file.with_suffix(".json").unlink(missing_ok=True)
@@ -424,11 +430,13 @@ class Keeper(keras.callbacks.Callback):
         self.termination = termination or Termination()
         self.save_steps = save_steps
         self.save_minutes = save_minutes
-        self.keep = keep
         self.step = 0
         self.rows: list[dict[str, float]] = []
         self.best = -math.inf
         self.pending: dict[str, float] | None = None  # Of a period to be evaluated.
+        self._checkpoints: Checkpoints | None = None
+        if folder is not None:
+            self._checkpoints = Checkpoints(folder / "checkpoints", keep)
         self._cut: list[np.ndarray] = []  # The metrics of a period cut in two.
         self._saved_step = 0
         self._tried_at, self._tried_step = time.monotonic(), 0
@@ -438,9 +446,9 @@ class Keeper(keras.callbacks.Callback):
 
         Lines of the history after it, which are to come again, are dropped.
         """
-        if self.folder is None:
+        if self.folder is None or self._checkpoints is None:
             return
-        saved = self._checkpoints(self.folder).newest()
+        saved = self._checkpoints.newest()
         if saved is not None:
             values = dict(saved.variables)
             self._cut = [
@@ -456,7 +464,7 @@ class Keeper(keras.callbacks.Callback):
 
     def save(self) -> None:
         """Writes a checkpoint of this moment."""
-        if self.folder is None:
+        if self._checkpoints is None:
             return
         if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
             self.model.jax_state_sync()
@@ -466,11 +474,8 @@ class Keeper(keras.callbacks.Callback):
             for place, variable in enumerate(metrics)
         }
         info = {"rows": self.rows, "best": self.best, "pending": self.pending}
-        self._checkpoints(self.folder).save(self.step, values, info)
+        self._checkpoints.save(self.step, values, info)
         self._saved_step = self.step
-
-    def _checkpoints(self, folder: Path) -> Checkpoints:
-        return Checkpoints(folder / "checkpoints", self.keep)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._cut:  # `fit` has just reset them.

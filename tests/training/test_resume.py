@@ -182,6 +182,28 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, begun)
         checkpoints.newest()
 
 
+def test_damage_to_every_newest_in_turn_leaves_a_whole_one(tmp_path):
+    def save(step):
+        checkpoints.save(step, {"model/00000": np.full(3, float(step))}, {"rows": []})
+
+    checkpoints = resume.Checkpoints(tmp_path)
+    save(1)
+    for step in range(2, 6):  # A process each: goes on from 1, saves, dies; damage.
+        checkpoints = resume.Checkpoints(tmp_path)
+        if step > 2:
+            with pytest.warns(UserWarning, match=rf"000{step - 1}\.npz \(.*step 1"):
+                assert checkpoints.newest().step == 1
+        save(step)
+        assert {path.stem[-1] for path in tmp_path.iterdir()} == {"1", f"{step}"}
+        shorten(tmp_path / f"step-{step:010}.npz")
+    checkpoints = resume.Checkpoints(tmp_path)
+    with pytest.warns(UserWarning, match="Damaged"):
+        checkpoints.newest()
+    save(5)  # What was damaged comes again: whole, it counts.
+    save(6)
+    assert {path.stem[-1] for path in tmp_path.iterdir()} == {"5", "6"}
+
+
 def test_goes_on_from_the_one_before(begun, source, uncut):  # noqa: F811
     shorten(begun / "checkpoints/step-0000000008.npz")
     with pytest.warns(UserWarning, match="goes on from step 4"):

@@ -1,6 +1,7 @@
 """What every test shares: where fixtures are, and the parity table."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -48,6 +49,27 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip(f"LOUD: {SHARED} is absent, so this comparison did not run")
     return SHARED
+
+
+@pytest.fixture
+def shell(monkeypatch, capsys):
+    """Runs `keras-vit` at 200 columns: (exit code, standard output, standard error)."""
+    import keras
+
+    from keras_vit import cli
+
+    monkeypatch.setenv("COLUMNS", "200")
+    policy = keras.config.dtype_policy()
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            sys.exit(cli.main())
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err
+
+    yield run
+    keras.config.set_dtype_policy(policy)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -44,23 +44,6 @@ def photos(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def shell(monkeypatch, capsys):
-    """Runs `keras-vit`: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "200")
-    policy = keras.config.dtype_policy()
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    yield run
-    keras.config.set_dtype_policy(policy)
-
-
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory):
     """A run's folder, as `finetune` writes it."""

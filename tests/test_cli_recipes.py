@@ -1,30 +1,21 @@
 """`keras-vit recipes`, called as a shell calls it."""
 
 import dataclasses
+import functools
 import json
-import sys
 
 import pytest
 
-from keras_vit import cli
 from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe
 
 pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.fixture
-def shell(monkeypatch, capsys):
-    """Runs `keras-vit recipes` at 80 columns: (exit code, output, errors)."""
+def shell(shell, monkeypatch):
+    """Runs `keras-vit recipes` at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["keras-vit", "recipes", *words])
-        with pytest.raises(SystemExit) as stop:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
+    return functools.partial(shell, "recipes")
 
 
 def test_all_of_them_a_line_each(shell):

@@ -1,29 +1,20 @@
 """`keras-vit weights`, called as a shell calls it; nothing here needs a network."""
 
-import sys
+import functools
 
 import numpy as np
 import pytest
 
-from keras_vit import cli
 from keras_vit.weights.registry import CHECKPOINTS, find
 
 pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.fixture
-def shell(monkeypatch, capsys):
-    """Runs `keras-vit weights` at 80 columns: (exit code, output, errors)."""
+def shell(shell, monkeypatch):
+    """Runs `keras-vit weights` at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["keras-vit", "weights", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
+    return functools.partial(shell, "weights")
 
 
 def rows(text):

@@ -115,11 +115,11 @@ def fit(
         resuming.check_same(folder / resuming.BEGUN, _identity(model, recipe, batches))
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
-    if batches.on_features():
-        batches.read_features(model)
     frozen = recipe.freeze or recipe.lora_rank is not None
-    # A whole batch of features is small: the head needs no parts.
-    part = _head_alone(model) if batches.on_features() else model
+    part = model
+    if batches.on_features():  # A whole batch of them is small: it needs no parts.
+        batches.read_features(model)
+        part = _head_alone(model)
     if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
         trained = stepping(part, recipe)
     elif frozen and part is model:  # A twin: the head's optimizer is not the model's.
@@ -203,15 +203,21 @@ def _frozen(model: keras.Model) -> Iterator[None]:
             variable.trainable = True
 
 
+def _blocks(model: keras.Model) -> list[TransformerBlock]:
+    """The encoder's blocks; of an axial one both, along rows and along columns."""
+    blocks: list[TransformerBlock] = []
+    for layer in model.layers:
+        if isinstance(layer, AxialBlock):
+            blocks += layer.sublayers()
+        elif isinstance(layer, TransformerBlock):
+            blocks.append(layer)
+    return blocks
+
+
 @contextlib.contextmanager
 def _rematerialized(model: keras.Model) -> Iterator[None]:
     """Inside, blocks keep their input alone for the gradient."""
-    blocks = [
-        block
-        for layer in model.layers
-        if isinstance(layer, TransformerBlock | AxialBlock)
-        for block in (layer.sublayers() if isinstance(layer, AxialBlock) else [layer])
-    ]
+    blocks = _blocks(model)
     if not blocks:
         raise ValueError(
             "Expected a model with Transformer blocks for remat=True. Received: "
@@ -228,11 +234,7 @@ def _rematerialized(model: keras.Model) -> Iterator[None]:
 
 def _check_options(model: keras.Model, recipe: Recipe) -> None:
     """Raises if the model was built with other options than the recipe's."""
-    blocks = [
-        layer.row if isinstance(layer, AxialBlock) else layer
-        for layer in model.layers
-        if isinstance(layer, TransformerBlock | AxialBlock)
-    ]
+    blocks = _blocks(model)
     depths = [block.stochastic_depth_rate for block in blocks]
     built = {
         "dropout_rate": {block.dropout_rate for block in blocks} or {0.0},
@@ -315,12 +317,13 @@ class _Fit:
                 continue
             share = self.recipe.held_out
             self.batches.say(f"base_lr={base_lr:g} on the held-out {share:.0%}")
-            tried = self.kept.within(f"sweep/{base_lr}")
+            name = f"sweep/{base_lr}"
+            tried = self.kept.within(name)
             history = self._train(base_lr, rest, held_out, tried)
             done[str(base_lr)] = history[-1]["val_accuracy"]
             if folder is not None:
                 write_json(folder / "sweep.json", done)
-                shutil.rmtree(folder / f"sweep/{base_lr}/checkpoints")
+                shutil.rmtree(folder / name / "checkpoints")
             resuming.restore(variables, start)
         return {base_lr: done[str(base_lr)] for base_lr in self.recipe.base_lr}
 
@@ -356,14 +359,8 @@ class _Fit:
             save_best=save_best,
             **vars(kept),
         )
-        watch = watching.Watch(
-            steps,
-            period,
-            self.batches.batch_size,
-            metrics,
-            optim.schedule(self.recipe, base_lr),
-            kept.folder,
-        )
+        schedule = optim.schedule(self.recipe, base_lr)
+        watch = watching.Watch(keeper, self.batches.batch_size, schedule)
         callbacks = [keeper, *filter(None, [averaged]), watch]
 
         def fit(epochs: int, steps_per_epoch: int) -> None:
@@ -382,7 +379,7 @@ class _Fit:
         keeper.resume()
         if keeper.step == steps and keeper.pending is None:
             return keeper.rows
-        watch.begin(keeper.step)
+        watch.begin()
         if keeper.pending is not None:  # Cut between its last update and evaluation.
             row = keeper.pending
             if validation is not None:
@@ -433,12 +430,7 @@ def _head_alone(model: keras.Model) -> keras.Model:
 
 def _enable_lora(model: keras.Model, rank: int) -> None:
     """Puts LoRA on every projection of the encoder, unless it has it."""
-    blocks = [
-        layer
-        for layer in model.layers
-        if isinstance(layer, TransformerBlock | AxialBlock)
-    ]
-    projections = [layer for block in blocks for layer in block.projections()]
+    projections = [layer for block in _blocks(model) for layer in block.projections()]
     ranks = {layer.lora_rank for layer in projections}
     if not projections or ranks - {None, rank}:
         raise ValueError(

@@ -249,8 +249,12 @@ class Told:
     """What a run's folder tells: its evaluations, and how far it is."""
 
     total_steps: int
-    step: int  # Of the last evaluation.
     history: list[dict[str, float]]
+
+    @property
+    def step(self) -> int:
+        """That of the last evaluation."""
+        return int(self.history[-1]["step"]) if self.history else 0
 
 
 def read_run(folder: Path) -> Told:
@@ -269,7 +273,7 @@ def read_run(folder: Path) -> Told:
             f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
             f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
         ) from error
-    return Told(total_steps, int(history[-1]["step"]) if history else 0, history)
+    return Told(total_steps, history)
 
 
 def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
@@ -315,6 +319,17 @@ def terminations() -> Iterator[Termination]:
             signal.signal(signum, handler)
 
 
+def own_optimizer(model: keras.Model) -> Any:
+    """The recipe's optimizer, without the loss scaling of mixed_float16 around it."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def synchronize(model: keras.Model) -> None:
+    """Makes the variables those of this moment: JAX trains on copies."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
 class Averaged(keras.callbacks.Callback):
     """Evaluates the averaged weights (EMA), and trains on with the others' very bits.
 
@@ -333,7 +348,7 @@ class Averaged(keras.callbacks.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        return own_optimizer(self.model)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -466,8 +481,7 @@ class Keeper(keras.callbacks.Callback):
         """Writes a checkpoint of this moment."""
         if self._checkpoints is None:
             return
-        if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
-            self.model.jax_state_sync()
+        synchronize(self.model)
         metrics = self._metric_variables() if self.step % self.period else []
         values = capture(training_variables(self.model)) | {
             f"metrics/{place:05}": plain(keras.ops.convert_to_numpy(variable))
@@ -561,10 +575,13 @@ class Keeper(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def _metric_variables(self) -> list[Any]:
-        """Those of the loss's mean, which Keras owns, and of ours, built or not."""
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The loss's mean, which Keras owns, and ours, built or not."""
         (loss,) = [m for m in self.model.metrics if m.name == "loss"]
-        return [v for metric in (loss, *self.own_metrics) for v in metric.variables]
+        return [loss, *self.own_metrics]
+
+    def _metric_variables(self) -> list[Any]:
+        return [variable for metric in self.metrics() for variable in metric.variables]
 
 
 def _is_metric(name: str) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_vit.training.resume import Keeper, own_optimizer, synchronize
+
 Event: Any = tf.compat.v1.Event
 START = tf.compat.v1.SessionLog.START
 
@@ -95,69 +97,56 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 class Watch(keras.callbacks.Callback):
     """Measures a training's speed and, in a folder, writes its scalars.
 
-    Belongs after `resume.Keeper`, which knows the step.
-
     Args:
-        total_steps: updates of the whole training.
-        period: updates between two evaluations.
+        keeper: of the training, which knows the step; belongs before this one.
         batch_size: images an update.
-        metrics: the objects that the model was compiled with.
         learning_rate: that of an update, counted from 0.
-        folder: of the run, or None.
     """
 
     def __init__(
         self,
-        total_steps: int,
-        period: int,
+        keeper: Keeper,
         batch_size: int,
-        metrics: list[keras.metrics.Metric],
         learning_rate: Callable[[int], Any],
-        folder: Path | None = None,
     ) -> None:
         super().__init__()
-        self.total_steps = total_steps
-        self.period = period
+        self.keeper = keeper
         self.batch_size = batch_size
-        self.own_metrics = metrics
         self.learning_rate = learning_rate
-        self.folder = folder
-        self.step = 0
         self.images_per_second: float | None = None
-        self._every = max(1, total_steps // POINTS)
+        self._every = max(1, keeper.total_steps // POINTS)
         self._events: Events | None = None
         self._since: float | None = None  # When the last update ended.
         self._seconds, self._images = 0.0, 0  # Since the speed was told.
         self._written: dict[str, tuple[int, float]] = {}  # Updates, and their sum.
         self._evaluation_seconds = 0.0
 
-    def begin(self, step: int) -> None:
-        """The training goes on, or begins, after `step` updates."""
-        self.step = step
-        if self.folder is not None:
-            self._events = Events(self.folder / FOLDER, step)
+    def begin(self) -> None:
+        """The training begins, or goes on, after the keeper's `step` updates."""
+        if self.keeper.folder is not None:
+            self._events = Events(self.keeper.folder / FOLDER, self.keeper.step)
 
     @property
     def minutes_left(self) -> float | None:
         """Until the end of the training, evaluations included."""
         if not self.images_per_second:
             return None
-        steps = self.total_steps - self.step
+        steps = self.keeper.total_steps - self.keeper.step
         updates = steps * self.batch_size / self.images_per_second
-        return (updates + -(-steps // self.period) * self._evaluation_seconds) / 60
+        evaluations = -(-steps // self.keeper.period)
+        return (updates + evaluations * self._evaluation_seconds) / 60
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._since = None  # The first update of a call compiles: it does not count.
         self._written = {}
-        if count := self.step % self.period:  # Cut in two: the metrics go on.
-            loss = [metric for metric in self.model.metrics if metric.name == "loss"]
+        count = self.keeper.step % self.keeper.period
+        if count:  # Cut in two: the metrics go on.
             self._written = {
                 metric.name: (count, float(metric.result()) * count)
-                for metric in (*loss, *self.own_metrics)
+                for metric in self.keeper.metrics()
             }
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.step += 1
         now = time.perf_counter()
         if self._since is not None:
             self._seconds += now - self._since
@@ -166,28 +155,27 @@ class Watch(keras.callbacks.Callback):
         if self._images and self._seconds >= SECONDS:
             self.images_per_second = self._images / self._seconds
             self._seconds, self._images = 0.0, 0
-        if self._events is not None and self.step % self._every == 0:
-            self._events.scalars(self.step, self._scalars(logs or {}))
+        step = self.keeper.step
+        if self._events is not None and step % self._every == 0:
+            self._events.scalars(step, self._scalars(step, logs or {}))
 
-    def _scalars(self, logs: Mapping[str, float]) -> dict[str, float]:
+    def _scalars(self, step: int, logs: Mapping[str, float]) -> dict[str, float]:
         """Of the updates since the last ones written."""
-        if hasattr(self.model, "jax_state_sync"):  # JAX trains on copies.
-            self.model.jax_state_sync()
-        optimizer = self.model.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        synchronize(self.model)
+        norm = own_optimizer(self.model).gradient_norm
         values = {
             f"train/{name}": self._since_written(name, float(logs[name]))
             for name in ("loss", "accuracy")
         }
-        values["train/learning_rate"] = float(self.learning_rate(self.step - 1))
-        values["train/gradient_norm"] = float(optimizer.gradient_norm)
+        values["train/learning_rate"] = float(self.learning_rate(step - 1))
+        values["train/gradient_norm"] = float(norm)
         if self.images_per_second is not None:
             values["train/images_per_second"] = self.images_per_second
         return values
 
     def _since_written(self, name: str, mean: float) -> float:
         """Keras tells the mean of all updates of a period until now."""
-        count = (self.step - 1) % self.period + 1
+        count = (self.keeper.step - 1) % self.keeper.period + 1
         before, total = self._written.get(name, (0, 0.0))
         self._written[name] = count, mean * count
         return (mean * count - total) / (count - before)
@@ -202,7 +190,7 @@ class Watch(keras.callbacks.Callback):
         if self._events is not None and logs and "val_loss" in logs:
             names = ("loss", "accuracy")
             values = {f"evaluation/{name}": logs[f"val_{name}"] for name in names}
-            self._events.scalars(self.step, values)
+            self._events.scalars(self.keeper.step, values)
 
 
 class Bar(keras.callbacks.ProgbarLogger):

@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import sys
 
 import keras
 import numpy as np
 import pytest
 
-from keras_vit import cli
 from keras_vit.training import fit, optim, resume, watching
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 from tests.training.test_resume import Cut, cut
@@ -136,30 +134,16 @@ def test_the_bar_has_images_per_second_and_the_time_left(source, capsys, monkeyp
     assert "minutes left: " in text
     (watch,) = watches
     assert watch.minutes_left == 0
-    watch.step = 11  # One of two periods is left, and its evaluation.
+    watch.keeper.step = 11  # One of two periods is left, and its evaluation.
     seconds = 11 * 8 / watch.images_per_second + watch._evaluation_seconds
     assert watch.minutes_left * 60 == pytest.approx(seconds)
-
-
-@pytest.fixture
-def shell(monkeypatch, capsys):
-    """Runs `keras-vit runs show`: (exit code, output, errors)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["keras-vit", "runs", "show", *words])
-        with pytest.raises(SystemExit) as stop:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
 
 
 def test_runs_show(run, tmp_path, shell):
     plots = pytest.importorskip("matplotlib.image")
     folder, result = run
     picture = tmp_path / "curves.png"
-    code, text, _ = shell(str(folder), str(folder), "--output", str(picture))
+    code, text, _ = shell("runs", "show", folder, folder, "--output", picture)
     assert code == 0
     lines = text.splitlines()
     assert lines[0] == f"{folder}: 22 of 22 updates"
@@ -172,7 +156,7 @@ def test_runs_show(run, tmp_path, shell):
 
 
 def test_runs_show_wants_runs(tmp_path, shell):
-    code, _, error = shell(str(tmp_path))
+    code, _, error = shell("runs", "show", tmp_path)
     assert code == 1
     assert "Expected the folder of a run" in error
 

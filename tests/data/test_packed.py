@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from keras_vit.data import packing, pipelines, sources, splits
 from keras_vit.data.sources import open_source
-from tests.test_cli import shell  # noqa: F401
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -343,7 +342,7 @@ def test_a_shard_that_goes_under_the_run_is_named(packed, monkeypatch):
 # From a shell.
 
 
-def test_pack_from_a_shell(shell, photos, tmp_path):  # noqa: F811
+def test_pack_from_a_shell(shell, photos, tmp_path):
     output = tmp_path / "packed"
     code, out, err = shell("data", "pack", photos, output, "--shards", 2)
     assert (code, err) == (0, "")
@@ -354,7 +353,7 @@ def test_pack_from_a_shell(shell, photos, tmp_path):  # noqa: F811
     assert err.startswith("keras-vit: Expected a folder that is not there yet.")
 
 
-def test_a_pack_that_is_no_source_is_an_error(shell, tmp_path):  # noqa: F811
+def test_a_pack_that_is_no_source_is_an_error(shell, tmp_path):
     code, _, err = shell("data", "pack", tmp_path / "nosuch.npz", tmp_path / "x")
     assert code == 1
     assert "Check the spelling" in err

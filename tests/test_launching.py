@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -355,3 +356,102 @@ def test_the_launcher_imports_no_tensorflow():
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "subprocess" in names
     assert not names & {"tensorflow", "keras", "keras_vit", "numpy"}
+
+
+@pytest.fixture
+def light_shell(folder, monkeypatch):
+    """Runs `python -m keras_vit.cli` where `import keras_vit` imports nothing."""
+    package = folder / "light" / "keras_vit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for name in ("cli.py", "launching.py", "recipes.py", "_version.py"):
+        (package / name).symlink_to(PACKAGE / name)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(words):
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "keras_vit.cli", *shlex.split(words)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    return run
+
+
+def test_two_versions(light_shell):
+    from keras_vit import __version__
+
+    done = light_shell("launch --workers 2 -- --version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"[worker 0] {__version__}",
+        f"[worker 1] {__version__}",
+    ]
+
+
+def test_a_command_that_fails_has_its_exit_code(light_shell):
+    done = light_shell("launch --workers 1 -- recipes no-such-recipe")
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first.startswith("[worker 0] keras-vit: Expected one of imagenet2012")
+    assert last == "keras-vit launch: worker 0 ended with 1"
+
+
+def test_help_has_an_example(light_shell):
+    done = light_shell("launch --help")
+    assert done.returncode == 0
+    assert "keras-vit launch --workers 2 -- finetune --data photos" in done.stdout
+    assert "others are stopped and the exit code is its own; SIGTERM" in done.stdout
+
+
+@pytest.fixture
+def executed(shell, monkeypatch):
+    """The words that the workers of `keras-vit launch ...` would be called with."""
+
+    def words(line):
+        programs = []
+
+        def execv(path, program):
+            programs.append((path, program))
+            raise SystemExit
+
+        monkeypatch.setattr(os, "execv", execv)
+        assert shell(*shlex.split(line)) == (0, "", "")
+        ((path, program),) = programs
+        python = [sys.executable, "-P"]
+        start = [*python, launching.__file__, "2", *python, "-m", "keras_vit.cli"]
+        assert (path, program[: len(start)]) == (sys.executable, start)
+        return shlex.join(program[len(start) :])
+
+    return words
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        ("recipes --json", "recipes --json"),
+        ("finetune --data 'a b'", "finetune --data 'a b' --distribute multiworker"),
+        ("pretrain -x --workers 9", "pretrain -x --workers 9 --distribute multiworker"),
+        ("finetune --distribute mirrored", "finetune --distribute mirrored"),
+        ("finetune --distribute=x -- --y", "finetune --distribute=x -- --y"),
+    ],
+)
+def test_words_after_the_dashes_are_the_workers(executed, given, run):
+    assert executed(f"launch --workers 2 -- {given}") == run
+    assert executed(f"launch --workers 2 {given}") == run
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("launch --workers 0 -- recipes", "keras-vit: Expected 1 worker or more."),
+        ("launch --workers 2 --", "keras-vit: Expected a command of keras-vit"),
+    ],
+)
+def test_errors_are_one_line(shell, line, message):
+    code, out, err = shell(*line.split())
+    assert (code, out) == (1, "")
+    assert err.startswith(message)
+    assert len(err.splitlines()) == 1

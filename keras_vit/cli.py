@@ -779,6 +779,44 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
     return table
 
 
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: keras-vit launch --workers 2 -- finetune --data photos",
+)
+def launch(
+    workers: Annotated[
+        int, typer.Option(help="Processes; they share the cores equally.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: a command of keras-vit and its options, as each worker "
+            "runs it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Trains in several processes of this machine, where no scheduler starts them.
+
+    Each runs COMMAND with the TF_CONFIG by which they find each other; finetune
+    and pretrain get --distribute multiworker unless COMMAND has --distribute.
+    Lines come out with the worker's number before them. If a worker fails, the
+    others are stopped and the exit code is its own; SIGTERM and Ctrl-C let all of
+    them save and end.
+    """
+    from keras_vit import launching
+
+    words = command or []
+    launching.check(words, workers)
+    distributed = any(word.partition("=")[0] == "--distribute" for word in words)
+    if words[0] in ("finetune", "pretrain") and not distributed:
+        words = [*words, "--distribute", "multiworker"]
+    # -P: like `keras-vit`, workers import nothing from the folder they are called in.
+    python = [sys.executable, "-P"]
+    program = [*python, launching.__file__, str(workers)]
+    os.execv(sys.executable, [*program, *python, "-m", "keras_vit.cli", *words])
+
+
 data_app = typer.Typer(
     help="Data sets: shards that are read at random.", no_args_is_help=True
 )

@@ -16,6 +16,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "layers": {"configs"},
     "models": {"configs", "layers"},
     "files": set(),
+    "launching": set(),
     "data": {"files"},
     "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
@@ -25,6 +26,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
 STANDARD_LIBRARY_ONLY = (
     "configs.py",
     "files.py",
+    "launching.py",
     "recipes.py",
     "weights/registry.py",
 )

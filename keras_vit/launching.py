@@ -1,0 +1,224 @@
+"""Processes on one machine that train together: `keras-vit launch`, on Linux and macOS.
+
+The command line runs this file as a script, `launching.py WORKERS COMMAND...`: the
+process that waits for days has not imported TensorFlow, which `import keras_vit` does.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+Events = SimpleQueue[tuple[int | None, int]]  # A worker and its code; None, a signal.
+_writing = threading.Lock()
+
+
+def launch(
+    command: Sequence[str], workers: int, grace: float = 10, saving: float = 60
+) -> int:
+    """Runs a command as `workers` processes under one TF_CONFIG; returns an exit code.
+
+    Their lines come out as `[worker 0] ...`; empty ones do not, and a carriage return
+    ends a line. If a worker fails, the others get SIGTERM. SIGTERM, SIGINT and SIGHUP
+    reach all workers as one SIGTERM; a second signal kills. What a worker leaves in its
+    process group is killed when it ends, and all of it when this process is killed.
+
+    Args:
+        command: the program and its arguments.
+        workers: how many processes; each gets its share of the cores.
+        grace: seconds from the others' SIGTERM to their SIGKILL. What waits for a dead
+            worker in a collective cannot save, so they are few.
+        saving: likewise where the launcher was told to end, and all can save.
+
+    Returns:
+        0 if all workers ended with 0, else the code of the first that did not: 128 + n
+        where signal n ended it, or had told the launcher to end.
+
+    Raises:
+        ValueError: no command, no worker, or a TF_CONFIG that is there already.
+    """
+    check(command, workers)
+    events: Events = SimpleQueue()
+    alive: dict[int, Popen[bytes]] = {}
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    for signum, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # As nohup leaves SIGHUP.
+            signal.signal(signum, lambda signum, _: events.put((None, signum)))
+    try:
+        for index, variables in enumerate(environments(workers)):
+            alive[index] = Popen(
+                command,
+                env=variables,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,
+            )
+            args = (index, alive[index], _survivor(alive[index]), events)
+            threading.Thread(target=_watch, args=args).start()
+        return _supervise(alive, events, grace, saving)
+    finally:
+        for process in alive.values():
+            _kill(process)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+def check(command: Sequence[str], workers: int) -> None:
+    """Raises ValueError for what `launch` cannot start."""
+    if workers < 1:
+        raise ValueError(f"Expected 1 worker or more. Received: --workers {workers}")
+    if not command:
+        raise ValueError(
+            "Expected a command of keras-vit after --. Received: none. For example: "
+            "keras-vit launch --workers 2 -- finetune --data photos"
+        )
+    if os.environ.get("TF_CONFIG"):
+        raise ValueError(
+            "Expected no TF_CONFIG, which the launcher writes. Received: "
+            f"{os.environ['TF_CONFIG']}, of a scheduler or another launcher. "
+            "Call the command after -- directly"
+        )
+
+
+def environments(workers: int) -> list[dict[str, str]]:
+    """Each worker's environment: free ports of this machine, a share of its cores."""
+    # Held until the last is chosen, no port comes twice.
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(workers)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    linux = sys.platform == "linux"
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+    threads = str(max(1, cores // workers))
+    shared = {"TF_NUM_INTRAOP_THREADS": threads, "OMP_NUM_THREADS": threads}
+    shared |= os.environ | {"PYTHONUNBUFFERED": "1"}
+    configs = (
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        for index in range(workers)
+    )
+    return [shared | {"TF_CONFIG": json.dumps(config)} for config in configs]
+
+
+def _survivor(process: Popen[bytes]) -> Popen[bytes]:
+    """A shell that kills a worker's group when its input ends, with this process."""
+    script = f"read line; kill -s KILL -- -{process.pid}"
+    return Popen(
+        ["/bin/sh", "-c", script],
+        stdin=PIPE,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _watch(
+    index: int, process: Popen[bytes], survivor: Popen[bytes], events: Events
+) -> None:
+    """Forwards a worker's output, waits for its end and kills what it left behind."""
+    pairs = (process.stdout, sys.stdout), (process.stderr, sys.stderr)
+    forwarding = [
+        threading.Thread(target=_forward, args=(index, *pair), daemon=True)
+        for pair in pairs
+    ]
+    for thread in forwarding:
+        thread.start()
+    with survivor:
+        code = process.wait()
+        _kill(process)
+        survivor.kill()
+    for thread in forwarding:  # Last words; a daemon may hold the pipe for ever.
+        thread.join(timeout=1)
+    events.put((index, code))
+
+
+def _forward(index: int, pipe: Any, stream: Any) -> None:
+    rest = b""
+    with pipe:
+        while chunk := pipe.read1():
+            *lines, rest = re.split(rb"[\r\n]", rest + chunk)
+            for line in filter(None, lines):
+                _write(stream, f"[worker {index}] {line.decode(errors='replace')}")
+    if rest:
+        _write(stream, f"[worker {index}] {rest.decode(errors='replace')}")
+
+
+def _write(stream: Any, line: str) -> None:
+    """Writes a line; where nobody reads any more, the training goes on without."""
+    with _writing:
+        try:
+            stream.buffer.write(line.encode() + b"\n")
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _kill(process: Popen[bytes]) -> None:
+    """SIGKILL to a worker's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # None; zombies.
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _supervise(
+    alive: dict[int, Popen[bytes]], events: Events, grace: float, saving: float
+) -> int:
+    """Waits until all have ended; see `launch` for what it does and returns."""
+    code = told = 0
+    stopping = False
+
+    def say(what: str) -> None:
+        _write(sys.stderr, f"keras-vit launch: {what}")
+
+    def stop(seconds: float) -> None:
+        for process in alive.values():
+            process.terminate()
+        late = threading.Timer(seconds, events.put, [(None, signal.SIGALRM)])
+        late.daemon = True
+        late.start()
+
+    while alive:
+        index, number = events.get()
+        if index is not None:
+            del alive[index]
+            if number == 0 or code:
+                continue
+            code = 128 + told if told else _exit_code(number)
+            if not stopping:
+                how = f"with {number}" if number > 0 else f"by {_name(-number)}"
+                others = f"; stopping the other {len(alive)}" if alive else ""
+                say(f"worker {index} ended {how}{others}")
+                stop(grace)
+        elif stopping:  # A second signal, or too late.
+            say(f"killing {', '.join(f'worker {index}' for index in alive)}")
+            for process in alive.values():
+                _kill(process)
+        else:
+            told = number
+            say(f"{_name(number)}: all workers save and end")
+            stop(saving)
+        stopping = True
+    return code
+
+
+def _exit_code(status: int) -> int:
+    """As a shell has it: 128 + n where signal n ended the process."""
+    return status if status > 0 else 128 - status
+
+
+def _name(signum: int) -> str:
+    return signal.Signals(signum).name
+
+
+if __name__ == "__main__":
+    sys.exit(launch(sys.argv[2:], int(sys.argv[1])))

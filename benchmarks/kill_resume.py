@@ -1,16 +1,20 @@
 """Kills a training again and again; it has to end with the bits it would have had.
 
     python benchmarks/kill_resume.py --kills 25
+    python benchmarks/kill_resume.py --kills 10 --workers 2
 
 Trains twice with everything that holds state or draws numbers: dropout, crops,
 RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. The
 first run is left alone. The second is killed at random moments (one in five times by
 SIGTERM, one in five its newest checkpoint is truncated as well) and started again with
-the same call. Exits with 1 if a weight, a number of the optimizer's state or a line of
-the history is another, or the training was over before the last kill.
+the same call. With several workers, processes that `keras-vit launch` starts, a kill
+takes the chief, another one, or all; their momentum is float32. Exits with 1 if a
+weight, a number of the optimizer's state or a line of the history is another, or the
+training was over before the last kill.
 """
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -31,9 +35,13 @@ def work(folder: str, data: str, steps: int) -> None:
 
     import keras_vit
     from keras_vit.recipes import Recipe
-    from keras_vit.training import fit
+    from keras_vit.training import distribution, fit
 
     tf.config.experimental.enable_op_determinism()
+    strategy = distribution.strategy()
+    workers = distribution.Workers(strategy)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, f"worker-{workers.index}.pid").write_text(str(os.getpid()))
     keras.utils.set_random_seed(0)
     config = keras_vit.ViTConfig(
         patch_size=4,
@@ -43,7 +51,8 @@ def work(folder: str, data: str, steps: int) -> None:
         num_heads=3,
         dropout_rate=0.1,
     )
-    model = keras_vit.vit(config, image_size=(32, 32), num_classes=10)
+    with strategy.scope():
+        model = keras_vit.vit(config, image_size=(32, 32), num_classes=10)
     recipe = Recipe(
         total_steps=steps,
         base_lr=(0.03,),
@@ -56,7 +65,7 @@ def work(folder: str, data: str, steps: int) -> None:
         randaugment=(2, 10),
         random_erasing=0.25,
         mixup=0.2,
-        momentum_dtype="bfloat16",
+        momentum_dtype="bfloat16" if workers.count == 1 else "float32",
     )
     fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
 
@@ -64,7 +73,11 @@ def work(folder: str, data: str, steps: int) -> None:
 def call(folder: Path, options: argparse.Namespace) -> list[str]:
     """The command of one training."""
     arguments = ["--folder", str(folder), "--data", options.data]
-    return [sys.executable, __file__, *arguments, "--steps", str(options.steps)]
+    alone = [sys.executable, __file__, *arguments, "--steps", str(options.steps)]
+    if options.workers == 1:
+        return alone
+    launcher = str(Path(__file__).parents[1] / "keras_vit/launching.py")
+    return [sys.executable, launcher, str(options.workers), *alone]
 
 
 def uncut(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
@@ -86,6 +99,8 @@ def killed(
     rng = random.Random(options.seed)
     kills = 0
     while True:
+        for told in folder.glob("worker-*.pid"):
+            told.unlink()
         process = subprocess.Popen(call(folder, options))
         latest = starting + training / max(options.kills, 1)
         moment = rng.uniform(starting / 2, latest)
@@ -95,15 +110,29 @@ def killed(
                 raise SystemExit(f"the training failed after {kills} kills")
         except subprocess.TimeoutExpired:
             kills += 1
-            asked = kills % 5 == 0
-            process.send_signal(signal.SIGTERM if asked else signal.SIGKILL)
+            if kills % 5 == 0:
+                process.terminate()
+                how = "SIGTERM"
+            else:
+                how = f"SIGKILL of {kill(process, folder, rng)}"
             process.wait()
             if kills % 5 == 1:
                 truncate_newest(folder)
-            print(f"kill {kills}: {'SIGTERM' if asked else 'SIGKILL'}", flush=True)
+            print(f"kill {kills}: {how}", flush=True)
             continue
         if not process.returncode and (folder / "history.json").exists():
             return kills
+
+
+def kill(process: subprocess.Popen[bytes], folder: Path, rng: random.Random) -> str:
+    """Kills one worker or all; the launcher ends the others. Says which."""
+    victims = sorted(folder.glob("worker-*.pid"))
+    which = rng.randrange(len(victims) + 1)
+    if len(victims) < 2 or which == len(victims):
+        process.kill()
+        return "all"
+    os.kill(int(victims[which].read_text()), signal.SIGKILL)
+    return victims[which].stem
 
 
 def truncate_newest(folder: Path) -> None:
@@ -126,6 +155,7 @@ def main() -> None:
     """Trains twice and compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=25, help="kills (default 25)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--steps", type=int, default=400, help="updates (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the kills' moments")
     parser.add_argument("--data", default=str(CIFAR10), help="an npz or a folder")

@@ -61,7 +61,8 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Images an update.")]
 Parts = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Parts a batch is cut in to save memory [default: of 32 images]."
+        min=1,
+        help="Parts a batch is cut in to save memory [default: of 32 images a device].",
     ),
 ]
 Augment = Annotated[
@@ -69,7 +70,22 @@ Augment = Annotated[
     typer.Option(help="Of training images: random crop and flip, flip, none."),
 ]
 MixedPrecision = Annotated[
-    bool, typer.Option("--mixed-precision", help="bfloat16 compute.")
+    bool | None,
+    typer.Option(help="bfloat16 compute [default: on TPUs].", show_default=False),
+]
+Distribute = Annotated[
+    Literal["auto", "none", "mirrored", "multiworker", "tpu"],
+    typer.Option(
+        help="One device, this machine's, the processes of TF_CONFIG, a TPU; auto: "
+        "what is there."
+    ),
+]
+Tpu = Annotated[
+    str | None, typer.Option(help="A TPU's name or address, or local [default: local].")
+]
+ModelParallel = Annotated[
+    int,
+    typer.Option(min=1, help="On JAX: devices that the blocks' matrices are cut over."),
 ]
 Remat = Annotated[
     bool,
@@ -127,6 +143,7 @@ class Run:
 
 @app.command()
 def finetune(
+    context: typer.Context,
     data: Data,
     model: Annotated[
         str | None,
@@ -177,8 +194,11 @@ def finetune(
     ema: Annotated[
         float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
     ] = None,
-    mixed_precision: MixedPrecision = False,
+    mixed_precision: MixedPrecision = None,
     remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
     gelu: Annotated[
         Literal["tanh", "erf"] | None,
         typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
@@ -193,10 +213,15 @@ def finetune(
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras_vit
 
-    source = _prepared(data, seed, on_corrupt, mixed_precision)
+    devices: dict[str, Any] = {"distribute": distribute, "tpu": tpu}
+    devices |= {"model_parallel": model_parallel}
+    source, replicas = _prepared(
+        context, data, seed, on_corrupt, mixed_precision, **devices
+    )
     settings = _changed(
         _table_4(recipe, data),
         len(source.train),
+        replicas,
         total_steps=steps,
         warmup_steps=warmup,
         base_lr=tuple(lr) if lr else None,
@@ -263,7 +288,8 @@ def _train(
         "test_accuracy": result.test_accuracy,
         "keras_vit": keras_vit.__version__,
     }
-    Run(list(source.classes), mean, std, details).save(output)
+    if not console.quiet:  # Worker 0 writes.
+        Run(list(source.classes), mean, std, details).save(output)
     if result.test_accuracy is not None:
         right = round(result.test_accuracy * result.test_images)
         console.print(
@@ -275,6 +301,7 @@ def _train(
 
 @app.command()
 def pretrain(
+    context: typer.Context,
     data: Data,
     model: Annotated[
         str, typer.Option(help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.")
@@ -321,8 +348,11 @@ def pretrain(
         ),
     ] = None,
     augment: Augment = None,
-    mixed_precision: MixedPrecision = False,
+    mixed_precision: MixedPrecision = None,
     remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
     on_corrupt: Corrupt = "stop",
     resume: Resume = "auto",
@@ -330,13 +360,18 @@ def pretrain(
 ) -> None:
     """Trains a model from random weights, as Table 3 of the paper does."""
     _check_variant(model)
-    source = _prepared(data, seed, on_corrupt, mixed_precision)
+    devices: dict[str, Any] = {"distribute": distribute, "tpu": tpu}
+    devices |= {"model_parallel": model_parallel}
+    source, replicas = _prepared(
+        context, data, seed, on_corrupt, mixed_precision, **devices
+    )
     row = _table_3(model, recipe or "imagenet2012")
     if epochs or steps:  # The other of the two is the recipe's no more.
         row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
     settings = _changed(
         row,
         len(source.train),
+        replicas,
         warmup_steps=warmup,
         base_lr=None if lr is None else (lr,),
         batch_size=batch_size,
@@ -393,16 +428,35 @@ def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _prepared(data: str, seed: int, on_corrupt: Any, mixed_precision: bool) -> "Source":
-    """The data of a training, whose seed and precision are set before a model is."""
+def _prepared(
+    context: typer.Context,
+    data: str,
+    seed: int,
+    on_corrupt: Any,
+    mixed_precision: bool | None,
+    distribute: Any,
+    tpu: str | None,
+    model_parallel: int,
+) -> tuple["Source", int]:
+    """The data of a training, and how many devices train on it.
+
+    Devices, seed and precision are set before a model is; the rest of the command runs
+    in the strategy's scope.
+    """
     import keras
 
     from keras_vit.data import sources
+    from keras_vit.training import distribution
 
+    strategy = distribution.strategy(distribute, tpu=tpu, model_parallel=model_parallel)
+    context.with_resource(strategy.scope())
+    workers = distribution.Workers(strategy)
+    console.quiet = not workers.chief
     keras.utils.set_random_seed(seed)
-    if mixed_precision:
+    if distribution.on_tpu(strategy) if mixed_precision is None else mixed_precision:
         keras.config.set_dtype_policy("mixed_bfloat16")
-    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    return source, workers.replicas
 
 
 def _table_3(model: str, name: str) -> "Recipe":
@@ -424,15 +478,16 @@ def _table_4(name: str | None, data: str) -> "Recipe":
     return FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
 
 
-def _changed(row: "Recipe", images: int, **options: Any) -> "Recipe":
+def _changed(row: "Recipe", images: int, devices: int, **options: Any) -> "Recipe":
     """A recipe for so many images with the options that were given.
 
-    What was not given fits a machine of one's own: parts of 32 images, and a warm-up
-    of a fifth of the steps at most.
+    What was not given fits a machine of one's own: parts of 32 images on each device,
+    and a warm-up of a fifth of the steps at most.
     """
     changes = _given(**options)
     batch = changes.get("batch_size", row.batch_size)
-    changes.setdefault("accumulation_steps", batch // 32 if batch % 32 == 0 else 1)
+    part = 32 * devices
+    changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
     recipe = dataclasses.replace(row, **changes).for_images(images)
     if "warmup_steps" in changes:
         return recipe
@@ -1074,7 +1129,7 @@ def doctor() -> None:
             table.add_row(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             table.add_row(package, Text("missing", "yellow"), remedy)
-    table.add_row("devices", ", ".join(_devices()))
+    table.add_row("devices", ", ".join(_devices()), _advice_on_devices())
     cache = download.cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
@@ -1093,6 +1148,32 @@ def doctor() -> None:
         "a directory or base URL that comes before any mirror",
     )
     console.print(table)
+
+
+def _advice_on_devices() -> str:
+    """What --distribute auto takes here, and what is put right for it."""
+    import keras
+
+    from keras_vit.training import distribution
+
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return "one device: KERAS_BACKEND=tensorflow or jax distributes"
+    taken = distribution.found()
+    mended = {
+        "mirrored": "keras#20582, clipping, float16",
+        "multiworker": "keras#20582, keras#20585, clipping, float16",
+        "tpu": "clipping; not run by us on a TPU, whose maintained way is JAX",
+    }
+    advice = f"--distribute auto: {taken}"
+    if backend == "tensorflow" and taken in mended:
+        advice += f" (ours differ from Keras in: {mended[taken]})"
+    return advice if taken == "tpu" else f"{advice}; {_advice_on_tpus(backend)}"
+
+
+def _advice_on_tpus(backend: str) -> str:
+    package = "'jax[tpu]'" if backend == "jax" else "--no-deps tensorflow-tpu"
+    return f"on a TPU VM: pip install {package}"
 
 
 def _own_mirror() -> str:

@@ -1,16 +1,17 @@
-"""Fine-tuning: the recipe's optimizer, and `fit`."""
+"""Training: the recipe's optimizer, `fit`, and the devices by one word."""
 
+import importlib
 from typing import Any
 
 from keras_vit.training import optim
 
-__all__ = ["fit", "optim"]
+__all__ = ["fit", "optim", "strategy"]
+_ON_FIRST_USE = {"fit": "fitting", "strategy": "distribution"}
 
 
 def __getattr__(name: str) -> Any:
-    """`fit` on first use: it imports TensorFlow, which saved optimizers do not need."""
-    if name == "fit":
-        from keras_vit.training.fitting import fit
-
-        return fit
+    """What imports TensorFlow comes on first use: saved optimizers do not need it."""
+    if name in _ON_FIRST_USE:
+        module = importlib.import_module(f"{__name__}.{_ON_FIRST_USE[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -12,8 +12,16 @@ import tensorflow as tf
 
 from keras_vit.data import augmentation, pipelines, preprocessing, sources, splits
 from keras_vit.recipes import Recipe
+from keras_vit.training.distribution import Workers
 
 BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # `start_step` says where.
+
+
+class Evaluation(NamedTuple):
+    """What a model is judged by, as `validation_data` and `validation_steps`."""
+
+    batches: Any
+    steps: int | None = None  # None: until they end.
 
 
 class Batches:
@@ -29,8 +37,10 @@ class Batches:
         std: tuple[float, ...],
         seed: int,
         verbose: int | str,
+        workers: Workers,
     ) -> None:
         self.recipe, self.seed, self.verbose = recipe, seed, verbose
+        self.workers = workers
         self.mean, self.std = mean, std
         self.ready = None
         self.validation_data = validation_data
@@ -80,10 +90,16 @@ class Batches:
             print(text)
 
     def on_features(self) -> bool:
-        """Whether every image's features stay the same all through the training."""
+        """Whether the head trains on features that are computed once.
+
+        They stay the same all through the training; several devices each compute theirs
+        of every batch.
+        """
         recipe = self.recipe
+        if self.ready is not None or not recipe.freeze or self.workers.replicas > 1:
+            return False
         still = recipe.augment == "none" and self.sparse and not _image_ops(recipe)
-        return self.ready is None and recipe.freeze and still and not self.draws
+        return still and not self.draws
 
     def _check_ready(
         self,
@@ -147,7 +163,7 @@ class Batches:
             test=features(self.source.test, "test"),
         )
 
-    def hold_out(self) -> tuple[BatchesFrom, tf.data.Dataset]:
+    def hold_out(self) -> tuple[BatchesFrom, Evaluation]:
         """Batches of the training set less the held-out share, and of that share."""
         if self.ready is not None:
             raise ValueError(
@@ -157,13 +173,15 @@ class Batches:
         rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
         return self._train(rest), self._evaluate(held_out)
 
-    def all(self) -> tuple[BatchesFrom, tf.data.Dataset | None]:
+    def all(self) -> tuple[BatchesFrom, Evaluation]:
         """Batches of the whole training set, and of the test set."""
         if self.ready is not None:
             ready = self.ready
-            return lambda start_step: ready.skip(start_step), self.validation_data
+            given = Evaluation(self.validation_data)
+            return lambda start_step: ready.skip(start_step), given
         test = self.source.test
-        return self._train(self.source.train), test and self._evaluate(test)
+        judged = Evaluation(None) if test is None else self._evaluate(test)
+        return self._train(self.source.train), judged
 
     def _train(self, split: Any) -> BatchesFrom:
         recipe = self.recipe
@@ -181,7 +199,7 @@ class Batches:
                 batch_size=recipe.batch_size,
                 seed=self.seed,
             )
-        return functools.partial(
+        pipeline = functools.partial(
             pipelines.train_pipeline,
             split,
             batch_size=recipe.batch_size,
@@ -191,6 +209,9 @@ class Batches:
             image_ops=_image_ops(recipe),
             batch_op=None if self.sparse else self._mixed,
             **self.options,
+        )
+        return lambda start_step: self.workers.batches(
+            lambda shard: pipeline(start_step=start_step, shard=shard)
         )
 
     def _mixed(self, images: Any, labels: Any, seed: Any) -> tuple[Any, Any]:
@@ -212,18 +233,31 @@ class Batches:
         mixed: tuple[Any, Any] = tf.cond(coin < 0.5, mixup, cutmix)
         return mixed
 
-    def _evaluate(self, split: Any) -> tf.data.Dataset:
+    def _evaluate(self, split: Any) -> Evaluation:
         part = self.recipe.batch_size // self.recipe.accumulation_steps
         if self.on_features():
-            return tf.data.Dataset.from_tensor_slices(
-                (split.images, split.labels)
-            ).batch(part)
-        batches = pipelines.eval_pipeline(
-            split, batch_size=min(part, 64), **self.options
-        )
-        if self.sparse:
-            return batches
-        return batches.map(lambda x, labels: (x, tf.one_hot(labels, self.classes)))
+            features = (split.images, split.labels)
+            return Evaluation(tf.data.Dataset.from_tensor_slices(features).batch(part))
+        replicas = self.workers.replicas
+        size = -(-min(part, 64) // replicas) * replicas
+        steps = -(-len(split) // size)
+        # Keras divides the sum of a batch by its length, filling included.
+        weight = steps * size / len(split)
+
+        def complete(images: Any, labels: Any, *mask: Any) -> tuple[Any, ...]:
+            labels = labels if self.sparse else tf.one_hot(labels, self.classes)
+            return images, labels, *(weight * one for one in mask)
+
+        def batches(shard: pipelines.Shard) -> tf.data.Dataset:
+            return pipelines.eval_pipeline(
+                split, batch_size=size, pad=replicas > 1, shard=shard, **self.options
+            ).map(complete)
+
+        if replicas == 1:
+            return Evaluation(batches((0, 1)))
+        # At their end tf.distribute would give Keras one more batch, of zeros.
+        endless = self.workers.batches(lambda shard: batches(shard).repeat())
+        return Evaluation(endless, steps)
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:

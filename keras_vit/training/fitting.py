@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim, watching
 from keras_vit.training import resume as resuming
-from keras_vit.training.batches import Batches, BatchesFrom
+from keras_vit.training.batches import Batches, BatchesFrom, Evaluation
+from keras_vit.training.distribution import Workers
 from keras_vit.training.stepping import stepping
 
 
@@ -68,6 +70,9 @@ def fit(
     that freezes does so while it trains: afterwards every layer is as trainable as
     before. LoRA that a recipe puts into the model stays in it, and in its files.
 
+    Under a strategy (`training.strategy`) it trains on all its devices, of all its
+    processes, of which each makes the same call; the first one writes and tells.
+
     With an `output` folder nothing is lost: killed anywhere, the same call goes on from
     the newest checkpoint to the same final bits.
 
@@ -106,28 +111,25 @@ def fit(
         Preempted: when the process was asked to end, and the run is saved.
     """
     folder = None if output is None else Path(output)
+    workers = Workers.of(model)
+    verbose = verbose if workers.chief else 0
     if folder is not None and resume == "never":
-        _forget(folder)
+        if workers.chief:
+            _forget(folder)
+        workers.meet()
     _check_options(model, recipe)
-    batches = Batches(model, recipe, data, validation_data, mean, std, seed, verbose)
+    workers.check(recipe)
+    batches = Batches(
+        model, recipe, data, validation_data, mean, std, seed, verbose, workers
+    )
     recipe = batches.recipe
     if folder is not None:  # Fails now rather than after hours.
-        resuming.check_same(folder / resuming.BEGUN, _identity(model, recipe, batches))
-    if recipe.lora_rank is not None:
-        _enable_lora(model, recipe.lora_rank)
-    frozen = recipe.freeze or recipe.lora_rank is not None
-    part = model
-    if batches.on_features():  # A whole batch of them is small: it needs no parts.
-        batches.read_features(model)
-        part = _head_alone(model)
-    if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
-        trained = stepping(part, recipe)
-    elif frozen and part is model:  # A twin: the head's optimizer is not the model's.
-        trained = keras.Model(model.input, model.output, name=model.name)
-    else:
-        trained = part
+        begun = folder / resuming.BEGUN
+        resuming.check_same(begun, _identity(model, recipe, batches), workers.chief)
     with contextlib.ExitStack() as stack:
-        if frozen:
+        stack.enter_context(workers.scope())
+        trained = _prepared(model, recipe, batches)
+        if _freezes(recipe):
             stack.enter_context(_frozen(model))
         if recipe.remat:
             stack.enter_context(_rematerialized(model))
@@ -135,14 +137,34 @@ def fit(
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
             kept = _Kept(folder, asked, save_steps, save_minutes, keep)
-        result = _Fit(recipe, model, trained, batches, kept, verbose).follow()
-    if folder is not None:
+        result = _Fit(recipe, model, trained, batches, workers, kept, verbose).follow()
+    if folder is not None and workers.chief:
         save_model(model, folder / "model.keras")
         write_json(
             folder / "history.json",
             {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
         )
+    workers.meet()  # A process that ends takes the cluster with it.
     return result
+
+
+def _prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Model:
+    """What trains in the model's place: itself, its head, or a twin that shares all."""
+    if recipe.lora_rank is not None:
+        _enable_lora(model, recipe.lora_rank)
+    part = model
+    if batches.on_features():  # A whole batch of them is small: it needs no parts.
+        batches.read_features(model)
+        part = _head_alone(model)
+    if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
+        return stepping(part, recipe)
+    if _freezes(recipe) and part is model:  # The head's optimizer is not the model's.
+        return keras.Model(model.input, model.output, name=model.name)
+    return part
+
+
+def _freezes(recipe: Recipe) -> bool:
+    return recipe.freeze or recipe.lora_rank is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +304,7 @@ class _Fit:
     model: keras.Model
     trained: keras.Model
     batches: Batches
+    workers: Workers
     kept: _Kept
     verbose: int | str
 
@@ -308,7 +331,7 @@ class _Fit:
         folder, variables = self.kept.folder, resuming.model_variables(self.model)
         done: dict[str, float] = {}
         if folder is not None:
-            resuming.keep_start(folder / "start", self.model)
+            resuming.keep_start(folder / "start", self.model, self.workers.chief)
             done = _read_json(folder / "sweep.json", {})
         start = resuming.capture(variables)
         rest, held_out = self.batches.hold_out()
@@ -321,7 +344,7 @@ class _Fit:
             tried = self.kept.within(name)
             history = self._train(base_lr, rest, held_out, tried)
             done[str(base_lr)] = history[-1]["val_accuracy"]
-            if folder is not None:
+            if folder is not None and self.workers.chief:
                 write_json(folder / "sweep.json", done)
                 shutil.rmtree(folder / name / "checkpoints")
             resuming.restore(variables, start)
@@ -331,7 +354,7 @@ class _Fit:
         self,
         base_lr: float,
         train: BatchesFrom,
-        validation: tf.data.Dataset | None,
+        validation: Evaluation,
         kept: _Kept,
         best: keras.Model | None = None,
     ) -> list[dict[str, float]]:
@@ -346,7 +369,7 @@ class _Fit:
         averaged = None if self.recipe.ema is None else resuming.Averaged(steps)
 
         def save_best() -> None:
-            if best is None or kept.folder is None:
+            if best is None or kept.folder is None or not self.workers.chief:
                 return
             with averaged.applied() if averaged else contextlib.nullcontext():
                 save_model(best, kept.folder / "best.keras")
@@ -355,6 +378,7 @@ class _Fit:
             steps,
             period,
             metrics,
+            self.workers,
             averaged=averaged,
             save_best=save_best,
             **vars(kept),
@@ -369,7 +393,8 @@ class _Fit:
                 initial_epoch=keeper.step // period,
                 epochs=epochs,
                 steps_per_epoch=steps_per_epoch,
-                validation_data=validation,
+                validation_data=validation.batches,
+                validation_steps=validation.steps,
                 shuffle=False,  # The pipeline has shuffled.
                 callbacks=[*callbacks, watching.Bar(watch)],
                 verbose=self.verbose,
@@ -382,9 +407,10 @@ class _Fit:
         watch.begin()
         if keeper.pending is not None:  # Cut between its last update and evaluation.
             row = keeper.pending
-            if validation is not None:
+            if validation.batches is not None:
                 found = model.evaluate(
-                    validation,
+                    validation.batches,
+                    steps=validation.steps,
                     callbacks=by_hand,
                     verbose=self.verbose,
                     return_dict=True,
@@ -406,15 +432,24 @@ class _Fit:
         kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
         accuracy = getattr(keras.metrics, kind)("accuracy")
         optimizer = optim.optimizer(self.recipe, base_lr, self.trained)
+        if self.trained.dtype_policy.name == "mixed_float16":
+            optimizer = optim.LossScale(optimizer)
         loss = _loss(self.recipe, sparse)
-        self.trained.compile(optimizer, loss, metrics=[accuracy])
+        # Filling of an evaluation's last batch weighs nothing.
+        self.trained.compile(
+            optimizer, loss, weighted_metrics=[accuracy], auto_scale_loss=False
+        )
         return [accuracy]
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """`model.save`, whole or not at all."""
-    with replacing(path) as temporary:
-        model.save(temporary)
+    """`model.save`, whole or not at all.
+
+    A thread is in no strategy's scope: Keras makes a variable or two while it saves,
+    which in a scope all workers would have to make at the same moment.
+    """
+    with replacing(path) as temporary, ThreadPoolExecutor(1) as pool:
+        pool.submit(model.save, temporary).result()
 
 
 def _read_json(path: Path, default: Any) -> Any:

@@ -258,6 +258,20 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     return [layer_decay ** (last - depth) for depth in depths]
 
 
+def _sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+    """Sums inside the step of a `tf.distribute` replica; None stays None."""
+    if keras.backend.backend() != "tensorflow":
+        return list(gradients)
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return list(gradients)
+    present = [gradient for gradient in gradients if gradient is not None]
+    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    return [None if gradient is None else next(sums) for gradient in gradients]
+
+
 class _Decoupled(keras.optimizers.Optimizer):
     """w <- w - lr * c * (u + kernel_decay * w): what the optimizers below share.
 
@@ -289,10 +303,11 @@ class _Decoupled(keras.optimizers.Optimizer):
         self.layer_decay = layer_decay
         self.momentum_dtype = momentum_dtype
         self.gradient_norm = self.add_variable(
-            (), dtype="float32", aggregation="mean", name="gradient_norm"
+            (), dtype="float32", aggregation="only_first_replica", name="gradient_norm"
         )
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        grads = _sum_over_replicas(grads)
         squares = [
             ops.sum(ops.square(ops.cast(grad, "float32")))
             for grad in grads
@@ -301,6 +316,10 @@ class _Decoupled(keras.optimizers.Optimizer):
         norm = ops.sqrt(sum(squares)) / (self.loss_scale_factor or 1.0)
         self.gradient_norm.assign(norm)
         super().apply(grads, trainable_variables)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        """Keras's own sum, which it makes of clipped gradients: `apply` has summed."""
+        return grads_and_vars
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Comes first in a subclass's `build`."""
@@ -360,6 +379,20 @@ class _Decoupled(keras.optimizers.Optimizer):
             "layer_decay": self.layer_decay,
             "momentum_dtype": self.momentum_dtype,
         }
+
+
+@register
+class LossScale(keras.optimizers.LossScaleOptimizer):
+    """The loss scaling of mixed_float16, by which all replicas step, or none does.
+
+    Keras looks at the first replica's own gradients: what overflows on another one
+    goes into the weights of all.
+    """
+
+    def check_finite(self, grads: list[Any]) -> Any:
+        overflow = ops.cast(ops.logical_not(super().check_finite(grads)), "float32")
+        (anywhere,) = _sum_over_replicas([overflow])
+        return ops.equal(anywhere, 0.0)
 
 
 @register

@@ -26,6 +26,7 @@ import keras
 import numpy as np
 
 from keras_vit.files import replacing, write_json
+from keras_vit.training.distribution import Workers
 
 BEGUN = "begun.json"
 HISTORY = "history.jsonl"
@@ -206,28 +207,30 @@ def plain(value: np.ndarray) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def keep_start(folder: Path, model: keras.Model) -> None:
+def keep_start(folder: Path, model: keras.Model, writes: bool) -> None:
     """Keeps a model's variables, or puts back those that were kept."""
     checkpoints = Checkpoints(folder)
-    if (saved := checkpoints.newest()) is None:
-        checkpoints.save(0, capture(model_variables(model)), {})
-    else:
+    if (saved := checkpoints.newest()) is not None:
         restore(model_variables(model), saved.variables)
+    elif writes:
+        checkpoints.save(0, capture(model_variables(model)), {})
 
 
-def check_same(path: Path, given: Mapping[str, Any]) -> None:
+def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> None:
     """Writes what a run is, or compares with what was written.
 
     Args:
         path: of the run's `begun.json`.
         given: plain JSON values: the recipe, the data's fingerprint, ...
+        writes: whether this process is the one that writes.
 
     Raises:
         ValueError: naming each value that is another than when the run was begun.
     """
     given = json.loads(json.dumps(given))  # Tuples become lists, as in the file.
     if not path.exists():
-        write_json(path, given)
+        if writes:
+            write_json(path, given)
         return
     try:
         begun = json.loads(path.read_text())
@@ -398,7 +401,7 @@ class Averaged(keras.callbacks.Callback):
         self.put_back()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        last = int(self._optimizer.iterations) == self.total_steps
+        last = self._optimizer.iterations.numpy() == self.total_steps
         self._optimizer.use_ema = last  # What `fit` asks when it ends.
 
 
@@ -412,6 +415,7 @@ class Keeper(keras.callbacks.Callback):
         total_steps: updates of the whole training.
         period: updates between two evaluations.
         metrics: the objects that the model was compiled with.
+        workers: the processes of the training, of whom the chief writes.
         folder: of the run; None keeps the history alone, in memory.
         averaged: where evaluations are of averaged weights.
         save_best: called when an evaluation was the best so far.
@@ -426,6 +430,7 @@ class Keeper(keras.callbacks.Callback):
         total_steps: int,
         period: int,
         metrics: list[keras.metrics.Metric],
+        workers: Workers,
         *,
         folder: Path | None = None,
         averaged: Averaged | None = None,
@@ -440,6 +445,7 @@ class Keeper(keras.callbacks.Callback):
         self.total_steps = total_steps
         self.period = period
         self.own_metrics = metrics
+        self.workers = workers
         self.averaged = averaged
         self.save_best = save_best
         self.termination = termination or Termination()
@@ -474,8 +480,10 @@ class Keeper(keras.callbacks.Callback):
             self.rows = saved.info["rows"]
             self.best = saved.info["best"]
             self.pending = saved.info["pending"]
-        with replacing(self.folder / HISTORY) as temporary:
-            temporary.write_text("".join(map(_line, self.rows)))
+        self.workers.check_step(self.step)
+        if self.workers.chief:
+            with replacing(self.folder / HISTORY) as temporary:
+                temporary.write_text("".join(map(_line, self.rows)))
 
     def save(self) -> None:
         """Writes a checkpoint of this moment."""
@@ -488,7 +496,8 @@ class Keeper(keras.callbacks.Callback):
             for place, variable in enumerate(metrics)
         }
         info = {"rows": self.rows, "best": self.best, "pending": self.pending}
-        self._checkpoints.save(self.step, values, info)
+        if self.workers.chief:
+            self._checkpoints.save(self.step, values, info)
         self._saved_step = self.step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -504,16 +513,18 @@ class Keeper(keras.callbacks.Callback):
         self._check_finite((logs or {}).get("loss", 0.0))
         if self.step % self.period == 0:
             self.pending = {key: float(value) for key, value in (logs or {}).items()}
-        if self.termination.signum is not None:
-            self._end(self.termination.signum)
-        if self.step % self.period:
-            self._save_if_due()
+        asked, due = self.workers.any(self._is_asked(), self._is_due())
+        if asked:
+            self._end()
+        if due and self.step % self.period:
+            self._save_in_between()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.termination.signum is not None:
+        (asked,) = self.workers.any(self._is_asked())
+        if asked:
             if self.averaged is not None:
                 self.averaged.put_back()
-            self._end(self.termination.signum)
+            self._end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.pending = None
@@ -525,14 +536,15 @@ class Keeper(keras.callbacks.Callback):
             if self.save_best is not None:
                 with self._going_on("the best evaluation's model"):
                     self.save_best()
-        if self.folder is not None:
+        if self.folder is not None and self.workers.chief:
             with (
                 self._going_on("a line of its history"),
                 (self.folder / HISTORY).open("a") as file,
             ):
                 file.write(_line(self.rows[-1]))
-        if self.step < self.total_steps:
-            self._save_if_due()
+        (due,) = self.workers.any(self._is_due())
+        if due and self.step < self.total_steps:
+            self._save_in_between()
 
     def _check_finite(self, loss: float) -> None:
         if math.isfinite(loss):
@@ -544,8 +556,14 @@ class Keeper(keras.callbacks.Callback):
             "base_lr, a longer warm-up or a smaller clip_norm"
         )
 
-    def _end(self, signum: int) -> None:
+    def _is_asked(self) -> bool:
+        return self.termination.signum is not None
+
+    def _end(self) -> None:
+        """Ends this process: it was asked to, or another one of the training was."""
+        signum = self.termination.signum or signal.SIGTERM
         self.save()
+        self.workers.meet()  # Nobody ends while the chief writes.
         print(
             f"Ended by {signal.Signals(signum).name} after step {self.step}, which is "
             f"saved in {str(self.folder)!r}. The same call goes on from there",
@@ -553,15 +571,17 @@ class Keeper(keras.callbacks.Callback):
         )
         raise Preempted(self.step, signum)
 
-    def _save_if_due(self) -> None:
+    def _is_due(self) -> bool:
         steps = self.step - self._tried_step
         minutes = (time.monotonic() - self._tried_at) / 60
-        if (self.save_steps is not None and steps >= self.save_steps) or (
+        return (self.save_steps is not None and steps >= self.save_steps) or (
             self.save_minutes is not None and minutes >= self.save_minutes
-        ):
-            with self._going_on("a new checkpoint"):
-                self.save()
-            self._tried_at, self._tried_step = time.monotonic(), self.step
+        )
+
+    def _save_in_between(self) -> None:
+        with self._going_on("a new checkpoint"):
+            self.save()
+        self._tried_at, self._tried_step = time.monotonic(), self.step
 
     @contextlib.contextmanager
     def _going_on(self, without: str) -> Iterator[None]:

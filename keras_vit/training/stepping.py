@@ -53,9 +53,11 @@ class _Stepping(keras.Model):
         self.optimizer.apply_gradients(
             zip(gradients, self.trainable_variables, strict=True)
         )
+        # Keras divides the loss by the number of replicas, whose gradients are summed.
+        loss *= self.distribute_strategy.num_replicas_in_sync
         for metric in self.metrics:
             if metric.name == "loss":
-                metric.update_state(loss)
+                metric.update_state(loss, sample_weight=tf.shape(data[0])[0])
             else:
                 metric.update_state(*_flat(labels, logits))
         results: dict[str, Any] = self.get_metrics_result()

@@ -123,7 +123,7 @@ class Watch(keras.callbacks.Callback):
 
     def begin(self) -> None:
         """The training begins, or goes on, after the keeper's `step` updates."""
-        if self.keeper.folder is not None:
+        if self.keeper.folder is not None and self.keeper.workers.chief:
             self._events = Events(self.keeper.folder / FOLDER, self.keeper.step)
 
     @property
@@ -168,7 +168,7 @@ class Watch(keras.callbacks.Callback):
             for name in ("loss", "accuracy")
         }
         values["train/learning_rate"] = float(self.learning_rate(step - 1))
-        values["train/gradient_norm"] = float(norm)
+        values["train/gradient_norm"] = float(norm.numpy())
         if self.images_per_second is not None:
             values["train/images_per_second"] = self.images_per_second
         return values

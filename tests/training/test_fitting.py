@@ -19,6 +19,7 @@ tf = pytest.importorskip("tensorflow")
 
 from keras_vit.data import pipelines, sources, splits  # noqa: E402
 from keras_vit.training.batches import Batches  # noqa: E402
+from keras_vit.training.distribution import Workers  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -486,17 +487,20 @@ def test_augmented_batches(source):
     settings = recipe(
         randaugment=(2, 9), random_erasing=1.0, mixup=0.2, cutmix=1.0, augment="flip"
     )
-    made = Batches(tiny(), settings, source, None, HALF, HALF, 0, 0)
+    model = tiny()
+    workers = Workers.of(model)
+    made = Batches(model, settings, source, None, HALF, HALF, 0, 0, workers)
     train, test = made.all()
     images, labels = next(iter(train(start_step=3)))
     again, _ = next(iter(train(start_step=0).skip(3)))
     assert (images.numpy() == again.numpy()).all()
     assert labels.shape == (8, CLASSES)
     np.testing.assert_allclose(labels.numpy().sum(-1), 1, atol=1e-6)
-    plain = Batches(tiny(), recipe(augment="flip"), source, None, HALF, HALF, 0, 0)
+    flips = recipe(augment="flip")
+    plain = Batches(model, flips, source, None, HALF, HALF, 0, 0, workers)
     other, _ = next(iter(plain.all()[0](start_step=3)))
     assert (images.numpy() != other.numpy()).mean() > 0.1
-    assert next(iter(test))[1].shape[-1] == CLASSES
+    assert next(iter(test.batches))[1].shape[-1] == CLASSES
     result = fit(tiny(), settings, source, verbose=0)
     assert result.test_accuracy is not None
     with pytest.raises(ValueError, match="before_crop of at least image_size"):

@@ -1,0 +1,166 @@
+"""One process of a distributed training: `worker.py WORD FOLDER CASE...`.
+
+Trains on FOLDER/data.npz from one weights file, case after case, and writes what came
+of each to FOLDER/CASE.json: worker 0 alone, where there are several.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit.recipes import Recipe
+from keras_vit.training import distribution, fit, optim, resume
+
+MINI = Path(__file__).parents[1] / "fixtures/reference/vit_mini.npz"
+SETTINGS = {
+    "total_steps": 20,
+    "base_lr": (0.1,),
+    "held_out": 0.1,
+    "warmup_steps": 2,
+    "batch_size": 8,
+    "image_size": (32, 32),
+    "augment": "none",
+}
+CASES = {
+    "plain": {},
+    "accumulation": {"accumulation_steps": 2},
+    "ema": {"ema": 0.9, "optimizer": "adam", "base_lr": (0.01,), "weight_decay": 0.1},
+    "mixup": {"mixup": 0.2, "loss": "sigmoid", "freeze": True},
+    "bfloat16": {},
+    "float16": {},
+    "kept": {"ema": 0.9, "accumulation_steps": 2},
+    "told to end": {"ema": 0.9, "accumulation_steps": 2},
+    "clipped before the sum": {},
+}
+
+
+def build(case):
+    """The model of a case, from the weights file."""
+    policy = case.split(" ")[0]
+    mixed = policy in ("bfloat16", "float16")
+    keras.config.set_dtype_policy(f"mixed_{policy}" if mixed else "float32")
+    model = keras_vit.from_checkpoint(str(MINI), image_size=(32, 32))
+    return keras_vit.for_task(model, 3)
+
+
+def train(case, folder, workers):
+    """The history of a case."""
+    if case == "clipped before the sum":  # As Keras does.
+        optim._sum_over_replicas = list
+        del optim._Decoupled._all_reduce_sum_gradients
+    if case == "told to end" and workers.index == workers.count - 1:
+        end_at(9)
+    options = {"save_steps": 4} if case in ("kept", "told to end") else {}
+    output = folder / "run" if options else None
+    recipe = Recipe(**SETTINGS | CASES[case])
+    data = str(folder / "data.npz")
+    try:
+        result = fit(build(case), recipe, data, output=output, verbose=0, **options)
+    except resume.Preempted as end:
+        return {"step": end.step, "code": end.code}
+    return result.history
+
+
+def end_at(step):
+    """This process is told to end after so many updates."""
+    real = resume.Keeper._check_finite
+
+    def then(keeper, loss):
+        real(keeper, loss)
+        if keeper.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    resume.Keeper._check_finite = then
+
+
+def evaluated_to_its_end(strategy):
+    """Keras's loss of a distributed dataset, read to its end and by steps."""
+    with strategy.scope():
+        numbers = keras.Input((1,))
+        model = keras.Model(numbers, keras.layers.Identity()(numbers))
+        model.compile(loss="mse")
+    values = np.arange(12.0, dtype="float32").reshape(6, 2, 1)
+    data = tf.data.Dataset.from_tensor_slices((values, 0 * values))
+    spread = strategy.distribute_datasets_from_function(lambda _: data)
+    return {
+        "mean": float(np.mean(values**2)),
+        "to its end": model.evaluate(spread, verbose=0),
+        "by steps": model.evaluate(spread, steps=3, verbose=0),
+    }
+
+
+def accumulated_by_keras(strategy):
+    """What Keras says of its own accumulation on several replicas."""
+    with strategy.scope():
+        numbers = keras.Input((1,))
+        model = keras.Model(numbers, keras.layers.Dense(1)(numbers))
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        model.compile(optimizer, loss="mse")
+    try:
+        model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=4, verbose=0)
+    except RuntimeError as error:
+        return str(error)
+    return "it works"
+
+
+def overflow_on_the_second_replica(strategy):
+    """A weight, and the loss scale, after a step in which one replica overflowed."""
+    found = {}
+    for kind in (keras.optimizers.LossScaleOptimizer, optim.LossScale):
+        with strategy.scope():
+            weight = keras.Variable(1.0)
+            optimizer = kind(optim.MomentumSGD(0.1), initial_scale=4.0)
+            optimizer.build([weight])
+
+        def step(gradient, optimizer=optimizer, weight=weight):
+            optimizer.apply([gradient], [weight])
+
+        gradients = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant([4.0, np.inf])[context.replica_id_in_sync_group]
+        )
+        tf.function(lambda step=step, values=gradients: strategy.run(step, (values,)))()
+        scale = float(optimizer.dynamic_scale.numpy())
+        found[kind.__name__] = [float(weight.numpy()), scale]
+    return found
+
+
+UPSTREAM = {
+    "evaluated to its end": evaluated_to_its_end,
+    "accumulated by Keras": accumulated_by_keras,
+    "overflow on the second replica": overflow_on_the_second_replica,
+}
+
+
+def main(word, folder, *cases):
+    """Every case in turn."""
+    if word == "mirrored" and keras.backend.backend() == "tensorflow":
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
+    if word == "as TensorFlow has it":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    else:
+        parallel = int(os.environ.get("MODEL_PARALLEL", "1"))
+        strategy = distribution.strategy(word, model_parallel=parallel)
+    workers = distribution.Workers(strategy)
+    for case in cases:
+        if case in UPSTREAM:
+            told = UPSTREAM[case](strategy)
+        else:
+            with strategy.scope():
+                told = train(case, folder, workers)
+        if workers.chief:
+            (folder / f"{case}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

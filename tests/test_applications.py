@@ -166,6 +166,7 @@ def test_a_mirror_in_another_dialect_is_the_same_training(tmp_path, monkeypatch)
         keras_vit.ViT_Ti16(weights=None, numerics="jax")
 
 
+@pytest.mark.tensorflow_only
 def test_a_file_brings_its_numerics_to_a_builder_but_not_its_architecture(tmp_path):
     images = {"input_shape": (32, 32, 3), "classes": 3}
     ti = keras_vit.ViT_Ti16(weights=None, gelu="erf", **images)

@@ -214,6 +214,36 @@ def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
     assert block.get_config()["gelu"] == "erf"
 
 
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [((), "bfloat16"), (("--no-mixed-precision",), "float32")],
+)
+def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monkeypatch):
+    from keras_vit import training
+    from keras_vit.training import distribution
+
+    seen = []
+
+    def fit(model, *_, **__):
+        seen.append(model.get_layer("encoderblock_0").compute_dtype)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(distribution, "on_tpu", lambda strategy: True)
+    monkeypatch.setattr(training, "fit", fit)
+    command = ("finetune", "--data", photos, "--weights", MINI, *QUICK, *options)
+    assert shell(*command, "--output", tmp_path)[0] == 1
+    assert seen == [dtype]
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts"), [(1, 4), (2, 2), (3, 1)], ids=["1", "2", "3 do not divide"]
+)
+def test_parts_are_of_32_images_on_each_device(devices, parts):
+    row = cli._table_4("cifar10", "digits")
+    changed = cli._changed(row, 1000, devices, batch_size=128)
+    assert changed.accumulation_steps == parts
+
+
 def test_config_beside_the_weights_sets_the_numerics(shell, photos, tmp_path):
     shutil.copy(MINI, tmp_path / "mine.npz")
     beside = {"gelu": "erf", "mean": [0.4] * 3, "std": [0.25] * 3}
@@ -368,6 +398,18 @@ def test_doctor(shell, tmp_path, monkeypatch):
     assert keras.backend.backend() in out
     assert str(tmp_path) in out
     assert "http://127.0.0.1:1/weights" in out
+
+
+def test_doctor_says_what_auto_takes(shell, monkeypatch):
+    from keras_vit.training import distribution
+
+    out = shell("doctor")[1]
+    assert "--distribute auto: none; on a TPU VM: pip install --no-deps" in out
+    monkeypatch.setattr(distribution, "found", lambda: "multiworker")
+    out = " ".join(shell("doctor")[1].split())
+    assert (
+        "auto: multiworker (ours differ from Keras in: keras#20582, keras#20585" in out
+    )
 
 
 def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):

@@ -72,6 +72,7 @@ def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     run("README.md", capsys)
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("page", MANUAL[1:])
 @pytest.mark.filterwarnings("ignore:The npz format:UserWarning")
 def test_python_of_the_manual_runs(page, tmp_path, monkeypatch, capsys):

@@ -8,15 +8,15 @@
 The batch of a recipe is that of all devices together: each of R replicas trains on
 B / R of it, and the update is the one that a single device would make of all B.
 
-Three things in Keras 3 and TensorFlow say otherwise, or fail; each is put right in one
-place:
+Keras 3 says otherwise, or fails; each is put right in one place:
 
-- Keras clips a replica's own gradients, before they are summed (`optim._Decoupled`
-  sums first).
+- It clips a replica's own gradients, before they are summed (`optim._Decoupled` sums
+  first), and asks the first replica alone whether float16 overflowed (`LossScale`).
 - Its `gradient_accumulation_steps` fails on several replicas (keras#20582): `stepping`
   accumulates in the step.
-- `MultiWorkerMirroredStrategy.reduce` does not take what Keras gives it (keras#20585):
+- `MultiWorkerMirroredStrategy.reduce` does not take what it gives (keras#20585):
   `MultiWorker`, here.
+- It evaluates one batch of zeros more than there are: `Batches` counts them.
 """
 
 import functools
@@ -53,6 +53,9 @@ class MultiWorker(tf.distribute.MultiWorkerMirroredStrategy):
             return super(MultiWorker, self).reduce(reduce_op, leaf, along)
 
         return keras.tree.map_structure(one, value)
+
+
+KNOWN = (MultiWorker, tf.distribute.MirroredStrategy, tf.distribute.TPUStrategy)
 
 
 def strategy(
@@ -309,7 +312,13 @@ class Workers:
         self.index, self.count, self.replicas = 0, 1, 1
         if isinstance(strategy, tf.distribute.Strategy):
             self.replicas = strategy.num_replicas_in_sync
-            if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            if self.replicas > 1 and not isinstance(strategy, KNOWN):
+                raise ValueError(
+                    "Expected a strategy of keras_vit.training.strategy, or a Mirrored "
+                    "or TPU one: Keras trains wrongly, or not at all, under others. "
+                    f"Received: {type(strategy).__name__}"
+                )
+            if isinstance(strategy, MultiWorker):
                 addresses, self.index = cluster()
                 self.count = len(addresses)
         else:
@@ -332,13 +341,13 @@ class Workers:
         """Where a training's variables are made."""
         return self._strategy.scope()
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, batch_size: int) -> None:
         """Raises ValueError where a recipe cannot be divided among the devices."""
         parts = recipe.accumulation_steps
-        if recipe.batch_size % (self.replicas * parts):
+        if batch_size % (self.replicas * parts):
             raise ValueError(
                 "Expected a batch_size that is a multiple of devices times "
-                f"accumulation_steps. Received: batch_size={recipe.batch_size}, "
+                f"accumulation_steps. Received: batch_size={batch_size}, "
                 f"{self.replicas} devices in {self.count} processes, "
                 f"accumulation_steps={parts}"
             )
@@ -350,8 +359,8 @@ class Workers:
             )
         if self.replicas > 1 and recipe.sam_rho is not None:
             raise ValueError(
-                "Expected one device for SAM, whose two gradients are of one place. "
-                f"Received: sam_rho={recipe.sam_rho}, {self.replicas} devices"
+                "Expected one device for SAM: its first gradient is not summed over "
+                f"several. Received: sam_rho={recipe.sam_rho}, {self.replicas} devices"
             )
 
     def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
@@ -396,6 +405,42 @@ class Workers:
                 "folder has to be on a disk that all of them share. Received: step "
                 f"{step} on worker {self.index}, {total / self.replicas:g} on average"
             )
+
+    def each(self, variable: keras.Variable) -> np.ndarray:
+        """A metric's number on each replica, float32 [R]: each counts what it has seen.
+
+        One number, [], where there is one replica, and on JAX, where there is one sum.
+        """
+        parts = self._parts(variable)
+        if len(parts) == self.replicas == 1 or not parts:
+            number: np.ndarray = keras.ops.convert_to_numpy(variable)
+            return number
+        places = np.zeros(self.replicas, np.float32)
+        first = self.index * len(parts)
+        places[first : first + len(parts)] = [part.numpy() for part in parts]
+        return (
+            places if self.count == 1 else self._sums(tf.constant(places)) / len(parts)
+        )
+
+    def give(self, variable: keras.Variable, values: np.ndarray) -> None:
+        """Puts back what `each` returned, to the bit on as many replicas.
+
+        On another number the sum, in equal parts.
+        """
+        parts = self._parts(variable)
+        if not parts or np.size(values) != self.replicas:
+            variable.assign(np.sum(values))
+            return
+        first = self.index * len(parts)
+        for part, value in zip(parts, np.ravel(values)[first:], strict=False):
+            part.assign(value)
+
+    def _parts(self, variable: keras.Variable) -> Sequence[Any]:
+        """The variables of this process's replicas; none on JAX."""
+        if keras.backend.backend() != "tensorflow":
+            return ()
+        parts: Sequence[Any] = self._strategy.experimental_local_results(variable.value)
+        return parts
 
     @functools.cached_property
     def _sums(self) -> Callable[[Any], np.ndarray]:

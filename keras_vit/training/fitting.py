@@ -118,11 +118,11 @@ def fit(
             _forget(folder)
         workers.meet()
     _check_options(model, recipe)
-    workers.check(recipe)
     batches = Batches(
         model, recipe, data, validation_data, mean, std, seed, verbose, workers
     )
     recipe = batches.recipe
+    workers.check(recipe, batches.batch_size)
     if folder is not None:  # Fails now rather than after hours.
         begun = folder / resuming.BEGUN
         resuming.check_same(begun, _identity(model, recipe, batches), workers.chief)

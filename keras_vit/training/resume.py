@@ -492,7 +492,7 @@ class Keeper(keras.callbacks.Callback):
         synchronize(self.model)
         metrics = self._metric_variables() if self.step % self.period else []
         values = capture(training_variables(self.model)) | {
-            f"metrics/{place:05}": plain(keras.ops.convert_to_numpy(variable))
+            f"metrics/{place:05}": plain(self.workers.each(variable))
             for place, variable in enumerate(metrics)
         }
         info = {"rows": self.rows, "best": self.best, "pending": self.pending}
@@ -505,7 +505,7 @@ class Keeper(keras.callbacks.Callback):
             for variable, value in zip(
                 self._metric_variables(), self._cut, strict=True
             ):
-                assign(variable, value)
+                self.workers.give(variable, value)
             self._cut = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -83,6 +83,7 @@ def test_int8_reloads_with_zero_difference(tmp_path):
     np.testing.assert_array_equal(numpy(again(IMAGES)), numpy(model(IMAGES)))
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("change", ["lora", "int8"])
 def test_changed_kernels_are_not_overwritten(tmp_path, change):
     keras_vit.weights.save(tiny(), tmp_path / "plain.npz")
@@ -99,6 +100,7 @@ def test_changed_kernels_are_not_overwritten(tmp_path, change):
     np.testing.assert_array_equal(numpy(model(IMAGES)), before)
 
 
+@pytest.mark.tensorflow_only
 def test_int8_has_no_official_format(tmp_path):
     model = tiny()
     model.quantize("int8")

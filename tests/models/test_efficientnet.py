@@ -221,6 +221,7 @@ def test_impossible_configs(changes, law):
         dataclasses.replace(TINY, **changes)
 
 
+@pytest.mark.tensorflow_only
 def test_initial_weights_are_the_official_initializers():
     model = efficientnet(EFFICIENTNET_VARIANTS["EfficientNet-B0"], image_size=(32, 32))
     kernel = numpy(model.get_layer("head_conv2d").kernel)  # Fan out 1280.

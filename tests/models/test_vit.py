@@ -67,6 +67,7 @@ def test_parameter_counts_of_gap_models(variant):
     assert model.count_params() == GAP_PARAMETERS[variant]
 
 
+@pytest.mark.tensorflow_only
 def test_the_whole_of_b16_is_counted():
     model = keras_vit.ViT_B16(weights=None)
     assert model.count_params() == PARAMETERS["ViT-B/16"]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.tensorflow_only
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "keras_vit/launching.py"
-EXACT = ("plain", "accumulation", "ema", "mixup")
+EXACT = ("plain", "accumulation", "ema", "mixup", "ready")
 
 
 def started(folder, word, *cases, workers=1, **environment):
@@ -91,7 +91,8 @@ def mirrored(folder):
     """Two devices of one process, and what Keras does there."""
     path = folder("mirrored")
     upstream = ("evaluated to its end", "accumulated by Keras")
-    upstream += ("overflow on the second replica", "clipped before the sum")
+    upstream += ("overflow on the second replica", "metric of each replica")
+    upstream += ("clipped before the sum",)
     code, text = started(path, "mirrored", *EXACT, "bfloat16", "float16", *upstream)
     assert code == 0, text
     return path
@@ -158,10 +159,10 @@ def test_an_overflow_anywhere_leaves_the_weights(mirrored):
 def test_keras_cannot_reduce_over_processes(folder):
     """keras#20585, tensorflow#72388"""
     path = folder("reduce")
-    code, text = started(path, "as TensorFlow has it", "plain", workers=2)
-    assert code == 1
-    assert "PerReplica" in text
-    assert not list(path.glob("*.json"))
+    code, text = started(path, "as TensorFlow has it", "reduced by Keras", workers=2)
+    assert code == 0, text
+    assert "PerReplica" in found(path)["reduced by Keras"]
+    assert "Received: CollectiveAllReduceStrategy" in found(path)["refusal"]
 
 
 # Runs that go on with another number of workers.
@@ -171,6 +172,12 @@ def test_all_workers_end_at_one_step_when_one_is_told_to(workers):
     assert found(workers)["told to end"] == {"step": 9, "code": 143}
     names = [path.name for path in (workers / "run/checkpoints").glob("*.json")]
     assert sorted(names) == ["step-0000000008.json", "step-0000000009.json"]
+
+
+def test_a_metric_comes_back_as_each_replica_had_it(mirrored):
+    told = found(mirrored)["metric of each replica"]
+    assert told["again"] == [float(np.float32(0.1)), float(np.float32(0.7))]
+    assert told["of one"] == [1.5, 1.5]
 
 
 def test_what_two_workers_began_one_ends(workers, alone):

@@ -35,6 +35,7 @@ CASES = {
     "accumulation": {"accumulation_steps": 2},
     "ema": {"ema": 0.9, "optimizer": "adam", "base_lr": (0.01,), "weight_decay": 0.1},
     "mixup": {"mixup": 0.2, "loss": "sigmoid", "freeze": True},
+    "ready": {},
     "bfloat16": {},
     "float16": {},
     "kept": {"ema": 0.9, "accumulation_steps": 2},
@@ -63,6 +64,11 @@ def train(case, folder, workers):
     output = folder / "run" if options else None
     recipe = Recipe(**SETTINGS | CASES[case])
     data = str(folder / "data.npz")
+    if case == "ready":
+        with np.load(data) as file:
+            images = file["x_train"][:96].astype("float32") / 127.5 - 1
+            labels = file["y_train"][:96]
+        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
     try:
         result = fit(build(case), recipe, data, output=output, verbose=0, **options)
     except resume.Preempted as end:
@@ -133,10 +139,41 @@ def overflow_on_the_second_replica(strategy):
     return found
 
 
+def metric_of_each_replica(strategy):
+    """A metric's numbers, kept and put back: as they were, and those of one replica."""
+    workers = distribution.Workers(strategy)
+    with strategy.scope():
+        total = keras.metrics.Mean().total
+    parts = strategy.experimental_local_results(total.value)
+    for part, value in zip(parts, (0.1, 0.7), strict=True):
+        part.assign(value)
+    kept = workers.each(total)
+    total.assign(0.0)
+    workers.give(total, kept)
+    again = [float(part.numpy()) for part in parts]
+    workers.give(total, np.float32(3.0))
+    return {"again": again, "of one": [float(part.numpy()) for part in parts]}
+
+
+def reduced_by_keras(strategy):
+    """What Keras says of a training in several processes."""
+    with strategy.scope():
+        numbers = keras.Input((1,))
+        model = keras.Model(numbers, keras.layers.Dense(1)(numbers))
+        model.compile("sgd", loss="mse")
+    try:
+        model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=4, verbose=0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "it works"
+
+
 UPSTREAM = {
     "evaluated to its end": evaluated_to_its_end,
     "accumulated by Keras": accumulated_by_keras,
     "overflow on the second replica": overflow_on_the_second_replica,
+    "metric of each replica": metric_of_each_replica,
+    "reduced by Keras": reduced_by_keras,
 }
 
 
@@ -148,10 +185,15 @@ def main(word, folder, *cases):
         tf.config.set_logical_device_configuration(cpu, two)
     if word == "as TensorFlow has it":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        try:
+            distribution.Workers(strategy)
+        except ValueError as refusal:
+            (folder / "refusal.json").write_text(json.dumps(str(refusal)))
+        workers = distribution.Workers(tf.distribute.OneDeviceStrategy("CPU:0"))
     else:
         parallel = int(os.environ.get("MODEL_PARALLEL", "1"))
         strategy = distribution.strategy(word, model_parallel=parallel)
-    workers = distribution.Workers(strategy)
+        workers = distribution.Workers(strategy)
     for case in cases:
         if case in UPSTREAM:
             told = UPSTREAM[case](strategy)

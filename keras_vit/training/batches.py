@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_vit.data import augmentation, pipelines, preprocessing, sources, splits
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
+from keras_vit.training.resume import generator_states
 
 BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # `start_step` says where.
 
@@ -44,7 +45,7 @@ class Batches:
         self.mean, self.std = mean, std
         self.ready = None
         self.validation_data = validation_data
-        self.draws = _draws(model)
+        self.draws = bool(generator_states(model))
         self.batch_size = recipe.batch_size
         self.test_images = self.left_out = 0
         self.sparse = True
@@ -277,11 +278,6 @@ def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:
             )
         )
     return ops
-
-
-def _draws(model: keras.Model) -> bool:
-    """Whether the model has dropout: its generators' states are no weights."""
-    return len(model.variables) > len(model.weights)
 
 
 def _check_head(model: keras.Model, classes: int, where: str) -> None:

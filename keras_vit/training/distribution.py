@@ -17,6 +17,7 @@ Keras 3 says otherwise, or fails; each is put right in one place:
 - `MultiWorkerMirroredStrategy.reduce` does not take what it gives (keras#20585):
   `MultiWorker`, here.
 - It evaluates one batch of zeros more than there are: `Batches` counts them.
+- Every replica drops the same units: `Workers.draw_apart`.
 """
 
 import functools
@@ -55,6 +56,7 @@ class MultiWorker(tf.distribute.MultiWorkerMirroredStrategy):
         return keras.tree.map_structure(one, value)
 
 
+APART = 1_000_003  # Between the seeds of two replicas.
 KNOWN = (MultiWorker, tf.distribute.MirroredStrategy, tf.distribute.TPUStrategy)
 
 
@@ -434,6 +436,20 @@ class Workers:
         first = self.index * len(parts)
         for part, value in zip(parts, np.ravel(values)[first:], strict=False):
             part.assign(value)
+
+    def draw_apart(self, states: Sequence[keras.Variable]) -> None:
+        """Gives each replica's dropout draws of its own, as vit_jax/train.py does.
+
+        Args:
+            states: of the generators, equal on all replicas: (seed, count) each.
+        """
+        for state in states:
+            seed, count = keras.ops.convert_to_numpy(state)
+            parts = self._parts(state)
+            for replica, part in enumerate(parts, self.index * len(parts)):
+                if replica:
+                    own = (int(seed) + APART * replica) % 2**32
+                    part.assign(np.array([own, count], seed.dtype))
 
     def _parts(self, variable: keras.Variable) -> Sequence[Any]:
         """The variables of this process's replicas; none on JAX."""

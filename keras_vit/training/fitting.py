@@ -404,6 +404,7 @@ class _Fit:
         keeper.resume()
         if keeper.step == steps and keeper.pending is None:
             return keeper.rows
+        self.workers.draw_apart(resuming.generator_states(model))
         watch.begin()
         if keeper.pending is not None:  # Cut between its last update and evaluation.
             row = keeper.pending

@@ -155,6 +155,12 @@ def model_variables(model: keras.Model) -> dict[str, Any]:
     return {f"model/{place:05}": v for place, v in enumerate(model.variables)}
 
 
+def generator_states(model: keras.Model) -> list[Any]:
+    """What dropout draws from: variables that are no weights."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
+
+
 def training_variables(model: keras.Model) -> dict[str, Any]:
     """Every variable that training changes.
 

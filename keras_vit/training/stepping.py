@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit.recipes import Recipe
+from keras_vit.training.resume import generator_states
 
 
 def stepping(model: keras.Model, recipe: Recipe) -> keras.Model:
@@ -42,8 +43,7 @@ class _Stepping(keras.Model):
         images, labels = (
             tf.reshape(x, (self.parts, -1, *x.shape[1:])) for x in data[:2]
         )
-        weights = {id(variable) for variable in self.weights}
-        draws = [v.value for v in self.variables if id(v) not in weights]
+        draws = [state.value for state in generator_states(self)]
         before = [tf.identity(state) for state in draws]
         loss, gradients, logits = self._averages(images, labels)
         if self.sam_rho is not None:

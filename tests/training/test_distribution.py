@@ -92,7 +92,7 @@ def mirrored(folder):
     path = folder("mirrored")
     upstream = ("evaluated to its end", "accumulated by Keras")
     upstream += ("overflow on the second replica", "metric of each replica")
-    upstream += ("clipped before the sum",)
+    upstream += ("units that replicas drop", "clipped before the sum")
     code, text = started(path, "mirrored", *EXACT, "bfloat16", "float16", *upstream)
     assert code == 0, text
     return path
@@ -154,6 +154,14 @@ def test_an_overflow_anywhere_leaves_the_weights(mirrored):
     told = found(mirrored)["overflow on the second replica"]
     assert told["LossScale"] == [1.0, 2.0]  # The weight stays, the scale is halved.
     assert told["LossScaleOptimizer"] == [-np.inf, 4.0]
+
+
+def test_replicas_drop_units_of_their_own(mirrored):
+    told = found(mirrored)["units that replicas drop"]
+    assert told["by Keras"] > 450  # The same half on both.
+    for both in told["apart"]:
+        assert 200 < both < 300  # A quarter: 250 and 14 of standard deviation.
+    assert len(set(told["apart"])) == 2
 
 
 def test_keras_cannot_reduce_over_processes(folder):

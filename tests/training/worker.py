@@ -155,6 +155,27 @@ def metric_of_each_replica(strategy):
     return {"again": again, "of one": [float(part.numpy()) for part in parts]}
 
 
+def units_that_replicas_drop(strategy):
+    """How many of 1,000 two replicas drop both: alike by Keras, a quarter by us."""
+    workers = distribution.Workers(strategy)
+    with strategy.scope():
+        units = keras.Input((1000,))
+        dropout = keras.layers.Dropout(0.5, seed=3)
+        model = keras.Model(units, dropout(units))
+
+    @tf.function
+    def dropped():
+        return strategy.run(lambda: model(tf.ones((1, 1000)), training=True))
+
+    def both():
+        first, second = strategy.experimental_local_results(dropped())
+        return int(tf.reduce_sum(tf.cast((first == 0) & (second == 0), tf.int32)))
+
+    by_keras = both()
+    workers.draw_apart(resume.generator_states(model))
+    return {"by Keras": by_keras, "apart": [both(), both()]}
+
+
 def reduced_by_keras(strategy):
     """What Keras says of a training in several processes."""
     with strategy.scope():
@@ -173,6 +194,7 @@ UPSTREAM = {
     "accumulated by Keras": accumulated_by_keras,
     "overflow on the second replica": overflow_on_the_second_replica,
     "metric of each replica": metric_of_each_replica,
+    "units that replicas drop": units_that_replicas_drop,
     "reduced by Keras": reduced_by_keras,
 }
 

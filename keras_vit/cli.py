@@ -213,11 +213,8 @@ def finetune(
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras_vit
 
-    devices: dict[str, Any] = {"distribute": distribute, "tpu": tpu}
-    devices |= {"model_parallel": model_parallel}
-    source, replicas = _prepared(
-        context, data, seed, on_corrupt, mixed_precision, **devices
-    )
+    replicas = _on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = _prepared(data, seed, on_corrupt)
     settings = _changed(
         _table_4(recipe, data),
         len(source.train),
@@ -264,6 +261,7 @@ def _train(
 ) -> None:
     """Trains a network and leaves a folder that `predict` and `evaluate` take."""
     import keras_vit
+    from keras_vit.training.distribution import Workers
 
     mean, std = normalization
     console.print(
@@ -288,7 +286,7 @@ def _train(
         "test_accuracy": result.test_accuracy,
         "keras_vit": keras_vit.__version__,
     }
-    if not console.quiet:  # Worker 0 writes.
+    if Workers.of(network).chief:
         Run(list(source.classes), mean, std, details).save(output)
     if result.test_accuracy is not None:
         right = round(result.test_accuracy * result.test_images)
@@ -360,11 +358,8 @@ def pretrain(
 ) -> None:
     """Trains a model from random weights, as Table 3 of the paper does."""
     _check_variant(model)
-    devices: dict[str, Any] = {"distribute": distribute, "tpu": tpu}
-    devices |= {"model_parallel": model_parallel}
-    source, replicas = _prepared(
-        context, data, seed, on_corrupt, mixed_precision, **devices
-    )
+    replicas = _on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = _prepared(data, seed, on_corrupt)
     row = _table_3(model, recipe or "imagenet2012")
     if epochs or steps:  # The other of the two is the recipe's no more.
         row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
@@ -428,35 +423,38 @@ def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _prepared(
+def _on_devices(
     context: typer.Context,
-    data: str,
-    seed: int,
-    on_corrupt: Any,
-    mixed_precision: bool | None,
     distribute: Any,
     tpu: str | None,
     model_parallel: int,
-) -> tuple["Source", int]:
-    """The data of a training, and how many devices train on it.
+    mixed_precision: bool | None,
+) -> int:
+    """Runs the rest of the command on these devices; returns how many they are.
 
-    Devices, seed and precision are set before a model is; the rest of the command runs
-    in the strategy's scope.
+    A model is built under their strategy and in their precision. Worker 0 alone prints.
     """
     import keras
 
-    from keras_vit.data import sources
     from keras_vit.training import distribution
 
     strategy = distribution.strategy(distribute, tpu=tpu, model_parallel=model_parallel)
     context.with_resource(strategy.scope())
     workers = distribution.Workers(strategy)
     console.quiet = not workers.chief
-    keras.utils.set_random_seed(seed)
     if distribution.on_tpu(strategy) if mixed_precision is None else mixed_precision:
         keras.config.set_dtype_policy("mixed_bfloat16")
-    source = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
-    return source, workers.replicas
+    return workers.replicas
+
+
+def _prepared(data: str, seed: int, on_corrupt: Any) -> "Source":
+    """The data of a training, whose seed is set before a model is."""
+    import keras
+
+    from keras_vit.data import sources
+
+    keras.utils.set_random_seed(seed)
+    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
 
 
 def _table_3(model: str, name: str) -> "Recipe":

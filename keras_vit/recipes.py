@@ -181,6 +181,11 @@ class Recipe:
             raise ValueError(f"Expected {law}. Received: {received}")
 
     @property
+    def freezes(self) -> bool:
+        """Whether the head trains alone, or with LoRA."""
+        return self.freeze or self.lora_rank is not None
+
+    @property
     def steps(self) -> int:
         """`total_steps`, where they are known.
 

@@ -49,8 +49,7 @@ class Batches:
         self.batch_size = recipe.batch_size
         self.test_images = self.left_out = 0
         self.sparse = True
-        frozen = recipe.freeze or recipe.lora_rank is not None
-        if frozen and "head" not in {layer.name for layer in model.layers}:
+        if recipe.freezes and "head" not in {layer.name for layer in model.layers}:
             raise ValueError(
                 "Expected a layer named 'head' to train alone. Received: "
                 f"model={model.name!r} without. keras_vit.for_task puts one on"

@@ -414,15 +414,15 @@ class Workers:
         One number, [], where there is one replica, and on JAX, where there is one sum.
         """
         parts = self._parts(variable)
-        if len(parts) == self.replicas == 1 or not parts:
+        if self.replicas == 1 or not parts:
             number: np.ndarray = keras.ops.convert_to_numpy(variable)
             return number
         places = np.zeros(self.replicas, np.float32)
         first = self.index * len(parts)
         places[first : first + len(parts)] = [part.numpy() for part in parts]
-        return (
-            places if self.count == 1 else self._sums(tf.constant(places)) / len(parts)
-        )
+        if self.count > 1:
+            return self._sums(tf.constant(places)) / len(parts)
+        return places
 
     def give(self, variable: keras.Variable, values: np.ndarray) -> None:
         """Puts back what `each` returned, to the bit on as many replicas.

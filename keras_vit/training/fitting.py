@@ -129,7 +129,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         stack.enter_context(workers.scope())
         trained = _prepared(model, recipe, batches)
-        if _freezes(recipe):
+        if recipe.freezes:
             stack.enter_context(_frozen(model))
         if recipe.remat:
             stack.enter_context(_rematerialized(model))
@@ -158,13 +158,9 @@ def _prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Mod
         part = _head_alone(model)
     if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
         return stepping(part, recipe)
-    if _freezes(recipe) and part is model:  # The head's optimizer is not the model's.
+    if recipe.freezes and part is model:  # The head's optimizer is not the model's.
         return keras.Model(model.input, model.output, name=model.name)
     return part
-
-
-def _freezes(recipe: Recipe) -> bool:
-    return recipe.freeze or recipe.lora_rank is not None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -337,11 +337,13 @@ class _Decoupled(keras.optimizers.Optimizer):
         )
 
     def _momentums(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        """A first moment for each variable, in `momentum_dtype`."""
+        """A first moment for each variable, in `momentum_dtype`, on its devices."""
+        devices = keras.distribution.distribution()
         return [
             self.add_variable(
                 variable.shape,
                 dtype=self.momentum_dtype,
+                layout=devices and devices.get_variable_layout(variable),
                 name=f"{variable.path.replace('/', '_')}_momentum",
             )
             for variable in variables

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.tensorflow_only
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "keras_vit/launching.py"
-EXACT = ("plain", "accumulation", "ema", "mixup", "ready")
+EXACT = ("plain", "accumulation", "ema", "mixup", "ready", "lora")
 
 
 def started(folder, word, *cases, workers=1, **environment):
@@ -215,7 +215,7 @@ def on_jax(folder):
         jax = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags}
         path = folder(name)
         jax["MODEL_PARALLEL"] = str(model_parallel)
-        started(path, word, "plain", "ema", **jax)
+        started(path, word, "plain", "ema", "moments apart from weights", **jax)
         return found(path)
 
     return histories
@@ -234,6 +234,9 @@ def test_devices_of_jax_train_as_one(
     for case in ("plain", "ema"):
         ours, theirs = numbers(several[case]), numbers(one_on_jax[case])
         agree(f"{devices} devices of JAX, {case}", ours, theirs, 1e-5)
+    where = several["moments apart from weights"]
+    assert where["apart"] == []
+    assert len(where["cut"]) == (12 if model_parallel > 1 else 0)
 
 
 # One process.

@@ -36,6 +36,7 @@ CASES = {
     "ema": {"ema": 0.9, "optimizer": "adam", "base_lr": (0.01,), "weight_decay": 0.1},
     "mixup": {"mixup": 0.2, "loss": "sigmoid", "freeze": True},
     "ready": {},
+    "lora": {"lora_rank": 2, "remat": True},
     "bfloat16": {},
     "float16": {},
     "kept": {"ema": 0.9, "accumulation_steps": 2},
@@ -49,6 +50,7 @@ def build(case):
     policy = case.split(" ")[0]
     mixed = policy in ("bfloat16", "float16")
     keras.config.set_dtype_policy(f"mixed_{policy}" if mixed else "float32")
+    keras.utils.set_random_seed(0)  # LoRA begins with draws.
     model = keras_vit.from_checkpoint(str(MINI), image_size=(32, 32))
     return keras_vit.for_task(model, 3)
 
@@ -189,7 +191,24 @@ def reduced_by_keras(strategy):
     return "it works"
 
 
+def moments_apart_from_weights(strategy):
+    """Which weights are cut over devices, and which of their moments otherwise."""
+    with strategy.scope():
+        model = build("plain")
+        optimizer = optim.DecoupledAdam()
+        optimizer.build(model.trainable_variables)
+    cut, apart = [], []
+    moments = zip(optimizer.momentums, optimizer.velocities, strict=True)
+    for weight, both in zip(model.trainable_variables, moments, strict=True):
+        if not weight.value.sharding.is_fully_replicated:
+            cut.append(weight.path)
+        if any(moment.value.sharding != weight.value.sharding for moment in both):
+            apart.append(weight.path)
+    return {"cut": cut, "apart": apart}
+
+
 UPSTREAM = {
+    "moments apart from weights": moments_apart_from_weights,
     "evaluated to its end": evaluated_to_its_end,
     "accumulated by Keras": accumulated_by_keras,
     "overflow on the second replica": overflow_on_the_second_replica,

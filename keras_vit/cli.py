@@ -838,7 +838,7 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
 )
 def launch(
     workers: Annotated[
-        int, typer.Option(help="Processes; they share the cores equally.")
+        int, typer.Option(help="Processes; they share cores and GPUs equally.")
     ],
     command: Annotated[
         list[str] | None,

@@ -13,12 +13,14 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Events = SimpleQueue[tuple[int | None, int]]  # A worker and its code; None, a signal.
+NVIDIA = Path("/proc/driver/nvidia/gpus")  # A folder for each GPU of its driver.
 _writing = threading.Lock()
 
 
@@ -34,7 +36,7 @@ def launch(
 
     Args:
         command: the program and its arguments.
-        workers: how many processes; each gets its share of the cores.
+        workers: how many processes; each gets its share of cores and GPUs.
         grace: seconds from the others' SIGTERM to their SIGKILL. What waits for a dead
             worker in a collective cannot save, so they are few.
         saving: likewise where the launcher was told to end, and all can save.
@@ -44,7 +46,8 @@ def launch(
         where signal n ended it, or had told the launcher to end.
 
     Raises:
-        ValueError: no command, no worker, or a TF_CONFIG that is there already.
+        ValueError: no command, no worker, fewer GPUs than workers, or a TF_CONFIG
+            that is there already.
     """
     check(command, workers)
     events: Events = SimpleQueue()
@@ -88,10 +91,24 @@ def check(command: Sequence[str], workers: int) -> None:
             f"{os.environ['TF_CONFIG']}, of a scheduler or another launcher. "
             "Call the command after -- directly"
         )
+    if 0 < len(gpus()) < workers:
+        raise ValueError(
+            "Expected a GPU or more for each worker, or none at all. Received: "
+            f"--workers {workers}, {len(gpus())} GPU. Fewer workers, or "
+            "CUDA_VISIBLE_DEVICES= before the command, which trains on the cores"
+        )
+
+
+def gpus() -> list[str]:
+    """The GPUs to share, as CUDA_VISIBLE_DEVICES names them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return list(filter(None, chosen.split(",")))
+    return [str(index) for index, _ in enumerate(NVIDIA.glob("*"))]
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """Each worker's environment: free ports of this machine, a share of its cores."""
+    """Each worker's: free ports of this machine, a share of its cores and GPUs."""
     # Held until the last is chosen, no port comes twice.
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(workers)]
@@ -107,7 +124,13 @@ def environments(workers: int) -> list[dict[str, str]]:
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         for index in range(workers)
     )
-    return [shared | {"TF_CONFIG": json.dumps(config)} for config in configs]
+    variables = [shared | {"TF_CONFIG": json.dumps(config)} for config in configs]
+    visible = gpus()
+    if share := len(visible) // workers:
+        for index, own in enumerate(variables):
+            part = visible[index * share : (index + 1) * share]
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(part)
+    return variables
 
 
 def _survivor(process: Popen[bytes]) -> Popen[bytes]:

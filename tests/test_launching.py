@@ -60,6 +60,7 @@ wait_for(f"locked_{{index}}")
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return tmp_path
 
 
@@ -149,6 +150,25 @@ print(json.dumps(told))
     assert set(threads) == {"7"}  # The user's own.
     assert set(omp) == {str(max(1, len(os.sched_getaffinity(0)) // 3))}
     assert (set(unbuffered), set(read)) == ({"1"}, {""})
+
+
+def test_each_worker_has_its_share_of_the_gpus(monkeypatch, tmp_path):
+    def shares():
+        return [own.get("CUDA_VISIBLE_DEVICES") for own in launching.environments(2)]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launching, "NVIDIA", tmp_path / "gpus")
+    assert shares() == [None, None]
+    for name in ("01", "02", "03", "04"):
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    assert shares() == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-8,7")
+    assert shares() == ["5", "GPU-8"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert shares() == ["", ""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(ValueError, match=r"Received: --workers 2, 1 GPU\."):
+        launching.check(["keras-vit"], 2)
 
 
 def test_lines_of_both_streams_are_forwarded_apart(capfd):

@@ -35,7 +35,8 @@ def started(folder, word, *cases, workers=1, **environment):
     command = [sys.executable, WORKER, word, folder, *cases]
     if workers > 1:
         command = [sys.executable, LAUNCHER, workers, *command]
-    variables = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(ROOT), **environment}
+    variables = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
+    variables |= {"PYTHONPATH": str(ROOT), **environment}
     process = subprocess.run(
         [*map(str, command)],
         env={**os.environ, **variables},

@@ -466,14 +466,13 @@ def _table_3(model: str, name: str) -> "Recipe":
 
 def _table_4(name: str | None, data: str) -> "Recipe":
     """The row of a name, or the data set's own."""
-    from keras_vit.recipes import FINETUNE
+    from keras_vit.recipes import FINETUNE, finetune_row
 
     if name is not None and name not in FINETUNE:
         raise ValueError(
             f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
         )
-    own = data.split(":")[0]
-    return FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
+    return FINETUNE[name or finetune_row(data)]
 
 
 def _changed(row: "Recipe", images: int, devices: int, **options: Any) -> "Recipe":

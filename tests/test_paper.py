@@ -10,6 +10,7 @@ from keras_vit.configs import VARIANTS
 from keras_vit.recipes import FINETUNE, IMAGES
 from keras_vit.weights import registry
 
+NONE = "\N{EN DASH}"  # An empty cell.
 DATASETS = {
     "ImageNet": "imagenet2012",
     "ReaL": "imagenet2012_real",
@@ -70,7 +71,7 @@ def test_table_2(text):
             if name == "TPUv3-core-days":
                 days = 1000 * float(cell.removesuffix("k"))
                 assert paper.CORE_DAYS[column] == pytest.approx(days)
-            elif cell != "–":
+            elif cell != NONE:
                 found = ours.pop((*column, DATASETS[name]))
                 percents, _, std = cell.partition("±")
                 expected = [float(part) for part in percents.split("/")]
@@ -87,7 +88,7 @@ def test_table_5(text):
     for name, tasks, *cells in lines:
         data = DATA[name] if name else data
         for model, cell in zip(models, cells, strict=True):
-            if cell == "–":
+            if cell == NONE:
                 continue
             for task, percent in zip(
                 tasks.split(" / "), cell.split(" / "), strict=True
@@ -205,7 +206,7 @@ def test_where_the_paper_disagrees_with_itself():
         ("ViT-H/14", "oxford_iiit_pet"): (97.56, 97.11),
         ("ViT-H/14", "oxford_flowers102"): (99.68, 99.71),
     }
-    # Table 2 has ViT-H/14's small data sets from Table 5, but ViT-L/16's from elsewhere.
+    # Table 2's small data sets are Table 5's of ViT-H/14, but others of ViT-L/16.
     fields = ("model", "pretrained_on", "dataset")
     apart = differing(percents("Table 2", *fields), percents("Table 5", *fields))
     h_14 = {key[2] for key in apart if key[:2] == ("ViT-H/14", "jft300m")}
@@ -257,7 +258,7 @@ def test_expected():
     assert paper.expected("ViT-H/14", "jft300m", "vtab/dtd").percent == 75.2
     assert paper.expected("ViT-H/14", "imagenet2012", "cifar10") is None
     assert paper.expected("ViT-B/16", "augreg-imagenet21k", "cifar10") is None
-    with pytest.raises(ValueError, match="one of Table 2, .*Received: table='Table 3'"):
+    with pytest.raises(ValueError, match=r"one of Table 2, .*table='Table 3'"):
         paper.expected("ViT-H/14", "jft300m", "vtab", table="Table 3")
 
 

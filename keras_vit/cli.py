@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import keras
 
     from keras_vit.data.sources import Source
+    from keras_vit.paper import Accuracy
     from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
@@ -506,11 +508,13 @@ def transfer(
     )
     if Workers.of(network).chief:
         for run in range(runs):
-            details = {"data": data, "model": model, "weights": weights, "seed": seed}
+            details = {"data": data, "model": model, "weights": weights, "run": run}
+            details |= {"seed": seed}  # The first run's: it draws the test share.
             kept = Run(list(source.classes), mean, std, details)
             kept.save(output / f"run-{run}")
     console.print(str(result))
-    console.print(f"wrote {output}; next: keras-vit predict --model {output}/run-0 ...")
+    next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
+    console.print(f"wrote {output}; next: {next_one}")
 
 
 def _from_scratch(
@@ -951,6 +955,46 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
             f"{row.weight_decay:g}",
             row.optimizer + (" + SAM" if row.sam_rho else ""),
         )
+    return table
+
+
+@app.command()
+def paper(
+    table: Annotated[
+        Literal["table2", "table5", "table6", "table7", "table9"] | None,
+        typer.Argument(help="One table [default: all of them]."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints the paper's own accuracies, a line for each."""
+    from keras_vit.paper import TABLES
+
+    wanted = {
+        name: rows
+        for name, rows in TABLES.items()
+        if table in (None, name.lower().replace(" ", ""))
+    }
+    if as_json:
+        every = [dataclasses.asdict(row) for rows in wanted.values() for row in rows]
+        print(json.dumps(every, indent=2))
+        return
+    for name, rows in wanted.items():
+        console.print(_papers_table(name, rows))
+
+
+def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
+    """A line for each number, 80 columns wide at most."""
+    table = Table(box=None, pad_edge=False, title=Text(name), title_justify="left")
+    for column in ("model", "pre-training", "data", "top-1 %"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        how = f", {row.epochs} epochs" if row.epochs else ""
+        how += ", SGD" if row.optimizer == "sgd" else ""
+        percent = f"{row.percent:.1f}" if name == "Table 9" else f"{row.percent:.2f}"
+        spread = "" if row.std is None else f" +- {row.std:.2f}"
+        table.add_row(row.model, row.pretrained_on + how, row.dataset, percent + spread)
     return table
 
 

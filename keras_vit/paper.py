@@ -68,10 +68,11 @@ _TABLE_2: dict[str, tuple[tuple[float, float | None], ...]] = {
     "vtab": ((77.63, 0.23), (76.28, 0.46), (72.72, 0.21), (76.29, 1.70)),
 }
 CORE_DAYS = {  # Table 2: TPUv3-core-days of the pre-training, by model and data.
-    column: 1000 * thousands
-    for column, thousands in zip(
-        _TABLE_2_COLUMNS, (2.5, 0.68, 0.23, 9.9, 12.3), strict=True
-    )
+    ("ViT-H/14", "jft300m"): 2_500,
+    ("ViT-L/16", "jft300m"): 680,
+    ("ViT-L/16", "imagenet21k"): 230,
+    ("BiT-R152x4", "jft300m"): 9_900,
+    _L2: 12_300,
 }
 
 # At 384 px, without Polyak averaging; ViT-H/14 was not pre-trained on ImageNet.

@@ -1,6 +1,7 @@
 """The paper's numbers against PAPER.md, and against each other."""
 
 import itertools
+import json
 import re
 
 import pytest
@@ -269,3 +270,22 @@ def test_figure_3():
         "jft300m": 87.12,
     }
     assert "imagenet2012" not in paper.figure_3()["ViT-H/14"]
+
+
+@pytest.mark.tensorflow_only
+def test_the_command_prints_them(shell, monkeypatch):
+    code, out, err = shell("paper", "table2")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "ViT-L/16 imagenet21k cifar10 99.15 +- 0.03" in lines
+    assert len(lines) == 2 + len(paper.TABLES["Table 2"])
+    monkeypatch.setenv("COLUMNS", "80")
+    out = shell("paper")[1]
+    assert all(f"Table {number}\n" in out for number in (2, 5, 6, 7, 9))
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    rows = json.loads(shell("paper", "--json")[1])
+    assert [paper.Accuracy(**row) for row in rows] == [*sum(paper.TABLES.values(), ())]
+    out = shell("paper", "table7")[1]
+    assert "jft300m, SGD" in out
+    assert shell("paper", "table3")[0] == 2

@@ -105,14 +105,15 @@ def test_cut_anywhere(count, source, uncut, tmp_path, monkeypatch):  # noqa: F81
 
 
 def test_a_run_is_a_fit_with_a_zero_head(source, tmp_path, monkeypatch):  # noqa: F811
-    """Of all the model, dropout included, though it is cut, and one was before it."""
-    settings = recipe(total_steps=6, augment="flip")
+    """Of all the model, dropout included, though it is cut."""
+    settings = recipe(augment="flip")
     model = tiny(classes=5, dropout_rate=0.3)
+    options = {"model": model, "runs": 1, "seed": 1}
     with monkeypatch.context() as patch:
-        cut(patch, "on_train_batch_end", 9)
+        cut(patch, "on_train_batch_end", 2)
         with pytest.raises(Cut):
-            measured(source, tmp_path, settings, model=model)
-    result = measured(source, tmp_path, settings, model=model)
+            measured(source, tmp_path, settings, **options)
+    result = measured(source, tmp_path, settings, **options)
     alone = keras_vit.for_task(model, 3)
     assert not alone.get_layer("head").kernel.numpy().any()
     states = resume.generator_states(alone)
@@ -121,8 +122,8 @@ def test_a_run_is_a_fit_with_a_zero_head(source, tmp_path, monkeypatch):  # noqa
         state.assign([own, 0])
     fitted = fitting.fit(alone, settings, source, seed=1, verbose=0)
     assert states
-    assert fitted.test_accuracy == result.accuracies[1]
-    assert_same(alone.get_weights(), final_weights(tmp_path / "run-1"))
+    assert fitted.test_accuracy == result.accuracies[0]
+    assert_same(alone.get_weights(), final_weights(tmp_path / "run-0"))
 
 
 def test_the_model_is_left_as_it_is(source):  # noqa: F811
@@ -138,7 +139,11 @@ def test_the_model_is_left_as_it_is(source):  # noqa: F811
     assert "+-" not in str(result).split("paper")[0]
 
 
-def test_a_frozen_model_is_run_once_and_given_back(source, monkeypatch):  # noqa: F811
+def test_a_frozen_model_is_run_once_and_given_back(
+    source,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     predicted, seen = [], []
     predict, fit = keras.Model.predict, fitting.fit
 
@@ -157,12 +162,14 @@ def test_a_frozen_model_is_run_once_and_given_back(source, monkeypatch):  # noqa
     one = dataclasses.replace(FROZEN, base_lr=(1.0,))
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "fit", watched)
-        result = measured(source, settings=one, model=model)
+        result = measured(source, tmp_path, one, model=model)
     assert len(seen) == 2
     assert len(predicted) == 2  # Training and test images, for both runs.
-    alone = fitting.fit(keras_vit.for_task(model, 3), one, source, seed=1, verbose=0)
+    alone = keras_vit.for_task(model, 3)
+    fitted = fitting.fit(alone, one, source, seed=1, verbose=0)
     assert len(predicted) == 4
-    assert alone.test_accuracy == result.accuracies[1]
+    assert fitted.test_accuracy == result.accuracies[1]
+    assert_same(alone.get_weights(), final_weights(tmp_path / "run-1"))
 
 
 def test_finished_runs_are_read_and_more_are_added(

@@ -1,4 +1,4 @@
-"""The command line: `keras-vit demo | finetune | pretrain | predict | data ...`."""
+"""The command line: `keras-vit demo | finetune | transfer | pretrain | ...`."""
 
 import dataclasses
 import importlib
@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import keras
 
     from keras_vit.data.sources import Source
+    from keras_vit.paper import Accuracy
     from keras_vit.recipes import Recipe
     from keras_vit.weights.registry import Checkpoint
 
@@ -54,7 +56,42 @@ StdOption = Annotated[
     Triple | None,
     typer.Option(help="Channel deviations the weights expect [default: 0.5 each]."),
 ]
-# Of both trainings.
+# Of both fine-tunings.
+Pretrained = Annotated[
+    str | None,
+    typer.Option(
+        help="The variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file tells its "
+        "own]."
+    ),
+]
+PretrainedWeights = Annotated[
+    str | None,
+    typer.Option(
+        help="A tag such as imagenet21k, a file, or 'none' [default: the variant's "
+        "ImageNet-21k weights]."
+    ),
+]
+Rates = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Learning rate; several are tried on a held-out share of the training "
+        "images [default: the recipe's sweep]."
+    ),
+]
+ImageSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Pixels, 384 or 384x512 (height x width) [default: the recipe's; a "
+        "weights file's own]."
+    ),
+]
+Freeze = Annotated[bool, typer.Option("--freeze", help="Train the head alone.")]
+Ema = Annotated[float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")]
+Gelu = Annotated[
+    Literal["tanh", "erf"] | None,
+    typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
+]
+# Of every training.
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates.")]
 Warmup = Annotated[int | None, typer.Option(min=0, help="Updates of warm-up.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images an update.")]
@@ -145,20 +182,8 @@ class Run:
 def finetune(
     context: typer.Context,
     data: Data,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file "
-            "tells its own]."
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="A tag such as imagenet21k, a file, or 'none' [default: the "
-            "variant's ImageNet-21k weights]."
-        ),
-    ] = None,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and run.json.")
     ] = Path("runs/finetune"),
@@ -171,38 +196,19 @@ def finetune(
     ] = None,
     steps: Steps = None,
     warmup: Warmup = None,
-    lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Learning rate; several are tried on a held-out share of the "
-            "training images [default: the recipe's sweep]."
-        ),
-    ] = None,
+    lr: Rates = None,
     batch_size: BatchSize = None,
     parts: Parts = None,
-    image_size: Annotated[
-        str | None,
-        typer.Option(
-            help="Pixels, 384 or 384x512 (height x width) [default: the recipe's; a "
-            "weights file's own]."
-        ),
-    ] = None,
+    image_size: ImageSize = None,
     augment: Augment = None,
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help="Train the head alone.")
-    ] = False,
-    ema: Annotated[
-        float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
-    ] = None,
+    freeze: Freeze = False,
+    ema: Ema = None,
     mixed_precision: MixedPrecision = None,
     remat: Remat = False,
     distribute: Distribute = "auto",
     tpu: Tpu = None,
     model_parallel: ModelParallel = 1,
-    gelu: Annotated[
-        Literal["tanh", "erf"] | None,
-        typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
-    ] = None,
+    gelu: Gelu = None,
     mean: MeanOption = None,
     std: StdOption = None,
     seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
@@ -230,24 +236,40 @@ def finetune(
         freeze=freeze or None,
         ema=ema,
     )
-    if model is None and _is_checkpoint(weights):
-        size = None if image_size is None else settings.image_size
-        overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
-        network = keras_vit.from_checkpoint(weights, image_size=size, **overrides)
-        console.print(str(network.checkpoint_report).splitlines()[0])
-    else:
-        network = _builder(model or "ViT-B/16")(
-            include_top=False,
-            pooling=_pooling(model or "ViT-B/16"),
-            input_shape=(*settings.image_size, 3),
-            **({} if weights is None else {"weights": _none(weights)}),
-            **({} if gelu is None else {"gelu": gelu}),
-        )
+    size = None if image_size is None else settings.image_size
+    network = _pretrained(model, weights, size, settings, gelu)
     network = keras_vit.for_task(network, len(source.classes))
     mean, std = _normalization(weights, mean, std)
     told = {"data": data, "model": model, "weights": weights, "seed": seed}
     options = {"resume": resume, "save_minutes": save_minutes}
     _train(network, settings, source, output, (mean, std), told, **options)
+
+
+def _pretrained(
+    model: str | None,
+    weights: str | None,
+    size: tuple[int, int] | None,
+    recipe: "Recipe",
+    gelu: str | None,
+) -> Any:
+    """A variant with its weights, or what a file holds; without a head to keep.
+
+    A variant is built for the recipe's images, a file's model for those of `size`.
+    """
+    import keras_vit
+
+    options: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    if model is None and _is_checkpoint(weights):
+        network = keras_vit.from_checkpoint(weights, image_size=size, **options)
+        console.print(str(network.checkpoint_report).splitlines()[0])
+        return network
+    return _builder(model or "ViT-B/16")(
+        include_top=False,
+        pooling=_pooling(model or "ViT-B/16"),
+        input_shape=(*recipe.image_size, 3),
+        **({} if weights is None else {"weights": _none(weights)}),
+        **options,
+    )
 
 
 def _train(
@@ -390,6 +412,111 @@ def pretrain(
     _train(network, settings, source, output, (HALF, HALF), told, **options)
 
 
+@app.command()
+def transfer(
+    context: typer.Context,
+    data: Data,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Final trainings, a seed each; the paper has 3.")
+    ] = 3,
+    output: Annotated[
+        Path, typer.Option(help="Folder for run-0, run-1, ... and transfer.json.")
+    ] = Path("runs/transfer"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A row of Table 4, whose data set --data is [default: by its name, "
+            "else oxford_flowers102's: 500 steps]."
+        ),
+    ] = None,
+    pretrained_on: Annotated[
+        Literal["imagenet21k", "imagenet2012", "jft300m"] | None,
+        typer.Option(help="For the paper's number [default: what --weights tells]."),
+    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Rates = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: ImageSize = None,
+    augment: Augment = None,
+    freeze: Freeze = False,
+    ema: Ema = None,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[
+        int, typer.Option(help="Of the first run; the next ones have the next seeds.")
+    ] = 0,
+    on_corrupt: Corrupt = "stop",
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Measures how a model transfers as section 4.1 does, beside the paper's number.
+
+    The learning rates are tried once; the best one trains RUNS models on all training
+    images. Prints the sweep, each run, mean and deviation, and what differs from the
+    paper. The same command goes on with what was cut, and adds runs.
+    """
+    import keras_vit
+    from keras_vit.training.distribution import Workers
+
+    replicas = _on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = _prepared(data, seed, on_corrupt)
+    settings = _changed(
+        _table_4(recipe, data),
+        len(source.train),
+        replicas,
+        total_steps=steps,
+        warmup_steps=warmup,
+        base_lr=tuple(lr) if lr else None,
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=_size(image_size),
+        augment=augment,
+        remat=remat or None,
+        freeze=freeze or None,
+        ema=ema,
+    )
+    size = None if image_size is None else settings.image_size
+    network = _pretrained(model, weights, size, settings, gelu)
+    settings = dataclasses.replace(settings, image_size=network.input_shape[1:3])
+    mean, std = _normalization(weights, mean, std)
+    tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
+    told = tag if tag in keras_vit.recipes.IMAGES else None
+    result = keras_vit.training.transfer(
+        network,
+        source,
+        recipe=settings,
+        row=recipe,
+        pretrained_on=pretrained_on or told,
+        runs=runs,
+        mean=mean,
+        std=std,
+        seed=seed,
+        output=output,
+        resume=resume,
+        save_minutes=save_minutes,
+        verbose=_progress(),
+    )
+    if Workers.of(network).chief:
+        for run in range(runs):
+            details = {"data": data, "model": model, "weights": weights, "run": run}
+            details |= {"seed": seed}  # The first run's: it draws the test share.
+            kept = Run(list(source.classes), mean, std, details)
+            kept.save(output / f"run-{run}")
+    console.print(str(result))
+    next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
+    console.print(f"wrote {output}; next: {next_one}")
+
+
 def _from_scratch(
     variant: str, recipe: "Recipe", classes: int, **shape: Any
 ) -> "keras.Model":
@@ -466,14 +593,13 @@ def _table_3(model: str, name: str) -> "Recipe":
 
 def _table_4(name: str | None, data: str) -> "Recipe":
     """The row of a name, or the data set's own."""
-    from keras_vit.recipes import FINETUNE
+    from keras_vit.recipes import FINETUNE, finetune_row
 
     if name is not None and name not in FINETUNE:
         raise ValueError(
             f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
         )
-    own = data.split(":")[0]
-    return FINETUNE[name or (own if own in FINETUNE else "oxford_flowers102")]
+    return FINETUNE[name or finetune_row(data)]
 
 
 def _changed(row: "Recipe", images: int, devices: int, **options: Any) -> "Recipe":
@@ -832,6 +958,46 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
     return table
 
 
+@app.command()
+def paper(
+    table: Annotated[
+        Literal["table2", "table5", "table6", "table7", "table9"] | None,
+        typer.Argument(help="One table [default: all of them]."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints the paper's own accuracies, a line for each."""
+    from keras_vit.paper import TABLES
+
+    wanted = {
+        name: rows
+        for name, rows in TABLES.items()
+        if table in (None, name.lower().replace(" ", ""))
+    }
+    if as_json:
+        every = [dataclasses.asdict(row) for rows in wanted.values() for row in rows]
+        print(json.dumps(every, indent=2))
+        return
+    for name, rows in wanted.items():
+        console.print(_papers_table(name, rows))
+
+
+def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
+    """A line for each number, 80 columns wide at most."""
+    table = Table(box=None, pad_edge=False, title=Text(name), title_justify="left")
+    for column in ("model", "pre-training", "data", "top-1 %"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        how = f", {row.epochs} epochs" if row.epochs else ""
+        how += ", SGD" if row.optimizer == "sgd" else ""
+        percent = f"{row.percent:.1f}" if name == "Table 9" else f"{row.percent:.2f}"
+        spread = "" if row.std is None else f" +- {row.std:.2f}"
+        table.add_row(row.model, row.pretrained_on + how, row.dataset, percent + spread)
+    return table
+
+
 @app.command(
     context_settings={"allow_interspersed_args": False},
     epilog="Example: keras-vit launch --workers 2 -- finetune --data photos",
@@ -851,8 +1017,8 @@ def launch(
 ) -> None:
     """Trains in several processes of this machine, where no scheduler starts them.
 
-    Each runs COMMAND with the TF_CONFIG by which they find each other; finetune
-    and pretrain get --distribute multiworker unless COMMAND has --distribute.
+    Each runs COMMAND with the TF_CONFIG by which they find each other; finetune,
+    transfer and pretrain get --distribute multiworker unless COMMAND has --distribute.
     Lines come out with the worker's number before them. If a worker fails, the
     others are stopped and the exit code is its own; SIGTERM and Ctrl-C let all of
     them save and end.
@@ -862,7 +1028,7 @@ def launch(
     words = command or []
     launching.check(words, workers)
     distributed = any(word.partition("=")[0] == "--distribute" for word in words)
-    if words[0] in ("finetune", "pretrain") and not distributed:
+    if words[0] in ("finetune", "transfer", "pretrain") and not distributed:
         words = [*words, "--distribute", "multiworker"]
     # -P: like `keras-vit`, workers import nothing from the folder they are called in.
     python = [sys.executable, "-P"]

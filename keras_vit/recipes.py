@@ -481,6 +481,16 @@ PRETRAIN["cifar10-scratch"] = Recipe(
 )
 
 
+def finetune_row(data: str) -> str:
+    """The name of Table 4's row for a data set: its own, else oxford_flowers102's.
+
+    Args:
+        data: a TFDS name, with or without splits; a path has the shortest training.
+    """
+    own = data.split(":")[0]
+    return own if own in FINETUNE else "oxford_flowers102"
+
+
 def find(name: str) -> Recipe:
     """The recipe of a name in `FINETUNE` or `PRETRAIN`.
 

@@ -61,7 +61,7 @@ def test_version_and_help(shell):
     assert shell("--version") == (0, keras_vit.__version__ + "\n", "")
     code, text, _ = shell("--help")
     assert code == 0
-    for command in ("demo", "finetune", "predict", "evaluate", "doctor"):
+    for command in ("demo", "finetune", "transfer", "predict", "evaluate", "doctor"):
         assert command in text
         code, own, _ = shell(command, "--help")
         assert code == 0
@@ -454,6 +454,35 @@ def test_pretrain_from_scratch_goes_on(shell, photos, tmp_path):
     assert code == 1
     assert "recipe.base_lr was [0.001], is [0.5]" in err
     assert "--resume never" in err
+
+
+def test_transfer_prints_sweep_runs_and_differences(shell, photos, tmp_path):
+    """The same command adds runs; a run's folder is one of `finetune`."""
+    command = (
+        *("transfer", "--data", photos, "--weights", MINI, "--freeze"),
+        *("--augment", "none", "--steps", 4, "--batch-size", 8, "--lr", 0.05),
+        *("--lr", 0.5, "--output", tmp_path / "out"),
+    )
+    code, out, err = shell(*command, "--runs", 1)
+    assert code == 0, err
+    assert "  freeze: True, the paper's: False" in out
+    assert "  image_size: (64, 64), the paper's: (384, 384)" in out
+    assert "chosen" in out
+    code, out, err = shell(*command, "--runs", 2)
+    assert code == 0, err
+    assert "run 2 of 2, seed 1" in out
+    assert "run 1 of 2" not in out
+    told = json.loads((tmp_path / "out/transfer.json").read_text())
+    assert len(told["accuracies"]) == 2
+    assert set(told["sweep"]) == {"0.05", "0.5"}
+    run = json.loads((tmp_path / "out/run-1/run.json").read_text())
+    assert (run["classes"], run["details"]["run"]) == (list(CLASSES), 1)
+    code, out, _ = shell("evaluate", "--model", tmp_path / "out/run-1")
+    assert code == 0
+    assert f"top_1  {told['accuracies'][1]:.4f}" in out
+    code, _, err = shell(*command, "--lr", 0.1)
+    assert code == 1
+    assert "recipe.base_lr was [0.05, 0.5], is [0.05, 0.5, 0.1]" in err
 
 
 @pytest.mark.slow

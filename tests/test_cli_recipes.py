@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe
+from keras_vit.recipes import FINETUNE, PRETRAIN, Recipe, finetune_row
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -61,3 +61,9 @@ def test_unknown_names_are_one_line(shell):
     assert (code, text) == (1, "")
     assert errors.startswith("keras-vit: Expected one of imagenet2012, cifar100")
     assert "Received: 'cifar11'" in errors
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar10:train[:98%]/test"])
+def test_the_row_of_a_data_set_is_its_own(name):
+    assert finetune_row(name) == "cifar10"
+    assert finetune_row("photos/cifar10") == "oxford_flowers102"

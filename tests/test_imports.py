@@ -11,6 +11,7 @@ pytestmark = pytest.mark.tensorflow_only
 PACKAGE = Path(__file__).parents[1] / "keras_vit"
 ALLOWED = {  # room: the rooms of keras_vit it may import.
     "configs": set(),
+    "paper": set(),
     "recipes": set(),
     "_version": set(),
     "layers": {"configs"},
@@ -20,13 +21,23 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "data": {"files"},
     "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
-    "training": {"configs", "recipes", "files", "layers", "data", "weights"},
+    "training": {
+        "configs",
+        "data",
+        "files",
+        "layers",
+        "models",
+        "paper",
+        "recipes",
+        "weights",
+    },
     "inspection": {"configs", "files", "layers", "models", "weights"},
 }
 STANDARD_LIBRARY_ONLY = (
     "configs.py",
     "files.py",
     "launching.py",
+    "paper.py",
     "recipes.py",
     "weights/registry.py",
 )

@@ -85,6 +85,7 @@ def test_public_names():
         "weights.load_efficientnet",
         "layers.resize_position_embeddings",
         "training.fit",
+        "training.transfer",
         "recipes.FINETUNE",
         "inspection.attention_scores",
         "inspection.attention_rollout",

@@ -1,12 +1,16 @@
-"""Training: the recipe's optimizer, `fit`, and the devices by one word."""
+"""Training: `fit`, the paper's `transfer`, optimizers, the devices by one word."""
 
 import importlib
 from typing import Any
 
 from keras_vit.training import optim
 
-__all__ = ["fit", "optim", "strategy"]
-_ON_FIRST_USE = {"fit": "fitting", "strategy": "distribution"}
+__all__ = ["fit", "optim", "strategy", "transfer"]
+_ON_FIRST_USE = {
+    "fit": "fitting",
+    "strategy": "distribution",
+    "transfer": "transferring",
+}
 
 
 def __getattr__(name: str) -> Any:

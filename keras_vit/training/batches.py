@@ -25,6 +25,16 @@ class Evaluation(NamedTuple):
     steps: int | None = None  # None: until they end.
 
 
+@dataclasses.dataclass(frozen=True)
+class Kept(sources.Source):
+    """A source for several fits of one frozen model, whose features are kept.
+
+    `features` has what its head reads, by "training" and "test".
+    """
+
+    features: dict[str, splits.Arrays] = dataclasses.field(default_factory=dict)
+
+
 class Batches:
     """The batches of a fit: from a source with its recipe, or ready made."""
 
@@ -143,19 +153,21 @@ class Batches:
     def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
         head_input = keras.Model(model.input, model.get_layer("head").input)
+        kept = self.source.features if isinstance(self.source, Kept) else {}
 
         def features(split: splits.Split | None, what: str) -> Any:
-            if split is None:
-                return None
+            if split is None or what in kept:
+                return kept.get(what)
             self.say(f"features of {len(split)} {what} images")
             batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
             labels = split.dataset().map(lambda item: item["label"])
-            return splits.Arrays(
+            kept[what] = splits.Arrays(
                 head_input.predict(
                     batches.map(lambda image, _: image), verbose=self.verbose
                 ),
                 np.array(list(labels.as_numpy_iterator())),
             )
+            return kept[what]
 
         self.source = dataclasses.replace(
             self.source,

@@ -25,6 +25,8 @@ from keras_vit.training.batches import Batches, BatchesFrom, Evaluation
 from keras_vit.training.distribution import Workers
 from keras_vit.training.stepping import stepping
 
+FINISHED = "history.json"  # Of a run's folder: written when it ends.
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -115,7 +117,7 @@ def fit(
     verbose = verbose if workers.chief else 0
     if folder is not None and resume == "never":
         if workers.chief:
-            _forget(folder)
+            forget(folder)
         workers.meet()
     _check_options(model, recipe)
     batches = Batches(
@@ -141,7 +143,7 @@ def fit(
     if folder is not None and workers.chief:
         save_model(model, folder / "model.keras")
         write_json(
-            folder / "history.json",
+            folder / FINISHED,
             {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(result)},
         )
     workers.meet()  # A process that ends takes the cluster with it.
@@ -195,9 +197,30 @@ def _identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str,
     }
 
 
-def _forget(folder: Path) -> None:
+def finished(folder: Path) -> Result | None:
+    """The result of the run in a folder; None while it has not ended.
+
+    Raises:
+        ValueError: if the file of it is damaged.
+    """
+    path = folder / FINISHED
+    try:
+        told = _read_json(path, None)
+        if told is None:
+            return None
+        del told["recipe"]
+        sweep = {float(rate): score for rate, score in told.pop("sweep").items()}
+        return Result(**told, sweep=sweep)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"Expected a finished run's own JSON. Received: {str(path)!r} ({error!r}). "
+            "Delete it: the run then ends anew from its last checkpoint"
+        ) from error
+
+
+def forget(folder: Path) -> None:
     """Deletes what a run would go on from."""
-    for name in (resuming.BEGUN, resuming.HISTORY, "sweep.json"):
+    for name in (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json"):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoints", "start", "sweep", watching.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -237,7 +237,7 @@ def finetune(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network = _pretrained(model, weights, size, settings, gelu)
+    network = _pretrained(model, weights, size, settings.image_size, gelu)
     network = keras_vit.for_task(network, len(source.classes))
     mean, std = _normalization(weights, mean, std)
     told = {"data": data, "model": model, "weights": weights, "seed": seed}
@@ -248,27 +248,24 @@ def finetune(
 def _pretrained(
     model: str | None,
     weights: str | None,
-    size: tuple[int, int] | None,
-    recipe: "Recipe",
-    gelu: str | None,
+    file_size: tuple[int, int] | None,
+    size: tuple[int, int],
+    gelu: Any,
 ) -> Any:
-    """A variant with its weights, or what a file holds; without a head to keep.
-
-    A variant is built for the recipe's images, a file's model for those of `size`.
-    """
+    """A model to fine-tune: of a file, at `file_size` or its own, or of a builder."""
     import keras_vit
 
-    options: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
     if model is None and _is_checkpoint(weights):
-        network = keras_vit.from_checkpoint(weights, image_size=size, **options)
+        network = keras_vit.from_checkpoint(weights, image_size=file_size, **overrides)
         console.print(str(network.checkpoint_report).splitlines()[0])
         return network
     return _builder(model or "ViT-B/16")(
         include_top=False,
         pooling=_pooling(model or "ViT-B/16"),
-        input_shape=(*recipe.image_size, 3),
+        input_shape=(*size, 3),
         **({} if weights is None else {"weights": _none(weights)}),
-        **options,
+        **overrides,
     )
 
 
@@ -486,7 +483,7 @@ def transfer(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network = _pretrained(model, weights, size, settings, gelu)
+    network = _pretrained(model, weights, size, settings.image_size, gelu)
     settings = dataclasses.replace(settings, image_size=network.input_shape[1:3])
     mean, std = _normalization(weights, mean, std)
     tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
@@ -890,6 +887,158 @@ def evaluate(
         console.print(f"{name:6} {value:.4f}")
     right = round(metrics["top_1"] * len(source.test))
     console.print(f"{right} of {len(source.test)} images right")
+
+
+@app.command(epilog="Example: keras-vit vtab --model ViT-L/16 --runs 3")
+def vtab(
+    context: typer.Context,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="As Table 9 names them, e.g. dtd clevr-count [default: all 19].",
+            show_default=False,
+        ),
+    ] = None,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder of the results; the same command goes on in it."),
+    ] = Path("runs/vtab"),
+    listed: Annotated[
+        bool, typer.Option("--list", help="Print the tasks and their data, and stop.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what --output has, and stop.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw Figure 2 to this file, with --show too.")
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Trainings of each task; Table 2 has three.")
+    ] = 1,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Learning rate; several are tried on the 200 validation images "
+            "[default: 0.01]."
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 384]."),
+    ] = None,
+    augment: Annotated[
+        Literal["inception", "flip", "none"] | None,
+        typer.Option(
+            help="One for all tasks [default: each task's own, that its labels bear]."
+        ),
+    ] = None,
+    freeze: Freeze = False,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Annotated[
+        Literal["auto", "none", "mirrored", "tpu"],
+        typer.Option(help="As in `finetune`; one process."),
+    ] = "auto",
+    tpu: Tpu = None,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[int, typer.Option(help="Of the first run; then one more.")] = 0,
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 beside the paper's.
+
+    A task whose data is not there is named and left out.
+    """
+    if listed:
+        console.print(_vtab_tasks())
+        return
+    from keras_vit.evaluation import vtab as evaluation
+    from keras_vit.inspection import plots
+
+    if show:
+        scores = evaluation.read(output)
+    else:
+        from keras_vit.data import vtab as data
+        from keras_vit.recipes import FINETUNE
+
+        chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
+        replicas = _on_devices(context, distribute, tpu, 1, mixed_precision)
+        settings = _changed(
+            FINETUNE["vtab"],
+            1000,
+            replicas,
+            total_steps=steps,
+            warmup_steps=warmup,
+            base_lr=tuple(lr) if lr else None,
+            batch_size=batch_size,
+            accumulation_steps=parts,
+            image_size=_size(image_size),
+            augment=augment,
+            remat=remat or None,
+            freeze=freeze or None,
+        )
+        size = settings.image_size
+        network = _pretrained(model, weights, size, size, gelu)
+        mean, std = _normalization(weights, mean, std)
+        scores = evaluation.run(
+            network,
+            chosen,
+            output=output,
+            recipe=settings,
+            runs=runs,
+            seed=seed,
+            mean=mean,
+            std=std,
+            augment="task" if augment is None else "recipe",
+            save_minutes=save_minutes,
+            verbose=_progress(),
+        )
+    rows = {str(output): scores, **evaluation.paper_rows()}
+    console.print(_vtab_table({n: evaluation.cells(row) for n, row in rows.items()}))
+    for remark in evaluation.remarks(scores):
+        console.print(remark)
+    if picture is not None:
+        bars = {name: evaluation.groups(row) for name, row in rows.items()}
+        plots.task_groups(bars, picture)
+        console.print(f"Figure 2: {picture}")
+
+
+def _vtab_tasks() -> Table:
+    """Two lines a task, 80 columns wide at most."""
+    from keras_vit.data import vtab as data
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    table.add_column("classes", justify="right")
+    table.add_column("TFDS, and what of it is trained/tested on", no_wrap=True)
+    table.add_column("tested", justify="right")
+    for group in data.GROUPS:
+        table.add_row(Text(group, "bold"))
+        for task in data.TASKS:
+            if task.group == group:
+                splits = f"{task.train800}+{task.val200}/{task.test}"
+                said = Text(f"{task.tfds}\n{splits}")
+                images = f"{task.test_images:,}"
+                table.add_row(task.word, str(task.classes), said, images)
+    return table
+
+
+def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
+    """Table 9 turned on its side: a line a task, then Figure 2's groups."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in rows:
+        table.add_column(name, justify="right")
+    for task in next(iter(rows.values())):
+        table.add_row(task, *(said[task] for said in rows.values()))
+    return table
 
 
 @app.command()

@@ -12,7 +12,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "adam", "adafactor"),
     "momentum_dtype": ("float32", "bfloat16"),
     "decay": ("cosine", "linear", "staircase"),
-    "augment": ("inception", "crop", "flip", "none"),
+    "augment": ("inception", "crop", "crop_only", "flip", "none"),
     "loss": ("softmax", "sigmoid"),
 }
 
@@ -65,8 +65,9 @@ class Recipe:
     dropout_rate: float | None = None  # Table 3.
     stochastic_depth: float | None = None  # AugReg, section 3.3; of the last block.
 
-    augment: Literal["inception", "crop", "flip", "none"] = "inception"
-    resize: tuple[int, int] | None = None  # Of "crop": before it (BiT-HyperRule).
+    # "crop" is BiT's, which flips too; "crop_only" is for VTAB's labels of direction.
+    augment: Literal["inception", "crop", "crop_only", "flip", "none"] = "inception"
+    resize: tuple[int, int] | None = None  # Before these crops (BiT-HyperRule).
     randaugment: tuple[int, int] | None = None  # (layers, magnitude); AugReg.
     mixup: float = 0.0  # Both parameters of the beta distribution; AugReg, BiT.
     cutmix: float = 0.0  # Likewise (arXiv:1905.04899).
@@ -152,8 +153,8 @@ class Recipe:
             "boundaries",
         )
         self._expect(
-            (self.augment == "crop") == (self.resize is not None),
-            "resize for augment='crop', and for no other",
+            self.augment.startswith("crop") == (self.resize is not None),
+            "resize for augment='crop' or 'crop_only', and for no other",
             "augment",
             "resize",
         )

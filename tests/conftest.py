@@ -72,6 +72,31 @@ def shell(monkeypatch, capsys):
     keras.config.set_dtype_policy(policy)
 
 
+@pytest.fixture(scope="session")
+def vtab_folder(tmp_path_factory):
+    """The data sets of VTAB-1k with a few records each, prepared by TFDS."""
+    pytest.importorskip("tensorflow_datasets")
+    from tests.data import vtab_sets
+
+    folder = tmp_path_factory.mktemp("tensorflow_datasets")
+    vtab_sets.prepare(folder)
+    return folder
+
+
+@pytest.fixture
+def small_vtab(vtab_folder, monkeypatch):
+    """The 19 tasks of VTAB-1k, sliced for the few records of their data sets."""
+    from tensorflow_datasets.core import constants
+
+    from keras_vit.data import vtab
+    from tests.data import vtab_sets
+
+    monkeypatch.setattr(constants, "DATA_DIR", str(vtab_folder))
+    tasks = tuple(vtab_sets.small(task) for task in vtab.TASKS)
+    monkeypatch.setattr(vtab, "TASKS", tasks)
+    return {task.word: task for task in tasks}
+
+
 def pytest_terminal_summary(terminalreporter):
     if _parity:
         terminalreporter.section("parity with the reference (largest difference)")

@@ -32,6 +32,10 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "weights",
     },
     "inspection": {"configs", "files", "layers", "models", "weights"},
+    "evaluation": {
+        *("configs", "paper", "recipes", "files", "layers", "models", "data"),
+        *("weights", "training", "inspection"),
+    },
 }
 STANDARD_LIBRARY_ONLY = (
     "configs.py",

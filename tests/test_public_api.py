@@ -55,6 +55,7 @@ PUBLIC = {
     "data",
     "decode_predictions",
     "efficientnet",
+    "evaluation",
     "for_task",
     "from_checkpoint",
     "inspection",

@@ -182,6 +182,7 @@ def test_model_options_are_fields_of_a_config():
         ({"boundaries": (1, 2)}, r"decay='cosine', boundaries=\(1, 2\)"),
         ({"decay": "staircase", "boundaries": (1,), "warmup_steps": 1}, "warmup"),
         ({"augment": "crop"}, "augment='crop', resize=None"),
+        ({"augment": "crop_only"}, "augment='crop_only', resize=None"),
         ({"resize": (9, 9)}, r"resize=\(9, 9\)"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),

@@ -33,7 +33,7 @@ def train_pipeline(
     mean: Channels = HALF,
     std: Channels = HALF,
     channels: int = 3,
-    augment: Literal["inception", "crop", "flip", "none"] = "inception",
+    augment: Literal["inception", "crop", "crop_only", "flip", "none"] = "inception",
     before_crop: Size | None = None,
     image_ops: Sequence[ImageOp] = (),
     transform: Callable[[Any], Any] | None = None,
@@ -58,8 +58,9 @@ def train_pipeline(
         std: likewise.
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "crop", BiT's: resized
-            to `before_crop`, cropped anywhere, flipped; "flip"; or "none".
-        before_crop: (H, W) in pixels, of "crop" alone.
+            to `before_crop`, cropped anywhere, flipped; "crop_only", the same without
+            flips; "flip"; or "none".
+        before_crop: (H, W) in pixels, of "crop" and "crop_only" alone.
         image_ops: what follows crop and flip, each (uint8 [H, W, C], seed int [2]) ->
             uint8 [H, W, C]. With any, pixels are cut to uint8 after the crop's resize,
             as big_vision does before RandAugment.
@@ -78,19 +79,20 @@ def train_pipeline(
     Raises:
         ValueError: if the split is empty or a number does not fit another.
     """
-    if augment not in ("inception", "crop", "flip", "none"):
+    if augment not in ("inception", "crop", "crop_only", "flip", "none"):
         raise ValueError(
-            "Expected augment 'inception', 'crop', 'flip' or 'none'. Received: "
-            f"augment={augment!r}"
+            "Expected augment 'inception', 'crop', 'crop_only', 'flip' or 'none'. "
+            f"Received: augment={augment!r}"
         )
+    crops = augment in ("crop", "crop_only")
     larger = before_crop is not None and all(
         before >= after for before, after in zip(before_crop, image_size, strict=True)
     )
-    if not (larger if augment == "crop" else before_crop is None):
+    if not (larger if crops else before_crop is None):
         raise ValueError(
-            "Expected before_crop of at least image_size for augment='crop', and for "
-            f"no other. Received: augment={augment!r}, before_crop={before_crop}, "
-            f"image_size={image_size}"
+            "Expected before_crop of at least image_size for augment='crop' or "
+            f"'crop_only', and for no other. Received: augment={augment!r}, "
+            f"before_crop={before_crop}, image_size={image_size}"
         )
     fold_in = tf.random.experimental.stateless_fold_in
 
@@ -101,10 +103,10 @@ def train_pipeline(
         else:
             size = before_crop or image_size
             image = preprocessing.resize(_decoded(image), size)
-        if augment == "crop":
+        if crops:
             cropped = (*image_size, image.shape[-1])
             image = tf.image.stateless_random_crop(image, cropped, fold_in(key, 0))
-        if augment != "none":
+        if augment not in ("crop_only", "none"):
             image = preprocessing.random_flip(image, fold_in(key, 1))
         image = preprocessing.to_channels(image, channels)
         if image_ops:

@@ -88,8 +88,9 @@ def open_source(
         spec: a folder (`train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or `CLASS/*.jpg`, of
             which a fifth of every class then is the test set), one that `keras-vit data
             pack` wrote, an `.npz` with `x_train`, `y_train`, `x_test`, `y_test` and, if
-            wanted, `classes`, the word "digits", or a TFDS name with or without splits:
-            "cifar10", "cifar10:train[:98%]/test".
+            wanted, `classes`, the word "digits", a task of VTAB-1k as "vtab:dtd" (see
+            `data.vtab`), or a TFDS name with or without splits: "cifar10",
+            "cifar10:train[:98%]/test".
         seed: of the test share, where one has to be drawn.
         on_corrupt: what to do about unreadable images of a folder, packed or not,
             after naming them.
@@ -120,6 +121,10 @@ def open_source(
     name = str(spec)
     if name == "digits":
         return _digits(seed)
+    if name.startswith("vtab:"):
+        from keras_vit.data import vtab
+
+        return vtab.open_task(name.removeprefix("vtab:"))
     is_path = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
     if is_path or path.suffix in (".npz", ".zip", ".tar", ".gz"):
         raise ValueError(
@@ -364,6 +369,23 @@ def _digits(seed: int) -> Source:
 
 
 def _tfds(name: str) -> Source:
+    dataset, _, splits = name.partition(":")
+    train, _, test = (splits or "train/test").partition("/")
+    builder = prepared(dataset, name)
+    return tfds_source(builder, name, train, test, any_test=not splits)
+
+
+def prepared(dataset: str, name: str) -> Any:
+    """The TFDS builder of a data set, downloaded and prepared where it was not.
+
+    Args:
+        dataset: as `tfds.builder` takes it: with config and version, if any.
+        name: what the user asked for.
+
+    Raises:
+        ImportError: naming the package that is missing.
+        ValueError: if TFDS has no such data set.
+    """
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -372,8 +394,6 @@ def _tfds(name: str) -> Source:
             "neither file nor folder; TFDS names need pip install "
             "'keras-vit-paper[tfds]'"
         ) from error
-    dataset, _, splits = name.partition(":")
-    train, _, test = (splits or "train/test").partition("/")
     try:
         builder = tfds.builder(dataset)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
@@ -384,11 +404,12 @@ def _tfds(name: str) -> Source:
     try:
         builder.download_and_prepare()
     except ImportError as error:  # Of what TFDS does not bring along itself.
+        package = {"cv2": "opencv-python-headless"}.get(error.name or "", error.name)
         raise ImportError(
             f"Expected the packages that TFDS prepares {dataset!r} with. Received: "
-            f"{error}. Install it: pip install {error.name}"
+            f"{error}. Install it: pip install {package}"
         ) from error
-    return tfds_source(builder, name, train, test, any_test=not splits)
+    return builder
 
 
 def tfds_source(

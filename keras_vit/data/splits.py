@@ -7,9 +7,11 @@ it is a stream.
 """
 
 import abc
+import dataclasses
 import functools
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -18,6 +20,8 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 import tensorflow as tf
+
+from keras_vit.data import preprocessing
 
 CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
 
@@ -105,7 +109,7 @@ class Arrays(Indexed):
     """A split in memory, or of image files.
 
     Args:
-        images: uint8 [N, H, W, C], or N file names.
+        images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.
         labels: int [N].
     """
 
@@ -139,6 +143,10 @@ class Arrays(Indexed):
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.labels.tobytes())
+        if self.images.dtype.kind == "O":
+            for image in self.images:
+                digest.update(hashlib.sha256(image).digest())
+            return digest.hexdigest()
         if self.images.dtype.kind != "U":
             digest.update(f"{self.images.dtype} {self.images.shape}".encode())
             digest.update(np.ascontiguousarray(self.images).data)
@@ -194,16 +202,35 @@ def stratified(
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelling:
+    """How a record of a TFDS data set becomes a labelled image."""
+
+    name: str  # Of two labellings of one data set.
+    classes: int
+    features: tuple[str, ...]  # What `label` reads; "image" is read besides.
+    label: Callable[[dict[str, Any]], Any]  # A decoded record -> an integer.
+    scale: int = 1  # What stored pixels are multiplied by to be 0..255.
+
+
 class TFDS(Split):
     """A split of a TensorFlow Datasets builder, streamed; images stay encoded.
 
     To begin in the middle it reads what comes before, without decoding it: `keras-vit
     data pack` makes shards of it that any index reads.
+
+    Args:
+        builder: of `tfds.builder`, its files in place.
+        spec: TFDS's own split arithmetic, e.g. "train[:98%]".
+        labelling: None for the feature "label", a ClassLabel.
     """
 
-    def __init__(self, builder: Any, spec: str) -> None:
+    def __init__(
+        self, builder: Any, spec: str, labelling: Labelling | None = None
+    ) -> None:
         self.builder = builder
-        self.spec = spec  # TFDS's own split arithmetic, e.g. "train[:98%]".
+        self.spec = spec
+        self.labelling = labelling
 
     def __len__(self) -> int:
         return int(self.builder.info.splits[self.spec].num_examples)
@@ -226,33 +253,46 @@ class TFDS(Split):
     def _stream(self) -> tf.data.Dataset:
         import tensorflow_datasets as tfds
 
-        feature = self.builder.info.features["image"]
-        decoders = (
-            {"image": tfds.decode.SkipDecoding()}
+        encoded = {  # Of other images too, as Pets' masks: nobody looks at them.
+            name: tfds.decode.SkipDecoding()
+            for name, feature in self.builder.info.features.items()
             if isinstance(feature, tfds.features.Image)
-            else None
-        )
+        }
         stream = self.builder.as_dataset(
             split=self.spec,
-            decoders=decoders,
+            decoders=encoded or None,
             shuffle_files=False,
             read_config=tfds.ReadConfig(try_autocache=False),
         )
-        return stream.map(lambda item: {key: item[key] for key in ("image", "label")})
+        names = ("image", *self._labelling.features)
+        return stream.map(lambda item: {name: item[name] for name in names})
+
+    @property
+    def _labelling(self) -> Labelling:
+        if self.labelling is not None:
+            return self.labelling
+        return Labelling(
+            name="label",
+            classes=self.builder.info.features["label"].num_classes,
+            features=("label",),
+            label=operator.itemgetter("label"),
+        )
 
     def item(self, handle: Any) -> dict[str, Any]:
-        label = tf.cast(handle["label"], tf.int64)
-        classes = self.builder.info.features["label"].num_classes
+        labelling, image = self._labelling, handle["image"]
+        if labelling.scale != 1:
+            image = preprocessing.decode(image) * labelling.scale
+        label = tf.cast(labelling.label(handle), tf.int64)
         inside = tf.debugging.Assert(
-            (label >= 0) & (label < classes),
+            (label >= 0) & (label < labelling.classes),
             [
-                f"Expected labels from 0 to {classes - 1}. Received: a label of "
-                f"{self.builder.name}:{self.spec} that is",
+                f"Expected labels from 0 to {labelling.classes - 1}. Received: a label "
+                f"of {self.builder.name}:{self.spec} that is",
                 label,
             ],
         )
         with tf.control_dependencies([] if inside is None else [inside]):
-            return {"image": handle["image"], "label": tf.identity(label)}
+            return {"image": image, "label": tf.identity(label)}
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
         """As the official "train[:98%]": the last share is held out; no seed."""
@@ -264,11 +304,13 @@ class TFDS(Split):
             )
         kept = len(self) - max(1, round(share * len(self)))
         return (
-            TFDS(self.builder, f"{base}[:{kept}]"),
-            TFDS(self.builder, f"{base}[{kept}:]"),
+            TFDS(self.builder, f"{base}[:{kept}]", self.labelling),
+            TFDS(self.builder, f"{base}[{kept}:]", self.labelling),
         )
 
     def fingerprint(self) -> str:
         info = self.builder.info
         facts = [info.full_name, self.spec, len(self)]
+        if self.labelling is not None:
+            facts.append(self.labelling.name)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

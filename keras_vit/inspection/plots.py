@@ -157,3 +157,72 @@ def data_size(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     _save(figure, path)
+
+
+def task_groups(
+    models: Mapping[str, Mapping[str, tuple[float, float | None]]],
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws the mean accuracy of groups of tasks, a bar a model (Figure 2), to a file.
+
+    As in the paper every group has its own axis, which does not begin at zero.
+
+    Args:
+        models: of every model, by the group's name: mean and deviation, None for none,
+            in [0, 1]. A group that a model lacks has no bar.
+        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+
+    Raises:
+        ValueError: if there are no groups, or more models than colors to tell them by.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    ordered = sorted(models.values(), key=len, reverse=True)  # Whole ones first.
+    names = list(dict.fromkeys(name for groups in ordered for name in groups))
+    if not names or len(models) > len(COLORS):
+        raise ValueError(
+            f"Expected 1 to {len(COLORS)} models, and groups. Received: {len(models)} "
+            f"models with {len(names)} groups"
+        )
+    figure = _figure(2.6 * len(names), 3.6)
+    drawn, handles = figure.subplots(1, len(names), squeeze=False)[0], {}
+    for axes, name in zip(drawn, names, strict=True):
+        heights = []
+        for place, (model, groups) in enumerate(models.items()):
+            if name not in groups:
+                continue
+            mean, deviation = groups[name]
+            heights.append(100 * mean)
+            handles[model] = axes.bar(
+                place,
+                100 * mean,
+                yerr=None if deviation is None else 100 * deviation,
+                color=COLORS[place],
+                width=0.85,
+                capsize=3,
+            )
+            above = 0.0 if deviation is None else 100 * deviation
+            axes.annotate(
+                f"{100 * mean:.1f}",
+                (place, 100 * mean + above),
+                xytext=(0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
+        axes.set_title(name, fontsize=10)
+        axes.set_xlim(-0.7, len(models) - 0.3)
+        axes.set_xticks([])
+        axes.set_ylim(max(0, min(heights) - 15), min(100, max(heights) + 8))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    drawn[0].set_ylabel("accuracy [%]")
+    legend = {model: handles[model] for model in models if model in handles}
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="outside lower center",
+        ncols=len(legend),
+        frameon=False,
+        fontsize=9,
+    )
+    _save(figure, path)

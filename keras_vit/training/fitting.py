@@ -63,6 +63,7 @@ def fit(
     save_steps: int | None = None,
     save_minutes: float | None = 10,
     keep: int = 2,
+    evaluations: int = 10,
     verbose: int | str = "auto",
 ) -> Result:
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
@@ -100,6 +101,7 @@ def fit(
         save_steps: updates between two checkpoints; None: `save_minutes` alone.
         save_minutes: likewise in minutes. SIGTERM and Ctrl-C save at once.
         keep: checkpoints that stay.
+        evaluations: at most so many, equally far apart, the last at the end.
         verbose: as in `model.fit`.
 
     Returns:
@@ -112,6 +114,10 @@ def fit(
         OSError: if `output` cannot be written to.
         Preempted: when the process was asked to end, and the run is saved.
     """
+    if evaluations < 1:
+        raise ValueError(
+            f"Expected one evaluation or more. Received: evaluations={evaluations}"
+        )
     folder = None if output is None else Path(output)
     workers = Workers.of(model)
     verbose = verbose if workers.chief else 0
@@ -139,7 +145,9 @@ def fit(
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
             kept = _Kept(folder, asked, save_steps, save_minutes, keep)
-        result = _Fit(recipe, model, trained, batches, workers, kept, verbose).follow()
+        result = _Fit(
+            recipe, model, trained, batches, workers, kept, evaluations, verbose
+        ).follow()
     if folder is not None and workers.chief:
         save_model(model, folder / "model.keras")
         write_json(
@@ -325,6 +333,7 @@ class _Fit:
     batches: Batches
     workers: Workers
     kept: _Kept
+    evaluations: int
     verbose: int | str
 
     def follow(self) -> Result:
@@ -377,13 +386,14 @@ class _Fit:
         kept: _Kept,
         best: keras.Model | None = None,
     ) -> list[dict[str, float]]:
-        """`model.fit` for the recipe's steps, evaluating up to ten times on the way.
+        """`model.fit` for the recipe's steps, with the evaluations on the way.
 
         `best` is what is saved of the best evaluation, if anything.
         """
         model, steps = self.trained, self.recipe.steps
         metrics = self._compile(base_lr)
-        evaluations = max(n for n in range(1, 11) if steps % n == 0)
+        most = range(1, self.evaluations + 1)
+        evaluations = max(n for n in most if steps % n == 0)
         period = steps // evaluations
         averaged = None if self.recipe.ema is None else resuming.Averaged(steps)
 

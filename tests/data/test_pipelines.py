@@ -177,11 +177,12 @@ def test_unknown_augmentation_is_an_error():
         pipelines.train_pipeline(_arrays(), seed=0, augment="zoom", **OPTIONS)
 
 
-def test_bits_crop_is_anywhere_in_the_resized_image():
-    """BiT-HyperRule: resized, cropped at random, mirrored or not."""
+@pytest.mark.parametrize(("augment", "kinds"), [("crop", 24), ("crop_only", 12)])
+def test_bits_crop_is_anywhere_in_the_resized_image(augment, kinds):
+    """BiT-HyperRule: resized, cropped at random, mirrored or not; VTAB: or never."""
     arrays = _arrays()
     batches = pipelines.train_pipeline(
-        arrays, seed=0, augment="crop", before_crop=(10, 15), **OPTIONS
+        arrays, seed=0, augment=augment, before_crop=(10, 15), **OPTIONS
     )
     seen = set()
     for images, labels in _batches(batches, 50):
@@ -198,12 +199,17 @@ def test_bits_crop_is_anywhere_in_the_resized_image():
                     whole[top : top + 8, left : left + 12],
                 )
             )
-    assert len(seen) == 3 * 4 * 2
+    assert len(seen) == kinds
+    if augment == "crop_only":
+        assert not any(mirrored for _, _, mirrored in seen)
 
 
 @pytest.mark.parametrize(
     ("augment", "before_crop"),
-    [("crop", None), ("crop", (8, 11)), ("flip", (10, 15)), ("none", (4, 4))],
+    [
+        *(("crop", None), ("crop", (8, 11)), ("crop_only", None)),
+        *(("flip", (10, 15)), ("none", (4, 4))),
+    ],
 )
 def test_what_is_cropped_is_larger(augment, before_crop):
     with pytest.raises(ValueError, match="before_crop of at least image_size"):

@@ -41,3 +41,23 @@ def test_data_size_of_no_or_too_many_models_is_an_error(models, tmp_path):
     with pytest.raises(ValueError, match=rf"1 to 7 models\. Received: {models}"):
         plots.data_size(accuracy, tmp_path / "size.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_task_groups_draws_a_bar_a_model(figures, tmp_path):
+    ours = {"Natural": (0.5, 0.02)}
+    paper = {"All": (0.75, None), "Natural": (0.875, None)}
+    plots.task_groups({"ours": ours, "paper": paper}, tmp_path / "groups.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["groups.png"]
+    drawn = {axes.get_title(): axes for axes in figures[0].axes}
+    assert [*drawn] == ["All", "Natural"]
+    heights = {
+        name: [bar.get_height() for bar in axes.patches] for name, axes in drawn.items()
+    }
+    assert heights == {"All": [75.0], "Natural": [50.0, 87.5]}
+    assert [text.get_text() for text in drawn["Natural"].texts] == ["50.0", "87.5"]
+    colors = [bar.get_facecolor() for bar in drawn["Natural"].patches]
+    assert colors[0] != colors[1] == drawn["All"].patches[0].get_facecolor()
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours", "paper"]
+    with pytest.raises(ValueError, match=r"Received: 1 models with 0 groups"):
+        plots.task_groups({"ours": {}}, tmp_path / "none.png")

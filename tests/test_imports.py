@@ -20,8 +20,14 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "data": {"files"},
     "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
-    "training": {"configs", "recipes", "files", "layers", "data", "weights"},
+    "training": {
+        *("configs", "recipes", "files", "layers", "models", "data", "weights"),
+    },
     "inspection": {"configs", "files", "layers", "models", "weights"},
+    "evaluation": {
+        *("configs", "recipes", "files", "layers", "models", "data", "weights"),
+        *("training", "inspection"),
+    },
 }
 STANDARD_LIBRARY_ONLY = (
     "configs.py",

@@ -10,6 +10,7 @@ _ON_FIRST_USE = {  # Name: its module.
     "backbone": "features",
     "extract": "features",
     "fewshot": "few_shot",
+    "gather": "features",
     "knn": "probes",
     "linear_probe": "probes",
 }

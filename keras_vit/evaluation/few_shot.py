@@ -18,7 +18,13 @@ import numpy as np
 from keras_vit.data.preprocessing import HALF, Channels, Size
 from keras_vit.data.sources import Source
 from keras_vit.data.splits import Indexed
-from keras_vit.evaluation.features import gather, known_labels, opened, progress
+from keras_vit.evaluation.features import (
+    Features,
+    gather,
+    known_labels,
+    opened,
+    progress,
+)
 
 Shots: TypeAlias = int | Literal["all"]
 Draws: TypeAlias = dict[tuple[Shots, int], np.ndarray | None]  # By shots and seed.
@@ -183,13 +189,13 @@ def fewshot(
         ValueError: if a class has fewer images than shots, a label is out of range,
             there are fewer than two classes, or features are not finite.
     """
-    penalties = tuple(map(float, np.atleast_1d(l2)))
-    _check(shots, penalties, seeds)
     data = opened(data)
+    check(data, shots, l2, seeds)
+    penalties = tuple(map(float, np.atleast_1d(l2)))
     labels = known_labels(data)
     draws: Draws = {}
     if labels is not None:
-        draws = _draws(labels, data.classes, shots, seeds)
+        draws = _draws(labels, shots, seeds)
     if isinstance(data, Source) and draws:
         data, draws = _of_drawn(data, draws)
     found = gather(
@@ -203,7 +209,8 @@ def fewshot(
     )
     if labels is None:
         labels = found.train_y
-        draws = _draws(labels, found.classes, shots, seeds)
+        _check_counts(labels, found.classes, shots)
+        draws = _draws(labels, shots, seeds)
     tested = len(found.test_y)
     by_seed: dict[tuple[Shots, float], list[float]] = {}
     bar = progress(draws.items(), "few-shot regressions", len(draws), verbose)
@@ -225,14 +232,8 @@ def fewshot(
     )
 
 
-def _draws(
-    labels: np.ndarray,
-    classes: Sequence[str],
-    shots: Sequence[Shots],
-    seeds: Sequence[int],
-) -> Draws:
+def _draws(labels: np.ndarray, shots: Sequence[Shots], seeds: Sequence[int]) -> Draws:
     """What each regression learns from; "all" is the same for every seed."""
-    _check_counts(labels, classes, shots)
     return {
         (n if n == "all" else int(n), int(seed)): None
         if n == "all"
@@ -363,18 +364,26 @@ def student_quantile(degrees: int) -> float:
     return float(math.sqrt(degrees) * np.tan(angle))
 
 
-def _check(
-    shots: Sequence[Shots], penalties: Sequence[float], seeds: Sequence[int]
+def check(
+    data: Source | Features,
+    shots: Sequence[Shots],
+    l2: float | Sequence[float],
+    seeds: Sequence[int],
 ) -> None:
+    """Raises what `fewshot` would, as far as it shows before images are read."""
     if not _are_whole([n for n in shots if n != "all"], 1) or not _once(shots):
         raise ValueError(
             "Expected numbers of shots from 1, or 'all', each once. Received: "
             f"shots={shots!r}"
         )
+    penalties = np.atleast_1d(l2).tolist()
     if not all(0 < penalty < math.inf for penalty in penalties) or not _once(penalties):
-        raise ValueError(f"Expected l2 above 0, each once. Received: l2={penalties}")
+        raise ValueError(f"Expected l2 above 0, each once. Received: l2={l2}")
     if not _are_whole(seeds, 0) or not _once(seeds):
         raise ValueError(f"Expected seeds from 0, each once. Received: seeds={seeds!r}")
+    labels = known_labels(data)
+    if labels is not None:
+        _check_counts(labels, data.classes, shots)
 
 
 def _are_whole(values: Sequence[Any], least: int) -> bool:

@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms on first use, which import what few need."""
+    """`data`, `evaluation`, `inspection` on first use: they import what few need."""
     if name in ("data", "evaluation", "inspection"):
         return importlib.import_module(f"keras_vit.{name}")
     raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")

@@ -1148,6 +1148,188 @@ def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
 
 
 @app.command(
+    epilog="Example: keras-vit fewshot --data photos --shots 5 --shots all --knn"
+)
+def fewshot(
+    data: Data,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A variant, e.g. ViT-B/16, or a folder that `finetune` wrote "
+            "[default: ViT-B/16; a weights file tells its own]."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="A tag such as imagenet21k, a file, or 'none' [default: the "
+            "variant's ImageNet-21k weights]."
+        ),
+    ] = None,
+    shots: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training images of each class, or all; several are each tried "
+            "[default: 1, 5, 10, 25]."
+        ),
+    ] = None,
+    l2: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of the penalty; likewise [default: 1024]."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Draws of the shots, by the seeds 0, 1, ...")
+    ] = 3,
+    knn: Annotated[
+        bool, typer.Option("--knn", help="The 20 nearest neighbours' accuracy, too.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="A logistic regression's accuracy, too.")
+    ] = False,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 384 or 384x512 (height x width) [default: the weights' own]."
+        ),
+    ] = None,
+    before_crop: Annotated[
+        str | None,
+        typer.Option(
+            help="Resize to these pixels, then cut out the middle: 256 is big_vision's "
+            "for 224 [default: resize to the model's size]."
+        ),
+    ] = None,
+    gelu: Annotated[
+        Literal["tanh", "erf"] | None,
+        typer.Option(help="The weights' GELU [default: their own]."),
+    ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the test share, where the data has no test set [default: the "
+            "run's, whose training never saw that share]."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A .json file for the numbers.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A picture of accuracy against shots.")
+    ] = None,
+) -> None:
+    """Prints the few-shot accuracy of frozen features (4.1, Figure 4)."""
+    from keras_vit import evaluation
+    from keras_vit.data import sources
+    from keras_vit.evaluation import features, few_shot
+    from keras_vit.files import write_json
+
+    network, run = _frozen(model, weights, _size(image_size), gelu, mean, std)
+    if seed is None:
+        seed = run.details.get("seed", 0)
+    source: Any = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    options: dict[str, Any] = {
+        "mean": run.mean,
+        "std": run.std,
+        "batch_size": batch_size,
+        "before_crop": _size(before_crop, "--before-crop"),
+    }
+    asked: dict[str, Any] = {
+        "shots": [_shots(text) for text in shots or ("1", "5", "10", "25")],
+        "l2": l2 or 2.0**10,
+        "seeds": range(seeds),
+    }
+    if knn or probe:  # They read every image: the regressions need none again.
+        few_shot.check(features.opened(source), **asked)
+        source = evaluation.gather(network, source, **options)
+        network, options = None, {}
+    result = evaluation.fewshot(network, source, **asked, **options)
+    console.print(str(result))
+    judges = ([evaluation.knn] if knn else []) + (
+        [evaluation.linear_probe] if probe else []
+    )
+    probes = [judge(None, source) for judge in judges]
+    for one in probes:
+        console.print(str(one))
+    if output is not None:
+        told = {"data": data, "model": model, "weights": weights, "seed": seed}
+        told |= {"mean": run.mean, "std": run.std, "gelu": gelu}
+        told |= {"image_size": image_size, "before_crop": before_crop}
+        numbers = {"fewshot": result.as_dict(), "probes": list(map(vars, probes))}
+        write_json(output, told | numbers)
+        console.print(f"numbers: {output}")
+    if plot is not None:
+        _plot_shots(result, plot)
+        console.print(f"picture: {plot}")
+
+
+def _shots(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _frozen(
+    model: str | None,
+    weights: str | None,
+    image_size: tuple[int, int] | None,
+    gelu: str | None,
+    mean: Triple | None,
+    std: Triple | None,
+) -> tuple[Any, Run]:
+    """A model to read features of, and its run: no head is needed, and none is lost."""
+    import keras
+
+    import keras_vit
+
+    if model is not None and Path(model).is_dir():
+        if gelu is not None or weights is not None:
+            raise ValueError(
+                "Expected --weights and --gelu with a variant or a weights file. "
+                f"Received: --model {model}, a run that has its own"
+            )
+        run = Run.load(Path(model))
+        run.mean, run.std = mean or run.mean, std or run.std
+        network = keras.models.load_model(Path(model) / "model.keras", compile=False)
+        if image_size is not None:
+            network = keras_vit.at_resolution(network, image_size)
+        return network, run
+    run = Run([], *_normalization(weights, mean, std), {})
+    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    if model is None and _is_checkpoint(weights):
+        network = keras_vit.from_checkpoint(weights, image_size=image_size, **overrides)
+        console.print(str(network.checkpoint_report).splitlines()[0])
+        return network, run
+    variant = model or "ViT-B/16"
+    network = _builder(variant)(
+        include_top=False,
+        pooling=_pooling(variant),
+        input_shape=None if image_size is None else (*image_size, 3),
+        **({} if weights is None else {"weights": _none(weights)}),
+        **overrides,
+    )
+    return network, run
+
+
+def _plot_shots(result: Any, path: Path) -> None:
+    """Draws a line for each l2, and a level for each regression on all images."""
+    from keras_vit.inspection import plots
+
+    several = len({row.l2 for row in result.rows}) > 1
+    lines: dict[str, dict[int, tuple[float, float, float]]] = {}
+    levels: dict[str, float] = {}
+    for row in result.rows:
+        name = f"l2 {row.l2:g}" if several else "mean, 95 % interval"
+        if row.shots == "all":
+            levels[f"all images, {name}" if several else "all images"] = row.mean
+        else:
+            low_high = row.interval or (row.mean, row.mean)
+            lines.setdefault(name, {})[row.shots] = (row.mean, *low_high)
+    plots.shots(lines, path, levels)
+
+
+@app.command(
     context_settings={"allow_interspersed_args": False},
     epilog="Example: keras-vit launch --workers 2 -- finetune --data photos",
 )

@@ -88,6 +88,7 @@ def test_public_names():
         "training.fit",
         "training.transfer",
         "recipes.FINETUNE",
+        "evaluation.fewshot",
         "inspection.attention_scores",
         "inspection.attention_rollout",
     ],

@@ -85,9 +85,7 @@ def train_pipeline(
             f"Received: augment={augment!r}"
         )
     crops = augment in ("crop", "crop_only")
-    larger = before_crop is not None and all(
-        before >= after for before, after in zip(before_crop, image_size, strict=True)
-    )
+    larger = before_crop is not None and _holds(before_crop, image_size)
     if not (larger if crops else before_crop is None):
         raise ValueError(
             "Expected before_crop of at least image_size for augment='crop' or "
@@ -227,6 +225,7 @@ def eval_pipeline(
     mean: Channels = HALF,
     std: Channels = HALF,
     channels: int = 3,
+    before_crop: Size | None = None,
     pad: bool = False,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
@@ -241,6 +240,9 @@ def eval_pipeline(
         mean: of `preprocessing.normalize`.
         std: likewise.
         channels: C.
+        before_crop: (H, W) in pixels, to which images are resized, pixels cut to uint8,
+            before the middle of `image_size` is cut out: big_vision's evaluation. None
+            resizes to `image_size`, as the official code does.
         pad: fill the last batch up to B and yield a third element, float32 [B]: 1 for
             an image, 0 for filling. Keras takes it as sample weights.
         shard: (w, W), which worker of how many this is. Each yields its B / W examples
@@ -255,10 +257,18 @@ def eval_pipeline(
             "Expected pad=True with several workers, whose last batches would differ "
             f"in number. Received: shard={shard}, pad={pad}"
         )
+    if before_crop is not None and not _holds(before_crop, image_size):
+        raise ValueError(
+            "Expected before_crop of at least image_size. Received: "
+            f"before_crop={before_crop}, image_size={image_size}"
+        )
 
     def example(place: Any, handle: Any) -> tuple[Any, ...]:
         item = split.item(handle)
         image = _decoded(item["image"])
+        if before_crop is not None:
+            image = preprocessing.resize_uint8(image, before_crop)
+            image = preprocessing.central_crop(image, image_size)
         image = preprocessing.prepare(image, image_size, mean, std, channels)
         mask = [tf.constant(1.0)] if pad else []
         return image, item["label"], *mask
@@ -281,6 +291,11 @@ def eval_pipeline(
         )
     batches = examples.batch(end - begin, drop_remainder=pad)
     return _placed(batches.prefetch(tf.data.AUTOTUNE), shard)
+
+
+def _holds(before: Size, after: Size) -> bool:
+    """Whether an image of size `after` can be cut out of one of size `before`."""
+    return all(b >= a for b, a in zip(before, after, strict=True))
 
 
 def _share(batch_size: int, shard: Shard) -> tuple[int, int]:

@@ -1,13 +1,28 @@
-"""The paper's evaluation: VTAB-1k (D.10)."""
+"""Evaluation: how good a model is, as the paper asks it (section 4, D.9, D.10)."""
 
 import importlib
 from typing import Any
 
-__all__ = ["vtab"]
+_ON_FIRST_USE = {  # Name: its module.
+    "FewShot": "few_shot",
+    "Features": "features",
+    "Probe": "probes",
+    "backbone": "features",
+    "extract": "features",
+    "fewshot": "few_shot",
+    "gather": "features",
+    "knn": "probes",
+    "linear_probe": "probes",
+}
+_MODULES = ("vtab",)
+__all__ = [*_ON_FIRST_USE, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Modules on first use: they import TensorFlow."""
-    if name in __all__:
+    """Names come on first use: they import TensorFlow's data pipelines."""
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _ON_FIRST_USE:
+        module = importlib.import_module(f"{__name__}.{_ON_FIRST_USE[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -147,15 +147,57 @@ def data_size(
         percent = [100 * points[count] for count in images]
         axes.plot(images, percent, color=color, marker=marker, label=model)
     sizes = sorted({count for points in accuracy.values() for count in points})
+    _accuracy_against(axes, sizes, "training images (log scale)")
+    _save(figure, path)
+
+
+def _accuracy_against(axes: Any, sizes: Sequence[int], label: str) -> None:
+    """Gives lines of percents over a logarithmic count their axes and legend."""
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{count:,}" for count in sizes])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("training images (log scale)")
+    axes.set_xlabel(label)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("accuracy [%]")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+
+
+def shots(
+    accuracy: Mapping[str, Mapping[int, tuple[float, float, float]]],
+    path: str | os.PathLike[str],
+    levels: Mapping[str, float] | None = None,
+) -> None:
+    """Draws accuracy against shots with a band around each line (4.1), to a file.
+
+    Args:
+        accuracy: of every line, by the training images of a class: (mean, low, high) of
+            its interval, in [0, 1].
+        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        levels: accuracies that belong to no number of shots, drawn across.
+
+    Raises:
+        ValueError: if there are no lines, or more than the colors to tell them by.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    if not 0 < len(accuracy) <= len(COLORS):
+        raise ValueError(
+            f"Expected 1 to {len(COLORS)} lines of shots. Received: {len(accuracy)}"
+        )
+    figure = _figure(5.5, 4)
+    axes = figure.subplots()
+    for (name, points), color, marker in zip(
+        accuracy.items(), COLORS, MARKERS, strict=False
+    ):
+        counts = sorted(points)
+        mean, low, high = 100 * np.array([points[count] for count in counts]).T
+        axes.plot(counts, mean, color=color, marker=marker, label=name)
+        axes.fill_between(counts, low, high, color=color, alpha=0.2, linewidth=0)
+    for (name, level), color in zip((levels or {}).items(), COLORS, strict=False):
+        axes.axhline(100 * level, color=color, linestyle="--", label=name)
+    sizes = sorted({count for points in accuracy.values() for count in points})
+    _accuracy_against(axes, sizes, "training images of each class (log scale)")
     _save(figure, path)
 
 

@@ -59,10 +59,9 @@ def _check_ours(model: keras.Model) -> None:
 
 def _features(model: keras.Model) -> keras.KerasTensor:
     """What the old head read, before `pre_logits`."""
-    named = {layer.name: layer for layer in model.layers}
-    for name in ("pre_logits", "head"):
-        if name in named:
-            return named[name].input
+    read = read_by(model, "pre_logits", "head")
+    if read is not None:
+        return read
     last = model.layers[-1]
     if isinstance(last, keras.layers.Dense):
         raise ValueError(
@@ -71,6 +70,12 @@ def _features(model: keras.Model) -> keras.KerasTensor:
             f"{last.name!r}. Pass keras.Model(model.input, FEATURES) to keep it out"
         )
     return model.output
+
+
+def read_by(model: keras.Model, *names: str) -> keras.KerasTensor | None:
+    """What the first of these layers reads; None where the model has none of them."""
+    named = {layer.name: layer for layer in model.layers}
+    return next((named[name].input for name in names if name in named), None)
 
 
 def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Model:

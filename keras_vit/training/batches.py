@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import augmentation, pipelines, preprocessing, sources, splits
+from keras_vit.models.transfer import read_by
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import generator_states
@@ -152,7 +153,7 @@ class Batches:
 
     def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
-        head_input = keras.Model(model.input, model.get_layer("head").input)
+        head_input = keras.Model(model.input, read_by(model, "head"))
         kept = self.source.features if isinstance(self.source, Kept) else {}
 
         def features(split: splits.Split | None, what: str) -> Any:

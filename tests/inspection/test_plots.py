@@ -61,3 +61,25 @@ def test_task_groups_draws_a_bar_a_model(figures, tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == ["ours", "paper"]
     with pytest.raises(ValueError, match=r"Received: 1 models with 0 groups"):
         plots.task_groups({"ours": {}}, tmp_path / "none.png")
+
+
+def test_shots_draws_a_band_around_each_line(figures, tmp_path):
+    accuracy = {"a": {5: (0.5, 0.4, 0.7), 1: (0.25, 0.25, 0.25)}, "b": {1: (1, 1, 1)}}
+    plots.shots(accuracy, tmp_path / "shots.png", {"all": 0.75})
+    assert [path.name for path in tmp_path.iterdir()] == ["shots.png"]
+    (axes,) = figures[0].axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5"]
+    one, other, level = axes.get_lines()
+    np.testing.assert_allclose(one.get_xydata(), [[1, 25], [5, 50]])
+    np.testing.assert_allclose(other.get_xydata(), [[1, 100]])
+    np.testing.assert_allclose(level.get_ydata(), [75, 75])
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["a", "b", "all"]
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {(1, 25), (5, 40), (5, 70)} <= {tuple(np.round(xy, 6)) for xy in corners}
+
+
+def test_shots_of_no_line_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"1 to 7 lines of shots\. Received: 0"):
+        plots.shots({}, tmp_path / "shots.png", {"all": 0.5})

@@ -1,0 +1,114 @@
+"""Neighbours and the linear probe: scikit-learn's."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from keras_vit.evaluation import Features, knn, linear_probe, probes
+
+pytestmark = pytest.mark.tensorflow_only  # NumPy: one backend is enough.
+
+
+@pytest.fixture(scope="module")
+def clouds():
+    """Four overlapping classes, of scales that differ from feature to feature."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(4, 10))
+    labels = rng.integers(0, 4, 400)
+    x = (centres[labels] + 1.5 * rng.normal(size=(400, 10))) * np.geomspace(1, 30, 10)
+    x = x.astype(np.float32)
+    return Features(x[:300], labels[:300], x[300:], labels[300:])
+
+
+@pytest.mark.parametrize(
+    ("k", "temperature"), [(1, 0.07), (5, 1.0), (20, 0.07), (300, 0.5)]
+)
+@pytest.mark.parametrize("chunks", [(256, 8192), (7, 11)])
+def test_knn_is_scikit_learns(clouds, monkeypatch, k, temperature, chunks):
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    monkeypatch.setattr(probes, "TEST_CHUNK", chunks[0])
+    monkeypatch.setattr(probes, "TRAIN_CHUNK", chunks[1])
+    theirs = neighbors.KNeighborsClassifier(
+        k, metric="cosine", weights=lambda far: np.exp((1 - far) / temperature)
+    )
+    expected = theirs.fit(clouds.train_x, clouds.train_y)
+    accuracy = expected.score(clouds.test_x, clouds.test_y)
+    ours = knn(None, clouds, k=k, temperature=temperature)
+    assert ours.accuracy == pytest.approx(accuracy)
+    assert 0.4 < ours.accuracy < 0.95
+
+
+def test_knn_of_a_low_temperature_is_the_nearest_image(clouds):
+    """exp(1 / temperature) alone would overflow."""
+    one = knn(None, clouds, k=1).accuracy
+    assert knn(None, clouds, k=50, temperature=1e-6).accuracy == one
+
+
+def test_knn_takes_features_of_zeros(clouds):
+    test_x = clouds.test_x.copy()
+    test_x[0] = 0
+    zeros = dataclasses.replace(clouds, test_x=test_x)
+    change = knn(None, zeros).accuracy - knn(None, clouds).accuracy
+    assert abs(change) < 0.011  # One of 100 images.
+
+
+@pytest.mark.parametrize("l2", [0.01, 1.0, 100.0])
+def test_linear_probe_minimizes_what_it_says(clouds, l2):
+    """By another solver, Newton's, of the function written out."""
+    optimize = pytest.importorskip("scipy.optimize")
+    x = clouds.train_x.astype(float)
+    mean, std = x.mean(0), x.std(0)
+    x, y = (x - mean) / std, clouds.train_y
+
+    def loss(flat):
+        weights, bias = np.split(flat, [40])
+        weights = weights.reshape(10, 4)
+        scores = x @ weights + bias
+        top = scores.max(1, keepdims=True)
+        logs = np.log(np.exp(scores - top).sum(1)) + top[:, 0]
+        error = np.exp(scores - logs[:, None]) - np.eye(4)[y]
+        gradient = [(x.T @ error + l2 * weights).ravel(), error.sum(0)]
+        value = (logs - scores[np.arange(300), y]).sum() + l2 / 2 * (weights**2).sum()
+        return value, np.concatenate(gradient)
+
+    best = optimize.minimize(loss, np.zeros(44), jac=True, method="BFGS")
+    weights, bias = np.split(best.x, [40])
+    scores = ((clouds.test_x - mean) / std) @ weights.reshape(10, 4) + bias
+    expected = (scores.argmax(1) == clouds.test_y).mean()
+    assert linear_probe(None, clouds, l2=l2).accuracy == pytest.approx(expected)
+
+
+def test_results_print(clouds):
+    result = knn(None, clouds, k=5)
+    text = (
+        f"kNN (k 5, temperature 0.07): {100 * result.accuracy:.2f} % of 100 test images"
+    )
+    assert str(result) == text
+    assert str(linear_probe(None, clouds)).startswith("linear probe (l2 1): ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k from 1"),
+        ({"k": 1.5}, "k from 1"),
+        ({"temperature": 0}, "temperature above 0"),
+        ({"k": 301}, "at least k training images. Received: k=301, 300 of them"),
+    ],
+)
+def test_bad_settings_of_knn_are_errors(clouds, options, message):
+    with pytest.raises(ValueError, match=message):
+        knn(None, clouds, **options)
+
+
+def test_bad_input_of_the_probe_is_an_error(clouds, monkeypatch):
+    with pytest.raises(ValueError, match="l2 above 0"):
+        linear_probe(None, clouds, l2=0)
+    alike = dataclasses.replace(clouds, train_y=np.full(300, 2), classes=tuple("abcd"))
+    with pytest.raises(ValueError, match="Received: those of 'c' alone"):
+        linear_probe(None, alike)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(ImportError, match=r"keras-vit-paper\[demo\]"):
+        linear_probe(None, clouds)

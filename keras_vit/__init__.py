@@ -98,6 +98,7 @@ __all__ = [
     "data",
     "decode_predictions",
     "efficientnet",
+    "evaluation",
     "for_task",
     "from_checkpoint",
     "inspection",
@@ -114,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`keras_vit.data` and `inspection` on first use: they import what few need."""
-    if name in ("data", "inspection"):
+    """`data`, `evaluation`, `inspection` on first use: they import what few need."""
+    if name in ("data", "evaluation", "inspection"):
         return importlib.import_module(f"keras_vit.{name}")
     raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")

@@ -22,9 +22,14 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "applications": {"configs", "layers", "models", "weights"},
     "training": {"configs", "recipes", "files", "layers", "data", "weights"},
     "inspection": {"configs", "files", "layers", "models", "weights"},
+    "evaluation": {
+        *("configs", "recipes", "files", "layers", "models", "data", "weights"),
+        *("training", "inspection"),
+    },
 }
 STANDARD_LIBRARY_ONLY = (
     "configs.py",
+    "evaluation/imagenet_classes.py",
     "files.py",
     "launching.py",
     "recipes.py",

@@ -157,3 +157,90 @@ def data_size(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     _save(figure, path)
+
+
+def reliability(
+    images: np.ndarray,
+    confidence: np.ndarray,
+    accuracy: np.ndarray,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
+
+    Args:
+        images: int [bins], of each of the bins that divide (0, 1].
+        confidence: [bins], their mean; NaN of an empty bin.
+        accuracy: [bins], likewise.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    bins, some = len(images), images > 0
+    left, width = np.arange(bins) / bins, 1 / bins
+    gap = accuracy[some] - confidence[some]
+    error = float(np.abs(gap) @ images[some] / images.sum())
+    figure = _figure(4.6, 5.4)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    upper.plot([0, 1], [0, 1], color="0.5", linewidth=1, linestyle="--")
+    bar = {"width": width, "align": "edge", "edgecolor": "white"}
+    upper.bar(left[some], accuracy[some], color=COLORS[0], label="accuracy", **bar)
+    upper.bar(
+        left[some],
+        -gap,
+        bottom=accuracy[some],
+        color=COLORS[1],
+        alpha=0.35,
+        label="gap to the mean confidence",
+        **bar,
+    )
+    upper.text(0.97, 0.04, f"ECE {error:.4f}", ha="right", fontsize=9)
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
+    upper.legend(frameon=False, fontsize=9, loc="upper left")
+    lower.bar(left, images / images.sum(), color="0.6", **bar)
+    lower.set(xlabel="confidence", ylabel="images")
+    lower.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+_CELLS = 20  # Classes up to which a confusion matrix has names and numbers.
+
+
+def confusion(
+    matrix: np.ndarray, classes: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Draws shares of each class that were taken for each class, to a file.
+
+    Args:
+        matrix: int [K, K], images of a class (row) that were taken for another
+            (column); a last column more counts those taken for none.
+        classes: K names, written beside up to 20 rows.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    count = len(classes)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    names = [name if len(name) < 20 else f"{name[:18]}…" for name in classes]
+    small = count <= _CELLS
+    side = 2.2 + 0.42 * count if small else 6.5
+    figure = _figure(side + 0.8, side)
+    axes = figure.subplots()
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="taken for", ylabel="class")
+    if small:
+        columns = [*names, "none"][: matrix.shape[1]]
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
+        axes.set_yticks(range(count), names)
+        axes.tick_params(labelsize=8, length=0)
+        for (row, column), images in np.ndenumerate(matrix):
+            if images:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                style = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
+                axes.text(column, row, f"{images:.0f}", **style)
+    bar = figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the class")
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    _save(figure, path)

@@ -13,7 +13,7 @@ _ON_FIRST_USE = {  # Name: its module.
     "evaluate_imagenet": "imagenet",
     "task_of": "classification",
 }
-__all__ = [*_ON_FIRST_USE]  # noqa: PLE0604
+__all__ = [*_ON_FIRST_USE]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,8 @@ class Task:
         answers: what is right, by the split's label: int [L], a class, -1 where the
             task has none; or bool [L, O], outputs. None: the label itself.
         border: pixels that the split cuts off each side of an image.
-        held_out_only: whether nothing may be fitted on these images (ObjectNet).
+        calibrates: whether a temperature can and may be found on these images: they
+            have one class each, and their licence lets parameters be tuned.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Task:
     class_of_output: np.ndarray | None = None
     answers: np.ndarray | None = None
     border: int = 0
-    held_out_only: bool = False
+    calibrates: bool = True
 
     def fingerprint(self) -> str:
         """A hash of the images, in their order, and of what is right of them."""
@@ -129,6 +130,12 @@ def classify(
             label is out of range; if there is no image with a label.
     """
     _check_model(model, task)
+    if keep_logits and not task.calibrates:
+        raise ValueError(
+            "Expected a data set for a temperature with one class an image, and whose "
+            "licence lets parameters be tuned on it, which ObjectNet's does not. "
+            f"Received: {task.name}"
+        )
     size, channels = model.input_shape[1:3], model.input_shape[-1]
     counts = Counts(
         task.model_outputs if task.outputs is None else len(task.outputs),

@@ -164,6 +164,7 @@ def _task(name: str, split: Split, answers: np.ndarray | None = None) -> Task:
         model_outputs=1000,
         outputs=None if outputs is None else np.array(outputs),
         answers=answers,
+        calibrates=name != "real",
     )
 
 
@@ -188,7 +189,8 @@ def _tfds(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
         return _task(name, _Real(_builder(dataset), split))
     if name == "real" and labels is None:
         raise _no_labels(spec)
-    if name == "real" and str(spec).partition("[")[0] != "imagenet2012:validation":
+    read_from = f"{dataset}:{split}".partition("[")[0]
+    if name == "real" and read_from != "imagenet2012:validation":
         raise ValueError(
             "Expected imagenet2012:validation, which the labels are of. Received: "
             f"data={str(spec)!r}"
@@ -423,5 +425,5 @@ def _objectnet(root: Path, on_corrupt: str) -> Task:
         model_outputs=1000,
         class_of_output=class_of_output,
         border=_Bordered.border,
-        held_out_only=True,
+        calibrates=False,  # Its licence: never "to tune the parameters of any model".
     )

@@ -15,13 +15,25 @@ MARKERS = "os^Dv<>"
 
 def _figure(width: float, height: float) -> Any:
     """An empty figure of so many inches."""
+    return check()(figsize=(width, height), layout="constrained")
+
+
+def check() -> Any:
+    """Raises now, rather than after hours, if there can be no pictures.
+
+    Returns:
+        matplotlib's `Figure`.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             "Expected matplotlib for pictures: pip install 'keras-vit-paper[plots]'"
         ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure
 
 
 def _save(figure: Any, path: str | os.PathLike[str]) -> None:
@@ -205,6 +217,20 @@ def reliability(
     _save(figure, path)
 
 
+def _drawable(names: Sequence[str]) -> list[str]:
+    """Names of 20 letters at most; the number of one that the font cannot write."""
+    from matplotlib import font_manager
+
+    path = font_manager.findfont(font_manager.FontProperties())
+    font = font_manager.get_font(path)
+    return [
+        (name if len(name) <= 20 else f"{name[:19]}…")
+        if all(font.get_char_index(ord(letter)) for letter in name)
+        else str(number)
+        for number, name in enumerate(names)
+    ]
+
+
 _CELLS = 20  # Classes up to which a confusion matrix has names and numbers.
 
 
@@ -216,7 +242,8 @@ def confusion(
     Args:
         matrix: int [K, K], images of a class (row) that were taken for another
             (column); a last column more counts those taken for none.
-        classes: K names, written beside up to 20 rows.
+        classes: K names, written beside up to 20 rows; the number of the class where
+            the font has no such letters.
         path: of the picture; its suffix is the format.
 
     Raises:
@@ -224,7 +251,7 @@ def confusion(
     """
     count = len(classes)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    names = [name if len(name) < 20 else f"{name[:18]}…" for name in classes]
+    names = _drawable(classes)
     small = count <= _CELLS
     side = 2.2 + 0.42 * count if small else 6.5
     figure = _figure(side + 0.8, side)
@@ -233,8 +260,9 @@ def confusion(
     axes.set(xlabel="taken for", ylabel="class")
     if small:
         columns = [*names, "none"][: matrix.shape[1]]
-        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
-        axes.set_yticks(range(count), names)
+        plain = {"parse_math": False}  # A dollar is a dollar.
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", **plain)
+        axes.set_yticks(range(count), names, **plain)
         axes.tick_params(labelsize=8, length=0)
         for (row, column), images in np.ndenumerate(matrix):
             if images:

@@ -235,7 +235,7 @@ def test_scaling_by_halves_calibrates(data):
     [
         (np.zeros((2, 3)), np.array([0, 3]), "labels from 0 to 2. Received: .* 0 to 3"),
         (np.zeros((2, 3)), np.array([-1, 2]), "Received: labels from -1 to 2"),
-        (np.array([[0, 0, 0], [0, np.nan, 0]]), np.array([0, 1]), "infinity for image 1"),
+        (np.array([[0, 0, 0], [0, np.nan, 0]]), np.array([0, 1]), "for image 1"),
         (np.full((1, 3), np.inf), np.array([0]), "NaN or infinity for image 0"),
         (np.zeros((2, 4)), np.array([0, 1]), r"\[B, 3\].* float64 \(2, 4\)"),
         (np.zeros(3), np.array([0]), r"float64 \(3,\)"),

@@ -786,11 +786,19 @@ def evaluate(
         weights_file=_weights_file(model, weights),
     )
     _print_results(card)
-    if per_class:
-        console.print(_per_class_table(card))
+    if found.logits is not None:
+        card = card.with_temperatures(found.logits)
+        temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
+        nll, ece = (card.scaled[key].value for key in ("nll", "ece"))
+        console.print(
+            f"scaled by temperatures {temperatures}, each half by the other's: loss "
+            f"{nll:.4f}, ece {ece:.4f}"
+        )
     if output is not None:
         card.write(output)
         console.print(f"wrote {output / 'card.html'}; keras-vit compare takes {output}")
+    if per_class:
+        console.print(_per_class_table(card))
 
 
 def _task(
@@ -835,12 +843,6 @@ def _print_results(card: "Card") -> None:
         found = card.results[key]
         interval = f"(95 %: {found.low:.4f} to {found.high:.4f})"
         console.print(f"{name:6} {found.value:.4f}  {interval}")
-    if card.scaled:
-        temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
-        console.print(
-            f"scaled by temperatures {temperatures}: loss "
-            f"{card.scaled['nll'].value:.4f}, ece {card.scaled['ece'].value:.4f}"
-        )
     images, right = len(card.images), int(card.images.right.sum())
     console.print(f"{right} of {images} images right")
     if card.data["without_label"]:

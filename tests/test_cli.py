@@ -246,8 +246,9 @@ def test_what_cannot_be_compared(shell, tmp_path):
 
 
 def test_temperature_of_a_model_that_is_always_right(shell, trained):
-    code, _, err = shell("evaluate", "--model", trained, "--temperature")
+    code, out, err = shell("evaluate", "--model", trained, "--temperature")
     assert code == 1
+    assert "15 of 15 images right" in out
     assert "all right" in err
 
 

@@ -79,24 +79,13 @@ class Card:
 
         Args:
             model: that was evaluated.
-            evaluation: of `classify` or `evaluate_imagenet`. With logits
-                (`keep_logits`), the card has what temperature scaling does.
+            evaluation: of `classify` or `evaluate_imagenet`.
             name: of the model, as tables are to show it.
             command: what was called.
             weights_file: that the weights are from, if from one.
             data_size: see `Card`.
-
-        Raises:
-            ValueError: if logits are given of which no temperature is the best.
         """
         task, images = evaluation.task, evaluation.images
-        temperatures: tuple[float, ...] = ()
-        scaled: dict[str, Estimate] = {}
-        if evaluation.logits is not None:
-            temperatures, after = metrics.scaled_by_halves(
-                evaluation.logits, images.label
-            )
-            scaled = {"nll": after.mean_nll(), "ece": after.ece()}
         config = _config(model)
         return cls(
             name=name,
@@ -127,14 +116,27 @@ class Card:
                 "nll": images.mean_nll(),
                 "ece": images.ece(),
             },
-            scaled=scaled,
-            temperatures=temperatures,
+            scaled={},
+            temperatures=(),
             data_size={
                 name: dict(points) for name, points in (data_size or {}).items()
             },
             command=command,
             images=images,
         )
+
+    def with_temperatures(self, logits: np.ndarray) -> Self:
+        """The card with what temperature scaling does.
+
+        Args:
+            logits: float32 [N, O], that `keep_logits` kept.
+
+        Raises:
+            ValueError: if no temperature is the best one (`metrics.temperature`).
+        """
+        found, after = metrics.scaled_by_halves(logits, self.images.label)
+        scaled = {"nll": after.mean_nll(), "ece": after.ece()}
+        return dataclasses.replace(self, temperatures=found, scaled=scaled)
 
     @property
     def has_classes(self) -> bool:

@@ -182,14 +182,12 @@ def _answers(task: Task, labels: np.ndarray) -> np.ndarray:
     """What is right of a batch, for `Counts.update`."""
     if task.answers is None:
         return labels
-    inside = (labels >= 0) & (labels < len(task.answers))
-    if inside.all() and task.answers.ndim == 2:
-        return np.asarray(task.answers[labels])
-    if inside.all() and (task.answers[labels] >= 0).all():
-        return np.asarray(task.answers[labels])
-    known = inside.copy()
-    if task.answers.ndim == 1:
-        known[inside] = task.answers[labels[inside]] >= 0
+    known = (labels >= 0) & (labels < len(task.answers))
+    answers: np.ndarray = task.answers[np.where(known, labels, 0)]
+    if answers.ndim == 1:
+        known &= answers >= 0
+    if known.all():
+        return answers
     raise ValueError(
         f"Expected labels of the {len(task.classes)} classes of {task.name}. Received: "
         f"label {labels[~known][0]}"

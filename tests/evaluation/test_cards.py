@@ -55,7 +55,8 @@ def predicted(model, images):
 def made(task, seed=0, keep_logits=False, **options):
     model = vit(seed)
     found = classify(model, task, batch_size=16, keep_logits=keep_logits)
-    return Card.of(model, found, **{"name": "ViT <script>", **options})
+    card = Card.of(model, found, **{"name": "ViT <script>", **options})
+    return card.with_temperatures(found.logits) if keep_logits else card
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,13 @@
 
 import contextlib
 import json
-import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import sources
-from keras_vit.evaluation import classification, imagenet, imagenet_classes
+from keras_vit.evaluation import imagenet, imagenet_classes
 from keras_vit.evaluation.imagenet import evaluate_imagenet, open_task
 
 pytestmark = [
@@ -375,51 +373,6 @@ def test_corrupt_images_stop_or_are_skipped(model, tmp_path):
     with pytest.warns(UserWarning, match=r"b\.png"):
         task = open_task("val", data=tmp_path, on_corrupt="skip")
     assert len(task.split) == 1
-
-
-def test_models_that_do_not_fit(tmp_path):
-    write(tmp_path / WNIDS[0] / "a.png", [0])
-    task = open_task("val", data=tmp_path)
-    images = keras.Input(SIZE)
-    flat = keras.layers.Flatten()(images)
-    cases = {
-        "10 outputs, 1000 classes in imagenet2012": keras.layers.Dense(10)(flat),
-        "ends in softmax": keras.layers.Dense(1000, activation="softmax")(flat),
-        re.escape("output (None, 20, 17, 3)"): images * 2,
-    }
-    for message, output in cases.items():
-        with pytest.raises(ValueError, match=message):
-            classification.classify(keras.Model(images, output), task)
-
-
-def test_nan_logits_name_the_image(tmp_path):
-    write(tmp_path / WNIDS[0] / "a.png", [0])
-    write(tmp_path / WNIDS[0] / "b.png", [1])
-    images = keras.Input(SIZE)
-    logits = keras.layers.Flatten()(images)[:, :1000]
-    bad = keras.Model(images, logits / (1 - logits[:, 1:2]))
-    with pytest.raises(ValueError, match="NaN or infinity for image 1"):
-        evaluate_imagenet(bad, "val", data=tmp_path, **PLAIN)
-
-
-# Tasks of any source.
-
-
-def test_a_source_is_a_task(model, tmp_path):
-    for name, label in (("cat", 0), ("dog", 1)):
-        for i in range(3):
-            write(tmp_path / "train" / name / f"{i}.png", [0])
-            write(tmp_path / "test" / name / f"{i}.png", [label if i else 0])
-    images = keras.Input(SIZE)
-    two = keras.Model(images, keras.layers.Flatten()(images)[:, :2])
-    task = classification.task_of(sources.open_source(tmp_path))
-    for batch_size in (1, 4, 6, 100):
-        found = classification.classify(two, task, batch_size=batch_size, **PLAIN)
-        assert found.images.confusion(2).tolist() == [[3, 0], [1, 2]]
-    alone = sources.open_source(tmp_path)
-    without = sources.Source(alone.name, alone.classes, alone.train, None)
-    with pytest.raises(ValueError, match="Expected a data set with test images"):
-        classification.task_of(without)
 
 
 def test_fingerprints_are_of_images_and_labels(tmp_path):

@@ -786,17 +786,16 @@ def evaluate(
         weights_file=_weights_file(model, weights),
     )
     _print_results(card)
-    if found.logits is not None:
-        card = card.with_temperatures(found.logits)
-        temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
-        nll, ece = (card.scaled[key].value for key in ("nll", "ece"))
-        console.print(
-            f"scaled by temperatures {temperatures}, each half by the other's: loss "
-            f"{nll:.4f}, ece {ece:.4f}"
-        )
-    if output is not None:
-        card.write(output)
-        console.print(f"wrote {output / 'card.html'}; keras-vit compare takes {output}")
+    try:
+        if found.logits is not None:
+            card = card.with_temperatures(found.logits)
+            _print_scaled(card)
+    finally:  # Where no temperature is the best, the evaluation is not lost.
+        if output is not None:
+            card.write(output)
+            console.print(
+                f"wrote {output / 'card.html'}; keras-vit compare takes {output}"
+            )
     if per_class:
         console.print(_per_class_table(card))
 
@@ -849,6 +848,15 @@ def _print_results(card: "Card") -> None:
         console.print(f"{card.data['without_label']} more have no label")
 
 
+def _print_scaled(card: "Card") -> None:
+    temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
+    nll, ece = (card.scaled[key].value for key in ("nll", "ece"))
+    console.print(
+        f"scaled by temperatures {temperatures}, each half by the other's: loss "
+        f"{nll:.4f}, ece {ece:.4f}"
+    )
+
+
 def _per_class_table(card: "Card") -> Table:
     if not card.has_classes:
         raise ValueError(
@@ -889,9 +897,12 @@ def compare(
     if len(cards) < 2:
         raise ValueError("Expected two cards or more. Received: one")
     loaded = [Card.load(path) for path in cards]
-    console.print(_cards_table(cards, loaded))
-    console.print()
-    console.print(_differences_table(cards, loaded))
+    for letter, path, card in zip(_letters(loaded), cards, loaded, strict=True):
+        images = f"{card.data['images']:,} images"
+        console.print(f"{letter}: {path}, {card.name} on {card.data['name']}, {images}")
+    for table in (_cards_table(loaded), _differences_table(loaded)):
+        console.print()
+        console.print(table)
     columns, rows = table_2(loaded, _paper_table_2())
     if rows:
         table = Table(box=None, pad_edge=False, title="Table 2", title_justify="left")
@@ -910,49 +921,51 @@ def _paper_table_2() -> Any:
     return importlib.import_module("keras_vit.paper").TABLES["Table 2"]
 
 
-def _cards_table(paths: list[Path], cards: "list[Card]") -> Table:
-    """A line for each card."""
+def _cards_table(cards: "list[Card]") -> Table:
+    """A column for each card: its results."""
     from keras_vit.evaluation.card_pages import shown
     from keras_vit.evaluation.cards import RESULTS
 
     table = Table(box=None, pad_edge=False)
-    for name in ("card", "model", "data", "images", *RESULTS):
-        table.add_column(name)
-    for path, card in zip(paths, cards, strict=True):
-        cells = [str(path), card.name, card.data["name"], f"{card.data['images']:,}"]
-        for key in RESULTS:
-            value, interval = shown(key, card.results[key])
-            cells.append(f"{value} ({interval.removesuffix(' %')})")
-        table.add_row(*map(Text, cells))
+    for letter in ("", *_letters(cards)):
+        table.add_column(letter)
+    for key in RESULTS:
+        found = [shown(key, card.results[key]) for card in cards]
+        cells = [f"{value} ({interval})".replace(" %", "") for value, interval in found]
+        table.add_row(f"{key} %" if key.startswith("top") else key, *cells)
     return table
 
 
-def _differences_table(paths: list[Path], cards: "list[Card]") -> Table:
-    """A line for each card but the first: what it has more."""
+def _differences_table(cards: "list[Card]") -> Table:
+    """A column for each card but the first: what it has more."""
     from keras_vit.evaluation.comparison import difference
 
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    table.title = Text(f"less {paths[0]}")
-    for name in ("card", "top_1 (points)", "right alone", "McNemar p", "nll"):
-        table.add_column(name)
-    for path, card in zip(paths[1:], cards[1:], strict=True):
+    table = Table(box=None, pad_edge=False)
+    rows: dict[str, list[str]] = {
+        name: [] for name in ("top_1", "right alone", "McNemar p", "nll")
+    }
+    table.add_column("")
+    for letter, card in zip(_letters(cards)[1:], cards[1:], strict=True):
+        table.add_column(f"{letter} less A")
         found = difference(cards[0], card)
-        low, high = 100 * found.top_1.low, 100 * found.top_1.high
-        cells = [
-            str(path),
-            f"{100 * found.top_1.value:+.2f} ({low:+.2f} to {high:+.2f})",
-        ]
+        points = (100 * n for n in dataclasses.astuple(found.top_1))
+        told = ["{:+.2f} ({:+.2f} to {:+.2f}) points".format(*points)]
         if found.nll is None:
-            cells.append("unpaired: other images or labels")
+            told += ["unpaired: other images or labels", "", ""]
         else:
-            nll = f"{found.nll.value:+.4f}"
-            cells += [
-                f"{found.only_second}, the first {found.only_first}",
-                f"{found.p:.3g}",
-                f"{nll} ({found.nll.low:+.4f} to {found.nll.high:+.4f})",
-            ]
-        table.add_row(*map(Text, cells))
+            nll = "{:+.4f} ({:+.4f} to {:+.4f})".format(*dataclasses.astuple(found.nll))
+            alone = f"{letter} {found.only_second}, A {found.only_first}"
+            told += [alone, f"{found.p:.3g}", nll]
+        for cells, text in zip(rows.values(), told, strict=True):
+            cells.append(text)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
     return table
+
+
+def _letters(cards: "list[Card]") -> list[str]:
+    """What tables call the cards: A to Z, then by number."""
+    return [chr(65 + n) if n < 26 else str(n + 1) for n in range(len(cards))]
 
 
 @app.command()

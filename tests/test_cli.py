@@ -210,9 +210,11 @@ def test_evaluate_writes_a_card_and_compare_reads_two(shell, photos, trained, tm
     code, out, err = shell("compare", one, other / "card.json")
     assert (code, err) == (0, "")
     right = json.loads((other / "card.json").read_text())["results"]["top_1"]["value"]
-    assert f"less {one}" in out
-    assert f"{100 * (right - 1):+.2f} (" in out
-    assert f"0, the first {round(15 * (1 - right))}" in out
+    assert f"A: {one}, mine on {photos}, 15 images" in out
+    assert re.search(
+        rf"top_1 +{re.escape(f'{100 * (right - 1):+.2f}')} \(.*points", out
+    )
+    assert f"B 0, A {round(15 * (1 - right))}" in out
     assert "Table 2" not in out
 
 
@@ -245,9 +247,13 @@ def test_what_cannot_be_compared(shell, tmp_path):
     assert (code, "without card.json" in err) == (1, True)
 
 
-def test_temperature_of_a_model_that_is_always_right(shell, trained):
-    code, out, err = shell("evaluate", "--model", trained, "--temperature")
+def test_temperature_of_a_model_that_is_always_right(shell, trained, tmp_path):
+    """There is none; the card is written without."""
+    pytest.importorskip("matplotlib")
+    command = ("evaluate", "--model", trained, "--temperature", "--output", tmp_path)
+    code, out, err = shell(*command)
     assert code == 1
+    assert json.loads((tmp_path / "card.json").read_text())["temperatures"] == []
     assert "15 of 15 images right" in out
     assert "all right" in err
 

@@ -78,7 +78,11 @@ def _per_class(card: "Card") -> list[Row]:
     right, images = card.images.per_class(len(classes))
     order = np.argsort(right / np.maximum(images, 1), kind="stable")
     return [
-        (classes[k], f"{right[k] / images[k]:.2%}", f"{right[k]:,} of {images[k]:,}")
+        (
+            classes[k],
+            f"{100 * right[k] / images[k]:.2f} %",
+            f"{right[k]:,} of {images[k]:,}",
+        )
         for k in order
         if images[k]
     ]
@@ -185,8 +189,8 @@ section { background: white; border: 1px solid #d9dee3; border-radius: 8px;
 .tiles section { margin: 0; }
 .tiles b { display: block; font-size: 1.7rem; font-variant-numeric: tabular-nums; }
 .tiles span { color: #59636e; font-size: .9rem; display: block; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr));
-  gap: 1rem; align-items: start; }
+.columns { display: grid; gap: 1rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
 .columns section { margin: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;

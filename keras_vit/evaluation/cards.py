@@ -323,7 +323,9 @@ def _variant(config: ViTConfig | ResNetConfig | None) -> str:
             getattr(known, field) == getattr(config, field) for field in own
         ):
             return name
-    return ", ".join(f"{field} {getattr(config, field)}" for field in own)
+    told = {field.replace("_", " "): getattr(config, field) for field in own}
+    usual = (None, "full")
+    return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)
 
 
 def _numerics(

@@ -192,24 +192,32 @@ def reliability(
     left, width = np.arange(bins) / bins, 1 / bins
     gap = accuracy[some] - confidence[some]
     error = float(np.abs(gap) @ images[some] / images.sum())
-    figure = _figure(4.6, 5.4)
+    figure = _figure(4.6, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    upper.plot([0, 1], [0, 1], color="0.5", linewidth=1, linestyle="--")
-    bar = {"width": width, "align": "edge", "edgecolor": "white"}
-    upper.bar(left[some], accuracy[some], color=COLORS[0], label="accuracy", **bar)
+    bar = {"width": width, "align": "edge"}
+    upper.bar(
+        left[some],
+        accuracy[some],
+        color=COLORS[5],
+        edgecolor="white",
+        label="accuracy",
+        **bar,
+    )
     upper.bar(
         left[some],
         -gap,
         bottom=accuracy[some],
-        color=COLORS[1],
-        alpha=0.35,
-        label="gap to the mean confidence",
+        facecolor="none",
+        edgecolor=COLORS[1],
+        hatch="////",
+        label="to the mean confidence",
         **bar,
     )
-    upper.text(0.97, 0.04, f"ECE {error:.4f}", ha="right", fontsize=9)
-    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
-    upper.legend(frameon=False, fontsize=9, loc="upper left")
-    lower.bar(left, images / images.sum(), color="0.6", **bar)
+    upper.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
+    upper.set_title(f"expected calibration error {error:.4f}", fontsize=10)
+    upper.set(xlim=(0, 1), ylim=(0, 1.01), ylabel="accuracy")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    lower.bar(left, images / images.sum(), color="0.6", edgecolor="white", **bar)
     lower.set(xlabel="confidence", ylabel="images")
     lower.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     for axes in (upper, lower):
@@ -254,7 +262,7 @@ def confusion(
     names = _drawable(classes)
     small = count <= _CELLS
     side = 2.2 + 0.42 * count if small else 6.5
-    figure = _figure(side + 0.8, side)
+    figure = _figure(side + 0.8, side - 0.4)
     axes = figure.subplots()
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xlabel="taken for", ylabel="class")

@@ -57,7 +57,7 @@ def test_reliability_draws_bars_up_to_the_accuracy(figures, tmp_path):
     assert [bar.get_x() for bar in bars] == [0.25, 0.5, 0.75]
     ends = [gap.get_y() + gap.get_height() for gap in gaps]
     np.testing.assert_allclose(ends, [0.4, 0.6, 0.9])
-    assert "ECE 0.1000" in [text.get_text() for text in upper.texts]
+    assert upper.get_title() == "expected calibration error 0.1000"
     np.testing.assert_allclose(
         [bar.get_height() for bar in lower.containers[0]], [0, 0.1, 0.3, 0.6]
     )

@@ -24,7 +24,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "inspection": {"configs", "files", "layers", "models", "weights"},
     "evaluation": {
         *("configs", "recipes", "files", "layers", "models", "data", "weights"),
-        *("training", "inspection"),
+        *("training", "inspection", "_version"),
     },
 }
 STANDARD_LIBRARY_ONLY = (

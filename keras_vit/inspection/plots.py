@@ -262,7 +262,7 @@ def confusion(
     names = _drawable(classes)
     small = count <= _CELLS
     side = 2.2 + 0.42 * count if small else 6.5
-    figure = _figure(side + 0.8, side - 0.4)
+    figure = _figure(side + 1.2, side - 0.2)
     axes = figure.subplots()
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xlabel="taken for", ylabel="class")

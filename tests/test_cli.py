@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -61,12 +62,17 @@ def test_version_and_help(shell):
     assert shell("--version") == (0, keras_vit.__version__ + "\n", "")
     code, text, _ = shell("--help")
     assert code == 0
-    for command in ("demo", "finetune", "transfer", "predict", "evaluate", "doctor"):
+    for command in (
+        *("demo", "finetune", "transfer", "predict", "evaluate", "compare", "fewshot"),
+        *("vtab", "paper", "doctor"),
+    ):
         assert command in text
         code, own, _ = shell(command, "--help")
         assert code == 0
         assert f"keras-vit {command}" in own
     assert shell("finetun")[0] == 2
+    _, text, _ = shell("finetune", "--help")
+    assert "[default: the recipe's sweep]" in " ".join(text.split())
 
 
 def test_finetune_writes_the_run(photos, trained):
@@ -184,6 +190,77 @@ def test_evaluate_draws_the_test_share_training_did_not_see(
     monkeypatch.setattr(sources, "open_source", spy)
     assert shell("evaluate", "--model", tmp_path)[0] == 0
     assert seeds == [5]
+
+
+def test_evaluate_writes_a_card_and_compare_reads_two(shell, photos, trained, tmp_path):
+    pytest.importorskip("matplotlib")
+    command = ("evaluate", "--model", trained, "--batch-size", 4, "--per-class")
+    one, other = tmp_path / "one", tmp_path / "other"
+    code, out, _ = shell(*command, "--output", one, "--name", "mine")
+    assert code == 0
+    assert "loss" in out
+    assert "top_1  1.0000  (95 %: 0.7961 to 1.0000)" in out  # Wilson's for 15 of 15.
+    assert "ece" in out
+    for name in CLASSES:
+        assert re.search(rf"{name} +1\.0000 +5 of 5", out)
+    assert f"wrote {one / 'card.html'}" in out
+    facts = json.loads((one / "card.json").read_text())
+    assert facts["name"] == "mine"
+    assert facts["command"].startswith(f"keras-vit evaluate --model {trained}")
+    assert facts["model"]["file"] == str(trained / "model.keras")
+    assert facts["data"]["name"] == str(photos)
+    assert facts["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
+    shifted = ("--mean", 0.9, 0.9, 0.9, "--output", other)
+    assert shell(*command, *shifted)[0] == 0
+    code, out, err = shell("compare", one, other / "card.json")
+    assert (code, err) == (0, "")
+    right = json.loads((other / "card.json").read_text())["results"]["top_1"]["value"]
+    assert f"A: {one}, mine on {photos}, 15 images" in out
+    assert re.search(
+        rf"top_1 +{re.escape(f'{100 * (right - 1):+.2f}')} \(.*points", out
+    )
+    assert f"B 0, A {round(15 * (1 - right))}" in out
+    assert "Table 2" not in out
+
+
+def test_evaluate_knows_imagenets_family(shell, photos, tmp_path):
+    """Up to the model, which is not of 1,000 classes."""
+    from keras_vit.evaluation.imagenet_classes import wnids
+
+    data = tmp_path / "data"
+    shutil.copytree(photos / "test" / "dark", data / wnids()[0])
+    command = ("evaluate", "--weights", MINI, "--imagenet", "val", "--data", data)
+    with pytest.warns(UserWarning, match="imagenet2012 has 50,000 images"):
+        code, _, err = shell(*command)
+    assert code == 1
+    assert "10 outputs, 1000 classes in imagenet2012" in err
+    code, _, err = shell(*command[:-1], photos)
+    assert (code, "class folders by wnid" in err) == (1, True)
+    code, _, err = shell(
+        *("evaluate", "--weights", MINI, "--imagenet", "real", "--data", data),
+        *("--labels", tmp_path / "none.json"),
+    )
+    assert (code, "none.json', No such file" in err) == (1, True)
+    code, _, err = shell("evaluate", "--weights", MINI, "--labels", "real.json")
+    assert (code, "--labels with --imagenet real" in err) == (1, True)
+
+
+def test_what_cannot_be_compared(shell, tmp_path):
+    code, _, err = shell("compare", tmp_path)
+    assert (code, "two cards or more" in err) == (1, True)
+    code, _, err = shell("compare", tmp_path, tmp_path)
+    assert (code, "without card.json" in err) == (1, True)
+
+
+def test_temperature_of_a_model_that_is_always_right(shell, trained, tmp_path):
+    """There is none; the card is written without."""
+    pytest.importorskip("matplotlib")
+    command = ("evaluate", "--model", trained, "--temperature", "--output", tmp_path)
+    code, out, err = shell(*command)
+    assert code == 1
+    assert json.loads((tmp_path / "card.json").read_text())["temperatures"] == []
+    assert "15 of 15 images right" in out
+    assert "all right" in err
 
 
 def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):

@@ -33,12 +33,13 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     },
     "inspection": {"configs", "files", "layers", "models", "weights"},
     "evaluation": {
-        *("configs", "paper", "recipes", "files", "layers", "models", "data"),
-        *("weights", "training", "inspection"),
+        *("_version", "configs", "paper", "recipes", "files", "layers", "models"),
+        *("data", "weights", "training", "inspection"),
     },
 }
 STANDARD_LIBRARY_ONLY = (
     "configs.py",
+    "evaluation/imagenet_classes.py",
     "files.py",
     "launching.py",
     "paper.py",

@@ -4,15 +4,23 @@ import importlib
 from typing import Any
 
 _ON_FIRST_USE = {  # Name: its module.
-    "FewShot": "few_shot",
+    "Card": "cards",
+    "Counts": "metrics",
+    "Evaluation": "classification",
     "Features": "features",
+    "FewShot": "few_shot",
+    "PerImage": "metrics",
     "Probe": "probes",
+    "Task": "classification",
     "backbone": "features",
+    "classify": "classification",
+    "evaluate_imagenet": "imagenet",
     "extract": "features",
     "fewshot": "few_shot",
     "gather": "features",
     "knn": "probes",
     "linear_probe": "probes",
+    "task_of": "classification",
 }
 _MODULES = ("vtab",)
 __all__ = [*_ON_FIRST_USE, *_MODULES]

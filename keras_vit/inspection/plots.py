@@ -15,13 +15,25 @@ MARKERS = "os^Dv<>"
 
 def _figure(width: float, height: float) -> Any:
     """An empty figure of so many inches."""
+    return check()(figsize=(width, height), layout="constrained")
+
+
+def check() -> Any:
+    """Raises now, rather than after hours, if there can be no pictures.
+
+    Returns:
+        matplotlib's `Figure`.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             "Expected matplotlib for pictures: pip install 'keras-vit-paper[plots]'"
         ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure
 
 
 def _save(figure: Any, path: str | os.PathLike[str]) -> None:
@@ -267,4 +279,115 @@ def task_groups(
         frameon=False,
         fontsize=9,
     )
+    _save(figure, path)
+
+
+def reliability(
+    images: np.ndarray,
+    confidence: np.ndarray,
+    accuracy: np.ndarray,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
+
+    Args:
+        images: int [bins], of each of the bins that divide (0, 1].
+        confidence: [bins], their mean; NaN of an empty bin.
+        accuracy: [bins], likewise.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    bins, some = len(images), images > 0
+    left, width = np.arange(bins) / bins, 1 / bins
+    gap = accuracy[some] - confidence[some]
+    error = float(np.abs(gap) @ images[some] / images.sum())
+    figure = _figure(4.6, 5.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    bar = {"width": width, "align": "edge"}
+    upper.bar(
+        left[some],
+        accuracy[some],
+        color=COLORS[5],
+        edgecolor="white",
+        label="accuracy",
+        **bar,
+    )
+    upper.bar(
+        left[some],
+        -gap,
+        bottom=accuracy[some],
+        facecolor="none",
+        edgecolor=COLORS[1],
+        hatch="////",
+        label="to the mean confidence",
+        **bar,
+    )
+    upper.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
+    upper.set_title(f"expected calibration error {error:.4f}", fontsize=10)
+    upper.set(xlim=(0, 1), ylim=(0, 1.01), ylabel="accuracy")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    lower.bar(left, images / images.sum(), color="0.6", edgecolor="white", **bar)
+    lower.set(xlabel="confidence", ylabel="images")
+    lower.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _drawable(names: Sequence[str]) -> list[str]:
+    """Names of 20 letters at most; the number of one that the font cannot write."""
+    from matplotlib import font_manager
+
+    path = font_manager.findfont(font_manager.FontProperties())
+    font = font_manager.get_font(path)
+    return [
+        (name if len(name) <= 20 else f"{name[:19]}…")
+        if all(font.get_char_index(ord(letter)) for letter in name)
+        else str(number)
+        for number, name in enumerate(names)
+    ]
+
+
+_CELLS = 20  # Classes up to which a confusion matrix has names and numbers.
+
+
+def confusion(
+    matrix: np.ndarray, classes: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Draws shares of each class that were taken for each class, to a file.
+
+    Args:
+        matrix: int [K, K], images of a class (row) that were taken for another
+            (column); a last column more counts those taken for none.
+        classes: K names, written beside up to 20 rows; the number of the class where
+            the font has no such letters.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    count = len(classes)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    names = _drawable(classes)
+    small = count <= _CELLS
+    side = 2.2 + 0.42 * count if small else 6.5
+    figure = _figure(side + 1.2, side - 0.2)
+    axes = figure.subplots()
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="taken for", ylabel="class")
+    if small:
+        columns = [*names, "none"][: matrix.shape[1]]
+        plain = {"parse_math": False}  # A dollar is a dollar.
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", **plain)
+        axes.set_yticks(range(count), names, **plain)
+        axes.tick_params(labelsize=8, length=0)
+        for (row, column), images in np.ndenumerate(matrix):
+            if images:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                style = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
+                axes.text(column, row, f"{images:.0f}", **style)
+    bar = figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the class")
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     _save(figure, path)

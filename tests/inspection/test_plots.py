@@ -1,5 +1,7 @@
 """Pictures of numbers: what is drawn is what was given."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,56 @@ def test_shots_draws_a_band_around_each_line(figures, tmp_path):
 def test_shots_of_no_line_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"1 to 7 lines of shots\. Received: 0"):
         plots.shots({}, tmp_path / "shots.png", {"all": 0.5})
+
+
+def test_reliability_draws_bars_up_to_the_accuracy(figures, tmp_path):
+    images = np.array([0, 10, 30, 60])
+    confidence = np.array([np.nan, 0.4, 0.6, 0.9])
+    accuracy = np.array([np.nan, 0.5, 0.5, 0.8])
+    plots.reliability(images, confidence, accuracy, tmp_path / "bins.png")
+    assert (tmp_path / "bins.png").read_bytes()[1:4] == b"PNG"
+    upper, lower = figures[0].axes
+    bars, gaps = upper.containers
+    assert [bar.get_height() for bar in bars] == [0.5, 0.5, 0.8]
+    assert [bar.get_x() for bar in bars] == [0.25, 0.5, 0.75]
+    ends = [gap.get_y() + gap.get_height() for gap in gaps]
+    np.testing.assert_allclose(ends, [0.4, 0.6, 0.9])
+    assert upper.get_title() == "expected calibration error 0.1000"
+    np.testing.assert_allclose(
+        [bar.get_height() for bar in lower.containers[0]], [0, 0.1, 0.3, 0.6]
+    )
+
+
+def test_confusion_draws_shares_of_each_class(figures, tmp_path):
+    matrix = np.array([[8, 2, 0], [0, 0, 0], [5, 0, 15]])
+    names = ("cat", "dog", "a name that is much too long")
+    plots.confusion(matrix, names, tmp_path / "confusion.png")
+    axes = figures[0].axes[0]
+    np.testing.assert_allclose(
+        axes.images[0].get_array(), [[0.8, 0.2, 0], [0, 0, 0], [0.25, 0, 0.75]]
+    )
+    assert [text.get_text() for text in axes.texts] == ["8", "2", "5", "15"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["cat", "dog", "a name that is much…"]
+
+
+def test_confusion_of_names_that_are_no_plain_text(figures, tmp_path):
+    plots.confusion(np.eye(3), ("$x$", "犬", "ünï"), tmp_path / "confusion.png")
+    axes = figures[0].axes[0]
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["$x$", "1", "ünï"]
+        assert not any(label.get_parse_math() for label in labels)
+
+
+def test_confusion_has_a_column_for_none_and_no_names_of_many(figures, tmp_path):
+    plots.confusion(np.eye(3, 4), ("a", "b", "c"), tmp_path / "small.png")
+    axes = figures[0].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [*"abc", "none"]
+    plots.confusion(np.eye(50), tuple(map(str, range(50))), tmp_path / "large.png")
+    assert not figures[1].axes[0].texts
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"keras-vit-paper\[plots\]"):
+        plots.check()

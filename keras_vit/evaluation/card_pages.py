@@ -1,0 +1,290 @@
+"""A results card as a page: Markdown beside its pictures, HTML with them inside."""
+
+import base64
+import html as entities
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.evaluation.metrics import Estimate
+
+Row = tuple[str, ...]
+
+_TITLES = {
+    "top_1": "top-1 accuracy",
+    "top_5": "top-5 accuracy",
+    "nll": "negative log-likelihood",
+    "ece": "expected calibration error",
+}
+_CAPTIONS = {
+    "reliability": "Reliability: accuracy of images by their confidence, 15 bins. A "
+    "calibrated model's bars end at the dashed line.",
+    "confusion": "Confusion: share of each class (row) that was taken for each "
+    "(column).",
+    "data_size": "Accuracy against the number of training images (as in Figure 4).",
+}
+_CONFUSED = 10  # Pairs of classes in the table.
+
+
+def shown(name: str, estimate: "Estimate") -> Row:
+    """A result's value and interval: shares in percent, others as they are."""
+    scale, digits = (100, 2) if name.startswith("top") else (1, 4)
+    value, low, high = (
+        f"{scale * number:.{digits}f}"
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    unit = " %" if scale == 100 else ""
+    return f"{value}{unit}", f"{low} to {high}{unit}"
+
+
+def _results(card: "Card") -> list[Row]:
+    rows = [(_TITLES[key], *shown(key, card.results[key])) for key in card.results]
+    for key, value in card.scaled.items():
+        rows.append((f"{_TITLES[key]}, temperature scaled", *shown(key, value)))
+    return rows
+
+
+def _facts(card: "Card") -> list[tuple[str, list[Row]]]:
+    """Title of a table: its rows."""
+    data = {key: value for key, value in card.data.items() if key != "classes"}
+    data["classes"] = len(card.data["classes"])
+    numerics = dict(card.numerics)
+    versions = numerics.pop("versions")
+    tables = {
+        "Model": card.model,
+        "Data": data,
+        "Preprocessing": card.preprocessing,
+        "Numerics": numerics,
+        "Versions": versions,
+    }
+    return [
+        (title, [(key.replace("_", " "), _text(value)) for key, value in facts.items()])
+        for title, facts in tables.items()
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _per_class(card: "Card") -> list[Row]:
+    """Classes with images, the hardest first."""
+    classes = card.data["classes"]
+    right, images = card.images.per_class(len(classes))
+    order = np.argsort(right / np.maximum(images, 1), kind="stable")
+    return [
+        (
+            classes[k],
+            f"{100 * right[k] / images[k]:.2f} %",
+            f"{right[k]:,} of {images[k]:,}",
+        )
+        for k in order
+        if images[k]
+    ]
+
+
+def _confused(card: "Card") -> list[Row]:
+    """The pairs of classes that were confused most."""
+    classes = card.data["classes"]
+    matrix = card.images.confusion(len(classes))
+    wrong = matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSED]
+    pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
+    return [
+        (
+            classes[row],
+            classes[column] if column < len(classes) else "none of the classes",
+            f"{wrong[row, column]:,} of {matrix[row].sum():,}",
+        )
+        for row, column in pairs
+        if wrong[row, column]
+    ]
+
+
+def _scaling(card: "Card") -> str:
+    if not card.temperatures:
+        return ""
+    first, second = card.temperatures
+    return (
+        f"Temperatures {first:.4f} and {second:.4f}: each half of the images, drawn at "
+        "random, is scaled by the temperature of the other half."
+    )
+
+
+_INTERVALS = (
+    "95 % intervals: Wilson's for accuracies, percentile bootstrap over images for the "
+    "others. Every image counts once."
+)
+
+
+# Markdown.
+
+
+def markdown(card: "Card", pictures: Sequence[str]) -> str:
+    """The card as Markdown, which shows pictures of these names beside it."""
+    parts = [
+        f"# {_md(card.name)} on {_md(card.data['name'])}",
+        _md_table(("", "value", "95 % interval"), _results(card)),
+        _INTERVALS,
+        _scaling(card),
+        *(f"![{_caption(name)}]({name})" for name in pictures),
+    ]
+    if card.has_classes:
+        parts += [
+            "## Most confused",
+            _md_table(("class", "taken for", "images"), _confused(card)),
+            "## Classes, the hardest first",
+            _md_table(("class", "accuracy", "images"), _per_class(card)),
+        ]
+    for title, rows in _facts(card):
+        parts += [f"## {title}", _md_table(("", ""), rows)]
+    if card.command:
+        parts += ["## Command", _md_code(card.command)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown and the HTML in it take for nothing else."""
+    marks = "\\`*_[]|#~"
+    plain = entities.escape(" ".join(text.split()), quote=False)
+    return "".join(f"\\{c}" if c in marks else c for c in plain)
+
+
+def _md_table(head: Row, rows: Sequence[Row]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_md, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _md_code(text: str) -> str:
+    """A block that no run of backticks in the text ends."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}bash\n{text}\n{fence}"
+
+
+def _caption(picture: str) -> str:
+    return _CAPTIONS[picture.removesuffix(".png")]
+
+
+# HTML.
+
+
+_STYLE = """
+:root { color: #1b1f24; background: #f5f6f8; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
+header p, .note { color: #59636e; margin: .3rem 0 0; }
+section { background: white; border: 1px solid #d9dee3; border-radius: 8px;
+  padding: 1rem 1.2rem; margin: 1rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr));
+  gap: 1rem; margin: 1rem 0; }
+.tiles section { margin: 0; }
+.tiles b { display: block; font-size: 1.7rem; font-variant-numeric: tabular-nums; }
+.tiles span { color: #59636e; font-size: .9rem; display: block; }
+.columns { display: grid; gap: 1rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
+.columns section { margin: 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
+  border-top: 1px solid #eceff2; overflow-wrap: anywhere; }
+tr:first-child > * { border-top: 0; }
+th, td:first-child { color: #59636e; font-weight: normal; }
+.names td { color: inherit; }
+figure { margin: 0; }
+figure img { max-width: 100%; display: block; margin: 0 auto; }
+figcaption { color: #59636e; font-size: .9rem; margin-top: .5rem; }
+pre { background: #f5f6f8; padding: .8rem; margin: 0; border-radius: 6px;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; }
+"""
+
+
+def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
+    """The card as one page of HTML with the pictures, PNG by name, inside."""
+    title = f"{card.name} on {card.data['name']}"
+    images = f"{card.data['images']:,} images"
+    if card.data["without_label"]:
+        images += f", {card.data['without_label']:,} more have no label"
+    tiles = "".join(
+        f"<section><span>{_TITLES[key]}</span><b>{value}</b><span>{interval}</span>"
+        "</section>"
+        for key in card.results
+        for value, interval in [shown(key, card.results[key])]
+    )
+    body = [
+        f"<header><h1>{_h(title)}</h1><p>{_h(str(card.model['variant']))}, {images}</p>"
+        "</header>",
+        f'<div class="tiles">{tiles}</div>',
+        f'<p class="note">{_INTERVALS}</p>',
+        _html_scaling(card),
+        f'<div class="columns">{"".join(map(_figure, *_pairs(pictures)))}</div>',
+        *(_html_classes(card) if card.has_classes else ()),
+        '<div class="columns">',
+        *(
+            f"<section><h2>{t}</h2>{_html_table((), r)}</section>"
+            for t, r in _facts(card)
+        ),
+        "</div>",
+    ]
+    if card.command:
+        body.append(f"<section><h2>Command</h2><pre>{_h(card.command)}</pre></section>")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_h(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(filter(None, body))
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _h(text: str) -> str:
+    return entities.escape(text, quote=True)
+
+
+def _pairs(pictures: Mapping[str, bytes]) -> tuple[list[str], list[bytes]]:
+    return list(pictures), list(pictures.values())
+
+
+def _figure(name: str, png: bytes) -> str:
+    encoded = base64.b64encode(png).decode("ascii")
+    return (
+        f'<section><figure><img alt="{_h(name)}" src="data:image/png;base64,{encoded}">'
+        f"<figcaption>{_h(_caption(name))}</figcaption></figure></section>"
+    )
+
+
+def _html_table(head: Row, rows: Sequence[Row], kind: str = "") -> str:
+    lines = [f"<tr>{''.join(f'<th>{_h(cell)}</th>' for cell in head)}</tr>"] * bool(
+        head
+    )
+    lines += [
+        f"<tr>{''.join(f'<td>{_h(cell)}</td>' for cell in row)}</tr>" for row in rows
+    ]
+    return f'<table class="{kind}">{"".join(lines)}</table>'
+
+
+def _html_scaling(card: "Card") -> str:
+    if not card.temperatures:
+        return ""
+    rows = [row for row in _results(card) if "scaled" in row[0]]
+    table = _html_table(("", "value", "95 % interval"), rows)
+    note = f'<p class="note">{_h(_scaling(card))}</p>'
+    return f"<section><h2>Temperature scaling</h2>{table}{note}</section>"
+
+
+def _html_classes(card: "Card") -> list[str]:
+    confused = _html_table(("class", "taken for", "images"), _confused(card), "names")
+    classes = _html_table(("class", "accuracy", "images"), _per_class(card), "names")
+    return [
+        f"<section><h2>Most confused</h2>{confused}</section>",
+        "<section><details><summary>Every class, the hardest first</summary>"
+        f"{classes}</details></section>",
+    ]

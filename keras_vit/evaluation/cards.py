@@ -1,0 +1,359 @@
+"""The results card: everything that an evaluation was, and what came out.
+
+A folder of `card.json`, the same as pages (`card.md`, `card.html`), their pictures, and
+`images.npz`: what was said of every image, by which two cards are compared.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+from keras_vit._version import __version__
+from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.evaluation import card_pages, metrics
+from keras_vit.evaluation.classification import Evaluation
+from keras_vit.evaluation.metrics import Estimate, PerImage
+from keras_vit.files import replacing_all
+from keras_vit.inspection import plots
+from keras_vit.models.description import config_of
+
+FORMAT = 1  # Of card.json.
+RESULTS = ("top_1", "top_5", "nll", "ece")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """An evaluation's results card.
+
+    Attributes:
+        name: of the model, as tables show it.
+        model: its variant, sizes, and the sha256 of its weights and of their file.
+        numerics: what it computes with: GELU, epsilons, dtypes, backend, versions.
+        preprocessing: what was done to an image.
+        data: the data set's name, fingerprint, numbers of images, and classes.
+        results: "top_1", "top_5", "nll" and "ece" with their 95 % intervals.
+        scaled: "nll" and "ece" after temperature scaling, each half of the images by
+            the temperature of the other half; empty where none was found.
+        temperatures: of the two halves, or none.
+        data_size: accuracy in [0, 1] by the number of training images, of any models
+            that the card is to show beside (Figure 4).
+        command: what was called.
+        images: what was said of each image.
+    """
+
+    name: str
+    model: dict[str, Any]
+    numerics: dict[str, Any]
+    preprocessing: dict[str, Any]
+    data: dict[str, Any]
+    results: dict[str, Estimate]
+    scaled: dict[str, Estimate]
+    temperatures: tuple[float, ...]
+    data_size: dict[str, dict[int, float]]
+    command: str
+    images: PerImage
+
+    @classmethod
+    def of(
+        cls,
+        model: keras.Model,
+        evaluation: Evaluation,
+        *,
+        name: str,
+        command: str = "",
+        weights_file: str | os.PathLike[str] | None = None,
+        data_size: Mapping[str, Mapping[int, float]] | None = None,
+    ) -> Self:
+        """The card of an evaluation.
+
+        Args:
+            model: that was evaluated.
+            evaluation: of `classify` or `evaluate_imagenet`.
+            name: of the model, as tables are to show it.
+            command: what was called.
+            weights_file: that the weights are from, if from one.
+            data_size: see `Card`.
+        """
+        task, images = evaluation.task, evaluation.images
+        config = _config(model)
+        return cls(
+            name=name,
+            model={
+                "variant": _variant(config),
+                "parameters": model.count_params(),
+                "weights_sha256": weights_sha256(model),
+                **_file(weights_file),
+            },
+            numerics=_numerics(model, config),
+            preprocessing={
+                "border": task.border,
+                "resize": "bilinear without antialiasing, both sides",
+                "image_size": list(model.input_shape[1:3]),
+                "mean": list(evaluation.mean),
+                "std": list(evaluation.std),
+            },
+            data={
+                "name": task.name,
+                "fingerprint": task.fingerprint(),
+                "images": len(images),
+                "without_label": evaluation.without_label,
+                "classes": list(task.classes),
+            },
+            results={
+                "top_1": images.top(1),
+                "top_5": images.top(5),
+                "nll": images.mean_nll(),
+                "ece": images.ece(),
+            },
+            scaled={},
+            temperatures=(),
+            data_size={
+                name: dict(points) for name, points in (data_size or {}).items()
+            },
+            command=command,
+            images=images,
+        )
+
+    def with_temperatures(self, logits: np.ndarray) -> Self:
+        """The card with what temperature scaling does.
+
+        Args:
+            logits: float32 [N, O], that `keep_logits` kept.
+
+        Raises:
+            ValueError: if no temperature is the best one (`metrics.temperature`).
+        """
+        found, after = metrics.scaled_by_halves(logits, self.images.label)
+        scaled = {"nll": after.mean_nll(), "ece": after.ece()}
+        return dataclasses.replace(self, temperatures=found, scaled=scaled)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every image is of one class, not of a set of outputs (ReaL)."""
+        return bool((self.images.label >= 0).all())
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the card, all of its files or none.
+
+        Raises:
+            ImportError: without matplotlib, the extra `plots`.
+            OSError: if the folder cannot be written to.
+        """
+        root = Path(folder)
+        drawn = [root / f"{name}.png" for name in self._pictures()]
+        # card.json, which knows the hash of images.npz, is the last to be there.
+        paths = [*drawn, *(root / name for name in _FILES)]
+        with replacing_all(paths) as temporaries:
+            *pictures, images, page, html, facts = temporaries
+            for draw, picture in zip(self._pictures().values(), pictures, strict=True):
+                draw(picture)
+            with images.open("wb") as file:
+                np.savez_compressed(file, **vars(self.images))
+            told = self._facts(_sha256(images))
+            names = [path.name for path in drawn]
+            facts.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            page.write_text(card_pages.markdown(self, names), encoding="utf-8")
+            inside = {
+                name: picture.read_bytes()
+                for name, picture in zip(names, pictures, strict=True)
+            }
+            html.write_text(card_pages.html(self, inside), encoding="utf-8")
+
+    def _pictures(self) -> dict[str, Any]:
+        """Name of a picture: what draws it to a path."""
+        bins, classes = self.images.reliability(), self.data["classes"]
+        drawn: dict[str, Any] = {
+            "reliability": lambda path: plots.reliability(
+                bins.images, bins.confidence, bins.accuracy, path
+            )
+        }
+        if self.has_classes:
+            matrix = self.images.confusion(len(classes))
+            drawn["confusion"] = lambda path: plots.confusion(matrix, classes, path)
+        if self.data_size:
+            drawn["data_size"] = lambda path: plots.data_size(self.data_size, path)
+        return drawn
+
+    def _facts(self, images_sha256: str) -> dict[str, Any]:
+        """The card as JSON has it."""
+        bins = self.images.reliability()
+        facts = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "images"
+        }
+        for name in ("results", "scaled"):
+            facts[name] = {
+                key: dataclasses.asdict(value) for key, value in facts[name].items()
+            }
+        facts["reliability"] = {
+            "images": [int(count) for count in bins.images],
+            "confidence": _numbers(bins.confidence),
+            "accuracy": _numbers(bins.accuracy),
+        }
+        if self.has_classes:
+            right, images = self.images.per_class(len(self.data["classes"]))
+            facts["per_class"] = {"right": right.tolist(), "images": images.tolist()}
+        facts["images"] = {"file": _IMAGES, "sha256": images_sha256}
+        return {"keras_vit_card": FORMAT, **facts}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a card back, from its folder or its `card.json`.
+
+        Raises:
+            ValueError: if there is none, or it is damaged.
+        """
+        file = Path(path) / _FACTS if Path(path).is_dir() else Path(path)
+        law = "Expected a folder that `keras-vit evaluate --output` wrote. Received: "
+        if not file.is_file():
+            raise ValueError(f"{law}{str(path)!r} without {_FACTS}")
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            if facts["keras_vit_card"] != FORMAT:
+                raise ValueError(
+                    f"{law}{str(file)!r} of format {facts['keras_vit_card']!r}, not "
+                    f"{FORMAT}. It is of another version of keras_vit"
+                )
+            arrays = file.parent / facts["images"]["file"]
+            if _sha256(arrays) != facts["images"]["sha256"]:
+                raise ValueError(
+                    f"{law}{str(arrays)!r} that is not the one of {_FACTS}. Evaluate "
+                    "again"
+                )
+            return cls._read(facts, arrays)
+        except OSError as error:
+            raise ValueError(f"{law}{error.filename!r}, {error.strerror}") from error
+        except _DAMAGE as error:
+            if isinstance(error, ValueError) and str(error).startswith(law):
+                raise
+            raise ValueError(
+                f"{law}{str(file)!r}, damaged ({type(error).__name__}: {error})"
+            ) from error
+
+    @classmethod
+    def _read(cls, facts: dict[str, Any], arrays: Path) -> Self:
+        with np.load(arrays, allow_pickle=False) as held:
+            images = PerImage(
+                **{f.name: held[f.name] for f in dataclasses.fields(PerImage)}
+            )
+        if len(images) != facts["data"]["images"]:
+            raise ValueError(f"{len(images)} images of {facts['data']['images']}")
+        read = {
+            field.name: facts[field.name]
+            for field in dataclasses.fields(cls)
+            if field.name != "images"
+        }
+        for name in ("results", "scaled"):
+            read[name] = {key: Estimate(**value) for key, value in read[name].items()}
+        if {*RESULTS} - {*read["results"]}:
+            raise ValueError(f"results {[*read['results']]}")
+        read["temperatures"] = tuple(read["temperatures"])
+        read["data_size"] = {
+            name: {int(count): share for count, share in points.items()}
+            for name, points in read["data_size"].items()
+        }
+        return cls(images=images, **read)
+
+
+_FACTS, _IMAGES = "card.json", "images.npz"
+_FILES = (_IMAGES, "card.md", "card.html", _FACTS)
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+def weights_sha256(model: keras.Model) -> str:
+    """A hash of all weights' shapes, types and values, in the model's order."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+        digest.update(f"{value.dtype} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file(path: str | os.PathLike[str] | None) -> dict[str, str]:
+    if path is None or not Path(path).is_file():
+        return {}
+    return {"file": str(path), "file_sha256": _sha256(Path(path))}
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    """JSON has no NaN."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _config(model: keras.Model) -> ViTConfig | ResNetConfig | None:
+    try:
+        return config_of(model)
+    except ValueError:  # Not of this library.
+        return None
+
+
+def _variant(config: ViTConfig | ResNetConfig | None) -> str:
+    """The name in `VARIANTS`, else the sizes."""
+    if config is None:
+        return "not of keras_vit"
+    own: tuple[str, ...] = ("num_layers", "width", "unit")
+    if isinstance(config, ViTConfig):
+        own = (
+            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
+            *("resnet", "attention"),
+        )
+    for name, known in VARIANTS.items():
+        if type(known) is type(config) and all(
+            getattr(known, field) == getattr(config, field) for field in own
+        ):
+            return name
+    told = {field.replace("_", " "): getattr(config, field) for field in own}
+    usual = (None, "full")
+    return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)
+
+
+def _numerics(
+    model: keras.Model, config: ViTConfig | ResNetConfig | None
+) -> dict[str, Any]:
+    backend = keras.backend.backend()
+    packages = dict.fromkeys(("keras", backend, "numpy"))
+    facts = {} if config is None else _flat(dataclasses.asdict(config))
+    return {
+        **{k: v for k, v in facts.items() if k == "gelu" or "epsilon" in k},
+        "dtype": ", ".join(sorted({layer.compute_dtype for layer in model.layers})),
+        "backend": backend,
+        "versions": {
+            "keras_vit": __version__,
+            **{name: _version(name) for name in packages},
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a config and of the ResNet in it, the latter's with its name."""
+    inner = facts.get("resnet") or {}
+    return facts | {f"resnet_{key}": value for key, value in inner.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # As tensorflow-cpu: no such name.
+        return str(getattr(__import__(package), "__version__", "unknown"))

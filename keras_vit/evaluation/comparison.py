@@ -1,0 +1,121 @@
+"""Cards side by side: the same images compared pair by pair, and Table 2's layout."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from keras_vit.evaluation import metrics
+from keras_vit.evaluation.cards import Card
+from keras_vit.evaluation.metrics import Estimate
+
+TABLE_2 = {  # Its rows, by TFDS's names.
+    "imagenet2012": "ImageNet",
+    "imagenet2012_real": "ImageNet ReaL",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "oxford_iiit_pet": "Oxford-IIIT Pets",
+    "oxford_flowers102": "Oxford Flowers-102",
+    "vtab": "VTAB (19 tasks)",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A card less the first one.
+
+    Attributes:
+        is_paired: whether both are of the same images and labels.
+        top_1: difference of shares with its 95 % interval: paired bootstrap, or
+            Newcombe's of two independent shares.
+        nll: likewise by paired bootstrap; None unpaired.
+        p: exact McNemar test that both err equally often; None unpaired.
+        only_first: images that the first alone is right about; None unpaired.
+        only_second: images that the other alone is right about; None unpaired.
+    """
+
+    is_paired: bool
+    top_1: Estimate
+    nll: Estimate | None = None
+    p: float | None = None
+    only_first: int | None = None
+    only_second: int | None = None
+
+
+def difference(first: Card, second: Card) -> Difference:
+    """What `second` has more than `first`.
+
+    Paired where the cards' data have one fingerprint: the same images in the same
+    order, and the same right answers.
+    """
+    if first.data["fingerprint"] != second.data["fingerprint"]:
+        top_1 = metrics.unpaired_difference(
+            first.results["top_1"], second.results["top_1"]
+        )
+        return Difference(is_paired=False, top_1=top_1)
+    one, other = first.images, second.images
+    return Difference(
+        is_paired=True,
+        top_1=metrics.paired_difference(one.right, other.right),
+        nll=metrics.paired_difference(one.nll, other.nll),
+        p=metrics.mcnemar(one.right, other.right),
+        only_first=int((one.right & ~other.right).sum()),
+        only_second=int((other.right & ~one.right).sum()),
+    )
+
+
+class Published(Protocol):
+    """A number of the paper, as `keras_vit.paper` has it."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def pretrained_on(self) -> str: ...
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def percent(self) -> float: ...
+    @property
+    def std(self) -> float | None: ...
+
+
+def table_2(
+    cards: Sequence[Card], published: Iterable[Published] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Top-1 in Table 2's layout: data sets by models.
+
+    Args:
+        cards: those of other data sets are left out. Several of one name and data are
+            runs of one model: their mean and standard deviation.
+        published: the paper's numbers, columns before the cards'.
+
+    Returns:
+        Column names, and a row for each of Table 2's data sets that a card is of,
+        beginning with its name. No rows where there is none.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for row in published:
+        spread = "" if row.std is None else f" ± {row.std:.2f}"
+        column = f"{row.model} ({row.pretrained_on}, paper)"
+        cells.setdefault(column, {})[row.dataset] = f"{row.percent:.2f}{spread}"
+    runs: dict[str, dict[str, list[Card]]] = {}
+    for card in cards:
+        runs.setdefault(card.name, {}).setdefault(card.data["name"], []).append(card)
+    for name, by_data in runs.items():
+        cells[name] = {data: _cell(found) for data, found in by_data.items()}
+    present = {card.data["name"] for card in cards}
+    rows = [
+        [title, *(cells[column].get(data, "") for column in cells)]
+        for data, title in TABLE_2.items()
+        if data in present
+    ]
+    return ["", *cells], rows
+
+
+def _cell(cards: list[Card]) -> str:
+    percents = [100 * card.results["top_1"].value for card in cards]
+    if len(percents) > 1:
+        spread = statistics.stdev(percents)
+        return f"{statistics.mean(percents):.2f} ± {spread:.2f}"
+    top_1 = cards[0].results["top_1"]
+    return f"{percents[0]:.2f} ({100 * top_1.low:.2f} to {100 * top_1.high:.2f})"

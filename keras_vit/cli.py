@@ -1016,7 +1016,6 @@ def compare(
     """
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.comparison import table_2
-    from keras_vit.paper import TABLES
 
     if len(cards) < 2:
         raise ValueError("Expected two cards or more. Received: one")
@@ -1027,9 +1026,10 @@ def compare(
     for table in (_cards_table(loaded), _differences_table(loaded)):
         console.print()
         console.print(table)
-    columns, rows = table_2(loaded, TABLES["Table 2"])
+    columns, rows = table_2(loaded)
     if rows:
-        table = Table(box=None, pad_edge=False, title="Table 2", title_justify="left")
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        table.title = "Table 2, the paper's columns first"
         for column in columns:
             table.add_column(Text(column))
         for row in rows:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
+from keras_vit import paper
 from keras_vit.evaluation import metrics
 from keras_vit.evaluation.cards import Card
 from keras_vit.evaluation.metrics import Estimate
@@ -17,6 +17,13 @@ TABLE_2 = {  # Its rows, by TFDS's names.
     "oxford_iiit_pet": "Oxford-IIIT Pets",
     "oxford_flowers102": "Oxford Flowers-102",
     "vtab": "VTAB (19 tasks)",
+}
+COLUMNS = {  # Of the paper, by model and pre-training.
+    ("ViT-H/14", "jft300m"): "H/14 JFT",
+    ("ViT-L/16", "jft300m"): "L/16 JFT",
+    ("ViT-L/16", "imagenet21k"): "L/16 I21k",
+    ("BiT-R152x4", "jft300m"): "BiT-L JFT",
+    ("EfficientNet-L2", "jft300m"): "Noisy Student",
 }
 
 
@@ -64,40 +71,23 @@ def difference(first: Card, second: Card) -> Difference:
     )
 
 
-class Published(Protocol):
-    """A number of the paper, as `keras_vit.paper` has it."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def pretrained_on(self) -> str: ...
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def percent(self) -> float: ...
-    @property
-    def std(self) -> float | None: ...
-
-
-def table_2(
-    cards: Sequence[Card], published: Iterable[Published] = ()
-) -> tuple[list[str], list[list[str]]]:
-    """Top-1 in Table 2's layout: data sets by models.
+def table_2(cards: Sequence[Card]) -> tuple[list[str], list[list[str]]]:
+    """Top-1 in Table 2's layout: data sets by models, the paper's before the cards'.
 
     Args:
         cards: those of other data sets are left out. Several of one name and data are
             runs of one model: their mean and standard deviation.
-        published: the paper's numbers, columns before the cards'.
 
     Returns:
         Column names, and a row for each of Table 2's data sets that a card is of,
         beginning with its name. No rows where there is none.
     """
     cells: dict[str, dict[str, str]] = {}
-    for row in published:
-        spread = "" if row.std is None else f" ± {row.std:.2f}"
-        column = f"{row.model} ({row.pretrained_on}, paper)"
-        cells.setdefault(column, {})[row.dataset] = f"{row.percent:.2f}{spread}"
+    for row in paper.TABLES["Table 2"]:
+        column = COLUMNS[row.model, row.pretrained_on]
+        said = cells.setdefault(column, {})
+        both = (said.get(row.dataset), _mean(row.percent, row.std))
+        said[row.dataset] = "/".join(filter(None, both))  # "88.4/88.5"
     runs: dict[str, dict[str, list[Card]]] = {}
     for card in cards:
         runs.setdefault(card.name, {}).setdefault(card.data["name"], []).append(card)
@@ -112,10 +102,13 @@ def table_2(
     return ["", *cells], rows
 
 
+def _mean(percent: float, std: float | None) -> str:
+    return f"{percent:.2f}" + ("" if std is None else f"±{std:.2f}")
+
+
 def _cell(cards: list[Card]) -> str:
     percents = [100 * card.results["top_1"].value for card in cards]
     if len(percents) > 1:
-        spread = statistics.stdev(percents)
-        return f"{statistics.mean(percents):.2f} ± {spread:.2f}"
+        return _mean(statistics.mean(percents), statistics.stdev(percents))
     top_1 = cards[0].results["top_1"]
     return f"{percents[0]:.2f} ({100 * top_1.low:.2f} to {100 * top_1.high:.2f})"

@@ -43,7 +43,7 @@ fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format
 	$(QUIET) KERAS_VIT_FUZZ=10000 $(BIN)/pytest -q --durations=0 -s tests/weights/test_fuzz.py
 
 parity: $(VENV)/dev.done  ## The largest difference from every reference fixture.
-	$(QUIET) $(BIN)/pytest -q -k "reference or preprocess or dialects or keras_applications"
+	$(QUIET) $(BIN)/pytest -q -k "reference or preprocess or dialects or keras_applications or official_ones"
 
 floor: .venv-floor/floor.done  ## The oldest supported Keras and TensorFlow.
 	$(QUIET) .venv-floor/bin/pytest -q -m "not slow"

@@ -253,10 +253,13 @@ def _pretrained(
     model: str | None,
     weights: str | None,
     file_size: tuple[int, int] | None,
-    size: tuple[int, int],
-    gelu: Any,
+    size: tuple[int, int] | None,
+    gelu: str | None,
 ) -> Any:
-    """A model to fine-tune: of a file, at `file_size` or its own, or of a builder."""
+    """A pretrained model: of a file, for images of `file_size`, or of a builder.
+
+    None is the size of the weights.
+    """
     import keras_vit
 
     overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
@@ -267,7 +270,7 @@ def _pretrained(
     return _builder(model or "ViT-B/16")(
         include_top=False,
         pooling=_pooling(model or "ViT-B/16"),
-        input_shape=(*size, 3),
+        input_shape=None if size is None else (*size, 3),
         **({} if weights is None else {"weights": _none(weights)}),
         **overrides,
     )
@@ -1355,13 +1358,7 @@ def fewshot(
             "[default: ViT-B/16; a weights file tells its own]."
         ),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="A tag such as imagenet21k, a file, or 'none' [default: the "
-            "variant's ImageNet-21k weights]."
-        ),
-    ] = None,
+    weights: PretrainedWeights = None,
     shots: Annotated[
         list[str] | None,
         typer.Option(
@@ -1492,20 +1489,7 @@ def _frozen(
             network = keras_vit.at_resolution(network, image_size)
         return network, run
     run = Run([], *_normalization(weights, mean, std), {})
-    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
-    if model is None and _is_checkpoint(weights):
-        network = keras_vit.from_checkpoint(weights, image_size=image_size, **overrides)
-        console.print(str(network.checkpoint_report).splitlines()[0])
-        return network, run
-    variant = model or "ViT-B/16"
-    network = _builder(variant)(
-        include_top=False,
-        pooling=_pooling(variant),
-        input_shape=None if image_size is None else (*image_size, 3),
-        **({} if weights is None else {"weights": _none(weights)}),
-        **overrides,
-    )
-    return network, run
+    return _pretrained(model, weights, image_size, image_size, gelu), run
 
 
 def _plot_shots(result: Any, path: Path) -> None:

@@ -20,13 +20,13 @@ import keras
 import numpy as np
 
 from keras_vit._version import __version__
-from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.evaluation import card_pages, metrics
 from keras_vit.evaluation.classification import Evaluation
 from keras_vit.evaluation.metrics import Estimate, PerImage
 from keras_vit.files import replacing_all
 from keras_vit.inspection import plots
-from keras_vit.models.description import config_of
+from keras_vit.models.description import config_of, variant_of, weights_sha256
 
 FORMAT = 1  # Of card.json.
 RESULTS = ("top_1", "top_5", "nll", "ece")
@@ -275,16 +275,6 @@ _DAMAGE = (
 )
 
 
-def weights_sha256(model: keras.Model) -> str:
-    """A hash of all weights' shapes, types and values, in the model's order."""
-    digest = hashlib.sha256()
-    for variable in model.weights:
-        value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
-        digest.update(f"{value.dtype} {value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -312,17 +302,14 @@ def _variant(config: ViTConfig | ResNetConfig | None) -> str:
     """The name in `VARIANTS`, else the sizes."""
     if config is None:
         return "not of keras_vit"
+    if (known := variant_of(config)) is not None:
+        return known
     own: tuple[str, ...] = ("num_layers", "width", "unit")
     if isinstance(config, ViTConfig):
         own = (
             *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
             *("resnet", "attention"),
         )
-    for name, known in VARIANTS.items():
-        if type(known) is type(config) and all(
-            getattr(known, field) == getattr(config, field) for field in own
-        ):
-            return name
     told = {field.replace("_", " "): getattr(config, field) for field in own}
     usual = (None, "full")
     return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)

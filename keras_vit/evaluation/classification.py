@@ -7,17 +7,15 @@ The official code leaves out what does not fill its last batch
 import dataclasses
 import hashlib
 import json
-import sys
 
 import keras
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from keras_vit.data import pipelines
 from keras_vit.data.preprocessing import HALF, Channels
 from keras_vit.data.sources import Source
 from keras_vit.data.splits import Split
+from keras_vit.evaluation.features import progress
 from keras_vit.evaluation.metrics import Counts, PerImage
 
 
@@ -152,14 +150,8 @@ def classify(
         std=std,
         channels=channels,
     ).as_numpy_iterator()
-    for images, labels in track(
-        batches,
-        description="evaluating",
-        total=-(-total // batch_size),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not (verbose and sys.stderr.isatty()),
-    ):
+    steps = -(-total // batch_size)
+    for images, labels in progress(batches, "evaluating", steps, verbose):
         count = len(images)
         if count < batch_size:  # One shape for all batches: compiled once.
             images = np.resize(images, (batch_size, *images.shape[1:]))

@@ -9,7 +9,6 @@ OUTPUT/resisc45/failed.json     why a task's data could not be opened
 
 import dataclasses
 import gc
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from keras_vit.data.sources import Source
 from keras_vit.data.vtab import GROUPS, TASKS, Task
 from keras_vit.files import replacing, write_json
 from keras_vit.models import at_resolution, for_task
+from keras_vit.models.description import weights_sha256
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
@@ -159,7 +159,7 @@ def run(
         )
     folder = Path(output)
     identity = {
-        "weights": _digest(model),
+        "weights": weights_sha256(model, without=("pre_logits", "head")),
         "recipe": dataclasses.asdict(recipe),
         "augment": augment,
         "seed": seed,
@@ -233,16 +233,6 @@ def _read(path: Path, *keys: str) -> dict[str, Any]:
             f"Expected a result of `keras-vit vtab`. Received: {str(path)!r}, damaged "
             f"({error}). Delete it and give the same command again"
         ) from error
-
-
-def _digest(model: keras.Model) -> str:
-    """A hash of all weights."""
-    digest = hashlib.sha256()
-    for weight in model.weights:
-        value = keras.ops.convert_to_numpy(weight)
-        digest.update(f"{value.dtype} {value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
 
 
 def _result(folder: Path, task: Task, number: int) -> Path:

@@ -1,10 +1,13 @@
 """What a built model is, read off its layers."""
 
+import hashlib
+from collections.abc import Collection
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.layers import (
     AddPositionEmbs,
     AxialBlock,
@@ -157,3 +160,44 @@ def _resnet_config(model: keras.Model) -> ResNetConfig:
         pool_padding="zero" if v1 else pool.padding,
         num_heads=units[0].num_heads if axial else 8,
     )
+
+
+def variant_of(config: ViTConfig | ResNetConfig) -> str | None:
+    """The published model that has a config's shape, as `VARIANTS` names it."""
+    own = _shape(config)
+    for name, known in VARIANTS.items():
+        if isinstance(known, ViTConfig | ResNetConfig) and _shape(known) == own:
+            return name
+    return None
+
+
+def _shape(config: ViTConfig | ResNetConfig | None) -> Any:
+    if config is None:
+        return None
+    if isinstance(config, ResNetConfig):
+        return config.unit, config.num_layers, config.width
+    return (
+        config.patch_size,
+        config.num_layers,
+        config.hidden_size,
+        config.mlp_dim,
+        config.num_heads,
+        config.attention,
+        _shape(config.resnet),
+    )
+
+
+def weights_sha256(model: keras.Model, without: Collection[str] = ()) -> str:
+    """A hash of weights' types, shapes and values, by layer.
+
+    Args:
+        model: any.
+        without: names of layers to leave out.
+    """
+    digest = hashlib.sha256()
+    for layer in model.layers:
+        for variable in () if layer.name in without else layer.weights:
+            value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+            digest.update(f"{value.dtype} {value.shape}".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()

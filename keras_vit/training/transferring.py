@@ -7,7 +7,6 @@ OUTPUT/transfer.json  the result
 """
 
 import dataclasses
-import hashlib
 import os
 import statistics
 from collections.abc import Iterator
@@ -19,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import paper
-from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.configs import VARIANTS
 from keras_vit.data.preprocessing import HALF
 from keras_vit.data.sources import Source, open_source
 from keras_vit.files import write_json
 from keras_vit.models import at_resolution, for_task
-from keras_vit.models.description import config_of
+from keras_vit.models.description import config_of, variant_of, weights_sha256
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting
 from keras_vit.training import resume as resuming
@@ -283,13 +282,9 @@ def _identity(
     std: tuple[float, ...],
 ) -> dict[str, Any]:
     """What has to be the same for a transfer to go on, as plain values."""
-    body = hashlib.sha256()
-    for layer in model.layers:
-        if layer.name not in ("pre_logits", "head"):
-            for weight in layer.weights:
-                body.update(keras.ops.convert_to_numpy(weight).tobytes())
+    body = weights_sha256(model, without=("pre_logits", "head"))
     return {
-        "transfer": {"weights": body.hexdigest(), "seed": seed},
+        "transfer": {"weights": body, "seed": seed},
         "recipe": dataclasses.asdict(recipe),
         "mean": mean,
         "std": std,
@@ -340,7 +335,7 @@ class _Paper:
         self, model: keras.Model, pretrained_on: str | None
     ) -> paper.Accuracy | None:
         """The number of this model on this data set."""
-        variant = _variant(model)
+        variant = variant_of(config_of(model))
         whole = _WHOLE.get(self.dataset, (0,))
         known = self.named and len(self.source.classes) == whole[0]
         if not known or variant is None or pretrained_on is None:
@@ -379,7 +374,7 @@ class _Paper:
     ) -> Iterator[Difference]:
         """How the model is built and what it computes in."""
         yield from _differing("dtype policy", model.dtype_policy.name, "float32")
-        variant = _variant(model)
+        variant = variant_of(config_of(model))
         if pretrained_on not in IMAGES:
             yield Difference(
                 setting="pre-training", ours=pretrained_on, paper=", ".join(IMAGES)
@@ -394,32 +389,3 @@ class _Paper:
             if field.name not in ("representation_size", "head_bias_init"):  # Head's.
                 mine, other = getattr(own, field.name), getattr(theirs, field.name)
                 yield from _differing(field.name, mine, other)
-
-
-def _variant(model: keras.Model) -> str | None:
-    """The name of the published model that has this one's shape."""
-    own = _shape(config_of(model))
-    return next(
-        (
-            name
-            for name, config in VARIANTS.items()
-            if isinstance(config, ViTConfig | ResNetConfig) and _shape(config) == own
-        ),
-        None,
-    )
-
-
-def _shape(config: ViTConfig | ResNetConfig | None) -> Any:
-    if config is None:
-        return None
-    if isinstance(config, ResNetConfig):
-        return config.unit, config.num_layers, config.width
-    return (
-        config.patch_size,
-        config.num_layers,
-        config.hidden_size,
-        config.mlp_dim,
-        config.num_heads,
-        config.attention,
-        _shape(config.resnet),
-    )

@@ -16,6 +16,7 @@ from keras_vit.data.splits import Arrays
 from keras_vit.evaluation import card_pages, cards, comparison, metrics
 from keras_vit.evaluation.cards import Card
 from keras_vit.evaluation.classification import classify, task_of
+from keras_vit.models.description import weights_sha256
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -91,8 +92,8 @@ def test_what_a_card_says(card, task):
     model = vit()
     right = predicted(model, task.split.images).argmax(1) == task.split.labels
     assert card.results["top_1"].value == right.mean() > 0.6
-    assert card.model["weights_sha256"] == cards.weights_sha256(model)
-    assert card.model["weights_sha256"] != cards.weights_sha256(vit(1))
+    assert card.model["weights_sha256"] == weights_sha256(model)
+    assert card.model["weights_sha256"] != weights_sha256(vit(1))
     assert card.model["parameters"] == model.count_params()
     assert card.numerics["gelu"] == "erf"
     assert card.numerics["layer_norm_epsilon"] == 1e-6

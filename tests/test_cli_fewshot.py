@@ -79,7 +79,7 @@ def test_fewshot_of_a_run_takes_its_normalization(shell, shades, tmp_path):
     model = keras_vit.from_checkpoint(MINI)
     model.save(tmp_path / "model.keras")
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    cli.Run(["a"], mean, std, {"seed": 3}).save(tmp_path)
+    cli.opening.Run(["a"], mean, std, {"seed": 3}).save(tmp_path)
     given = ["fewshot", "--model", tmp_path, "--data", shades, "--shots", "5"]
     code, out, _ = shell(*given)
     assert code == 0

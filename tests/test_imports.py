@@ -46,7 +46,7 @@ STANDARD_LIBRARY_ONLY = (
     "recipes.py",
     "weights/registry.py",
 )
-FACES = ("__init__.py", "cli.py")  # May import everything; nothing imports cli.
+FACES = ("__init__", "cli")  # May import everything; nothing imports cli.
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
@@ -66,8 +66,8 @@ def test_arrows(module):
     rooms = {
         name.split(".")[1] for name in imported(module) if name.startswith("keras_vit.")
     }
-    assert "cli" not in rooms
-    if module not in FACES:
+    assert "cli" not in rooms - {room}
+    if room not in FACES:
         assert rooms - {room} <= ALLOWED[room]
 
 

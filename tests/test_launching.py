@@ -384,7 +384,7 @@ def light_shell(folder, monkeypatch):
     package = folder / "light" / "keras_vit"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for name in ("cli.py", "launching.py", "recipes.py", "_version.py"):
+    for name in ("cli", "launching.py", "recipes.py", "_version.py"):
         (package / name).symlink_to(PACKAGE / name)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.setenv("COLUMNS", "80")

@@ -1,0 +1,5 @@
+"""`python -m keras_vit.cli`."""
+
+from keras_vit.cli import main
+
+main()

@@ -1,0 +1,363 @@
+"""`keras-vit predict | evaluate | compare`."""
+
+import dataclasses
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from keras_vit.cli.opening import Run, open_model
+from keras_vit.cli.options import (
+    Corrupt,
+    MeanOption,
+    ModelOption,
+    StdOption,
+    WeightsOption,
+)
+from keras_vit.cli.shell import app, console, errors
+
+if TYPE_CHECKING:
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.evaluation.classification import Task
+
+
+@app.command()
+def predict(
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, or folders of them.")
+    ],
+    model: ModelOption = None,
+    weights: WeightsOption = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="Classes to print for each image.")
+    ] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object a line.")
+    ] = False,
+    mean: MeanOption = None,
+    std: StdOption = None,
+) -> None:
+    """Prints the most probable classes of images."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_vit.data import preprocessing
+
+    files = [file for path in images for file in _image_files(path)]
+    network, run = open_model(model, weights, mean, std)
+    size, channels = network.input_shape[1:3], network.input_shape[-1]
+    failed = 0
+    for file in files:
+        try:
+            image = preprocessing.decode(tf.io.read_file(str(file)))
+        except (tf.errors.OpError, ValueError) as error:
+            failed += 1
+            reason = str(getattr(error, "message", error)).splitlines()[0]
+            reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
+            errors.print(f"{file}: not a readable image ({reason})")
+            continue
+        image = preprocessing.prepare(image, size, run.mean, run.std, channels)
+        logits = network(np.asarray(image)[None], training=False)
+        scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
+        best = np.argsort(-scores)[:top]
+        _print_prediction(
+            file, [(run.classes[i], float(scores[i])) for i in best], as_json
+        )
+    if failed:
+        raise typer.Exit(1)
+
+
+def _image_files(path: Path) -> list[Path]:
+    from keras_vit.data.sources import IMAGE_SUFFIXES
+
+    if path.is_dir():
+        found = sorted(
+            file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
+        )
+        if not found:
+            raise ValueError(
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
+                f"Received: {str(path)!r}"
+            )
+        return found
+    if not path.exists():
+        raise ValueError(f"Expected an image or a folder. Received: {str(path)!r}")
+    return [path]
+
+
+def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:
+    if as_json:
+        classes = [{"class": name, "probability": score} for name, score in best]
+        print(json.dumps({"image": str(file), "top": classes}, ensure_ascii=False))
+        return
+    table = Table(
+        title=Text(str(file)), title_justify="left", show_header=False, box=None
+    )
+    for name, score in best:
+        table.add_row(f"{score:7.2%}", name)
+    console.print(table)
+
+
+@app.command()
+def evaluate(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="As in `finetune` [default: what the run was trained on]. With "
+            "--imagenet: a TFDS name, or the set's folder [default: TFDS's]."
+        ),
+    ] = None,
+    model: ModelOption = None,
+    weights: WeightsOption = None,
+    imagenet: Annotated[
+        Literal["val", "real", "v2", "a", "r", "sketch", "objectnet"] | None,
+        typer.Option(help="One of the sets of ImageNet's classes, by its own rules."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Of --imagenet real: real.json, but for TFDS's own."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the results card: card.json, .md and .html, its pictures, "
+            "and what was said of every image, which `compare` takes."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's name in the card [default: --model's]."),
+    ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Print each class's accuracy.")
+    ] = False,
+    temperature: Annotated[
+        bool,
+        typer.Option(
+            "--temperature",
+            help="Print what temperature scaling does; it keeps all logits in memory.",
+        ),
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the test share, where the data has no test set [default: the "
+            "run's, whose training never saw that share]."
+        ),
+    ] = None,
+) -> None:
+    """Prints accuracy and calibration on test images, every one of them counted.
+
+    With 95 % intervals; the loss is the mean negative log-likelihood, ece the expected
+    calibration error.
+    """
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.evaluation.classification import classify
+    from keras_vit.inspection import plots
+
+    if output is not None:
+        plots.check()
+    network, run = open_model(model, weights, mean, std)
+    if seed is None:
+        seed = run.details.get("seed", 0)
+    task = _task(data, imagenet, labels, run, seed, on_corrupt)
+    found = classify(
+        network,
+        task,
+        batch_size=batch_size,
+        mean=run.mean,
+        std=run.std,
+        keep_logits=temperature,
+    )
+    card = Card.of(
+        network,
+        found,
+        name=name or model or weights or "ViT-B/16",
+        command=shlex.join(["keras-vit", *sys.argv[1:]]),
+        weights_file=_weights_file(model, weights),
+    )
+    _print_results(card)
+    try:
+        if found.logits is not None:
+            card = card.with_temperatures(found.logits)
+            _print_scaled(card)
+    finally:  # Where no temperature is the best, the evaluation is not lost.
+        if output is not None:
+            card.write(output)
+            console.print(
+                f"wrote {output / 'card.html'}; keras-vit compare takes {output}"
+            )
+    if per_class:
+        console.print(_per_class_table(card))
+
+
+def _task(
+    data: str | None,
+    imagenet: str | None,
+    labels: Path | None,
+    run: Run,
+    seed: int,
+    on_corrupt: Any,
+) -> "Task":
+    """The images to evaluate on: of ImageNet's family, else a source's."""
+    from keras_vit.data import sources
+    from keras_vit.evaluation.classification import task_of
+    from keras_vit.evaluation.imagenet import open_task
+
+    if imagenet is not None:
+        return open_task(imagenet, data=data, labels=labels, on_corrupt=on_corrupt)
+    if labels is not None:
+        raise ValueError(
+            "Expected --labels with --imagenet real. Received: --labels "
+            f"{labels} without"
+        )
+    data = data or run.details.get("data")
+    if data is None:
+        raise ValueError(
+            "Expected a data set, or a model that `keras-vit finetune` wrote. "
+            "Received: no --data"
+        )
+    return task_of(sources.open_source(data, seed=seed, on_corrupt=on_corrupt))
+
+
+def _weights_file(model: str | None, weights: str | None) -> Path | None:
+    """The file that the weights were read from, if it was one."""
+    if model is not None and Path(model).is_dir():
+        return Path(model) / "model.keras"
+    return Path(weights) if weights is not None and Path(weights).is_file() else None
+
+
+def _print_results(card: "Card") -> None:
+    names = {"loss": "nll", "top_1": "top_1", "top_5": "top_5", "ece": "ece"}
+    for name, key in names.items():
+        found = card.results[key]
+        interval = f"(95 %: {found.low:.4f} to {found.high:.4f})"
+        console.print(f"{name:6} {found.value:.4f}  {interval}")
+    images, right = len(card.images), int(card.images.right.sum())
+    console.print(f"{right} of {images} images right")
+    if card.data["without_label"]:
+        console.print(f"{card.data['without_label']} more have no label")
+
+
+def _print_scaled(card: "Card") -> None:
+    temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
+    nll, ece = (card.scaled[key].value for key in ("nll", "ece"))
+    console.print(
+        f"scaled by temperatures {temperatures}, each half by the other's: loss "
+        f"{nll:.4f}, ece {ece:.4f}"
+    )
+
+
+def _per_class_table(card: "Card") -> Table:
+    if not card.has_classes:
+        raise ValueError(
+            "Expected images of one class each for --per-class. Received: "
+            f"{card.data['name']}, whose labels are sets"
+        )
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (
+        ("class", "left"),
+        ("accuracy", "right"),
+        ("right", "right"),
+    ):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    classes = card.data["classes"]
+    for name, right, images in zip(
+        classes, *card.images.per_class(len(classes)), strict=True
+    ):
+        share = f"{right / images:.4f}" if images else ""
+        table.add_row(Text(name), share, f"{right} of {images}")
+    return table
+
+
+@app.command()
+def compare(
+    cards: Annotated[
+        list[Path],
+        typer.Argument(help="Two or more folders that `evaluate --output` wrote."),
+    ],
+) -> None:
+    """Prints results side by side, each less the first card's, image by image.
+
+    Cards of the same images are compared by paired bootstrap and McNemar's exact test;
+    cards of Table 2's data sets are printed in its layout, beside the paper's.
+    """
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.evaluation.comparison import table_2
+
+    if len(cards) < 2:
+        raise ValueError("Expected two cards or more. Received: one")
+    loaded = [Card.load(path) for path in cards]
+    for letter, path, card in zip(_letters(loaded), cards, loaded, strict=True):
+        images = f"{card.data['images']:,} images"
+        console.print(f"{letter}: {path}, {card.name} on {card.data['name']}, {images}")
+    for table in (_cards_table(loaded), _differences_table(loaded)):
+        console.print()
+        console.print(table)
+    columns, rows = table_2(loaded)
+    if rows:
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        table.title = "Table 2, the paper's columns first"
+        for column in columns:
+            table.add_column(Text(column))
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print()
+        console.print(table)
+
+
+def _cards_table(cards: "list[Card]") -> Table:
+    """A column for each card: its results."""
+    from keras_vit.evaluation.card_pages import shown
+    from keras_vit.evaluation.cards import RESULTS
+
+    table = Table(box=None, pad_edge=False)
+    for letter in ("", *_letters(cards)):
+        table.add_column(letter)
+    for key in RESULTS:
+        found = [shown(key, card.results[key]) for card in cards]
+        cells = [f"{value} ({interval})".replace(" %", "") for value, interval in found]
+        table.add_row(f"{key} %" if key.startswith("top") else key, *cells)
+    return table
+
+
+def _differences_table(cards: "list[Card]") -> Table:
+    """A column for each card but the first: what it has more."""
+    from keras_vit.evaluation.comparison import difference
+
+    table = Table(box=None, pad_edge=False)
+    rows: dict[str, list[str]] = {
+        name: [] for name in ("top_1", "right alone", "McNemar p", "nll")
+    }
+    table.add_column("")
+    for letter, card in zip(_letters(cards)[1:], cards[1:], strict=True):
+        table.add_column(f"{letter} less A")
+        found = difference(cards[0], card)
+        points = (100 * n for n in dataclasses.astuple(found.top_1))
+        told = ["{:+.2f} ({:+.2f} to {:+.2f}) points".format(*points)]
+        if found.nll is None:
+            told += ["unpaired: other images or labels", "", ""]
+        else:
+            nll = "{:+.4f} ({:+.4f} to {:+.4f})".format(*dataclasses.astuple(found.nll))
+            alone = f"{letter} {found.only_second}, A {found.only_first}"
+            told += [alone, f"{found.p:.3g}", nll]
+        for cells, text in zip(rows.values(), told, strict=True):
+            cells.append(text)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table
+
+
+def _letters(cards: "list[Card]") -> list[str]:
+    """What tables call the cards: A to Z, then by number."""
+    return [chr(65 + n) if n < 26 else str(n + 1) for n in range(len(cards))]

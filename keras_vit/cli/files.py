@@ -1,0 +1,198 @@
+"""`keras-vit convert | data | weights`."""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from keras_vit.cli.options import Corrupt, pixels
+from keras_vit.cli.shell import app, console, errors
+
+if TYPE_CHECKING:
+    from keras_vit.weights.registry import Checkpoint
+
+data_app = typer.Typer(
+    help="Data sets: shards that are read at random.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def pack(
+    source: Annotated[
+        str, typer.Argument(help="A folder of images, or a TFDS name, as in --data.")
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="The folder to write; it is there whole or not.")
+    ],
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of the training images [default: one for every 10,000]."
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["all", "train"], typer.Option(help="With or without test images.")
+    ] = "all",
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int, typer.Option(help="Of the test share, where the data has no test set.")
+    ] = 0,
+) -> None:
+    """Writes a data set as TFRecord shards with an index; --data then takes them."""
+    from keras_vit.data import packing, sources
+
+    opened = sources.open_source(source, seed=seed, on_corrupt=on_corrupt)
+    packing.pack(opened, output, shards=shards, split=split)
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    count = len(list(output.glob("*.tfrecord")))
+    tested = 0 if split == "train" or opened.test is None else len(opened.test)
+    console.print(
+        f"{output}: {len(opened.train)} training and {tested} test images of "
+        f"{len(opened.classes)} classes, {count} shards, {size:.0f} MiB"
+    )
+
+
+weights_app = typer.Typer(
+    help="The published weights: what there is, and copies of it.",
+    no_args_is_help=True,
+)
+app.add_typer(weights_app, name="weights")
+
+
+@weights_app.command("list")
+def list_weights(
+    variant: Annotated[
+        str | None, typer.Option(help="One variant: ViT-B/16 or ViT_B16.")
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="One tag: imagenet21k.")] = None,
+    urls: Annotated[
+        bool, typer.Option("--urls", help="Where each source is, in order of trial.")
+    ] = False,
+) -> None:
+    """Prints every tag and variant with its sources, size, head, origin and licence."""
+    from keras_vit.weights.registry import select
+
+    trainings: dict[str, list[Checkpoint]] = {}
+    for row in select(variant, tag):
+        title = f"{row.tag}: {row.origin}, {row.licence}"
+        trainings.setdefault(title, []).append(row)
+    for title, rows in trainings.items():
+        console.print(_training_table(title, rows))
+        for row in rows if urls else ():
+            console.print(row.variant)
+            for mirror in row.mirrors:
+                console.print(f"  {mirror.format:4} {mirror.url}")
+        console.print()
+    console.print(
+        "sources: the official npz, then copies, as they are tried"
+        + ("" if urls else "; --urls has them")
+    )
+
+
+def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
+    """The variants of one training, 80 columns wide at most."""
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
+    for name in ("variant", "pixels", "head", "size", "top-1 %", "sources"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        dialects = ", ".join(mirror.format for mirror in row.mirrors)
+        top_1 = f"{row.accuracy} ({row.accuracy_source})" if row.accuracy else ""
+        table.add_row(
+            row.variant,
+            str(row.image_size[0]),
+            "zeros" if row.zero_head else str(row.num_classes),
+            row.size or "",
+            top_1,
+            f"{dialects}: one source" if len(row.mirrors) == 1 else dialects,
+        )
+    return table
+
+
+@weights_app.command()
+def fetch(
+    tag: Annotated[str, typer.Argument(help="A tag of `keras-vit weights list`.")],
+    to: Annotated[Path, typer.Option(help="Folder for the files; created if absent.")],
+    variant: Annotated[
+        str | None, typer.Option(help="One variant instead of all of the tag.")
+    ] = None,
+) -> None:
+    """Copies a tag's official files into a folder, for machines without a network."""
+    from keras_vit.weights import download
+
+    for path in download.fetch(tag, to, variant):
+        console.print(str(path))
+    console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
+            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, or a .keras file."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="The file; of timm and hf, the folder.")
+    ],
+    to: Annotated[
+        Literal["npz", "timm", "hf", "keras"],
+        typer.Option(help="The dialect to write."),
+    ],
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels to resize positions to, 384 or 384x512."),
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="A new, zero head of so many classes.")
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Rows x columns of the positions, where they are no square."),
+    ] = None,
+    numerics: Annotated[
+        Literal["paper", "timm", "hf"] | None,
+        typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
+    ] = None,
+) -> None:
+    """Rewrites a checkpoint for another library, and says what became of it."""
+    import keras
+
+    import keras_vit
+
+    size = pixels(image_size)
+    if to == "keras":
+        output = output.with_suffix(".keras")
+    if source.suffix == ".keras":
+        model = keras.models.load_model(source)
+        if size is not None:
+            model = keras_vit.at_resolution(model, size)
+        if classes is not None:
+            model = keras_vit.for_task(model, classes)
+    else:
+        model = keras_vit.from_checkpoint(
+            source,
+            image_size=size,
+            classes=classes,
+            grid=pixels(grid, "--grid"),
+            numerics=numerics,
+        )
+        console.print("\n".join(str(model.checkpoint_report).splitlines()[:2]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        if to == "keras":
+            from keras_vit.files import replacing
+
+            with replacing(output) as temporary:
+                model.save(temporary)
+        else:
+            keras_vit.weights.save(model, output, format=to)
+    for warning in said:
+        if issubclass(warning.category, UserWarning):
+            errors.print(str(warning.message))
+    console.print(f"{output}: {model.count_params():,} parameters, {to}")

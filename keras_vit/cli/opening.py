@@ -1,0 +1,242 @@
+"""Models, data, recipes and devices, as options name them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import typer
+
+from keras_vit.cli.options import HALF, Triple
+from keras_vit.cli.shell import console
+
+if TYPE_CHECKING:
+    from keras_vit.data.sources import Source
+    from keras_vit.recipes import Recipe
+
+
+@dataclasses.dataclass
+class Run:
+    """A trained model in a folder: `model.keras` and what its user must know."""
+
+    classes: list[str]
+    mean: Triple
+    std: Triple
+    details: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Writes `run.json` beside the model."""
+        from keras_vit.files import write_json
+
+        write_json(folder / "run.json", dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Run":
+        """Reads `run.json`."""
+        expected = (
+            "Expected a folder that `keras-vit finetune` wrote, with model.keras and "
+            f"run.json. Received: {str(folder)!r}"
+        )
+        missing = [
+            name
+            for name in ("model.keras", "run.json")
+            if not (folder / name).is_file()
+        ]
+        if missing:
+            raise ValueError(f"{expected} without {' and '.join(missing)}")
+        try:
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            mean, std = tuple(run["mean"]), tuple(run["std"])
+            return cls(run["classes"], mean, std, run["details"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{expected}, whose run.json is damaged") from error
+
+
+def open_pretrained(
+    model: str | None,
+    weights: str | None,
+    file_size: tuple[int, int] | None,
+    size: tuple[int, int] | None,
+    gelu: str | None,
+) -> Any:
+    """A pretrained model: of a file, for images of `file_size`, or of a builder.
+
+    None is the size of the weights.
+    """
+    import keras_vit
+
+    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    if model is None and _is_checkpoint(weights):
+        network = keras_vit.from_checkpoint(weights, image_size=file_size, **overrides)
+        console.print(str(network.checkpoint_report).splitlines()[0])
+        return network
+    return _builder(model or "ViT-B/16")(
+        include_top=False,
+        pooling=_pooling(model or "ViT-B/16"),
+        input_shape=None if size is None else (*size, 3),
+        **({} if weights is None else {"weights": _none(weights)}),
+        **overrides,
+    )
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def on_devices(
+    context: typer.Context,
+    distribute: Any,
+    tpu: str | None,
+    model_parallel: int,
+    mixed_precision: bool | None,
+) -> int:
+    """Runs the rest of the command on these devices; returns how many they are.
+
+    A model is built under their strategy and in their precision. Worker 0 alone prints.
+    """
+    import keras
+
+    from keras_vit.training import distribution
+
+    strategy = distribution.strategy(distribute, tpu=tpu, model_parallel=model_parallel)
+    context.with_resource(strategy.scope())
+    workers = distribution.Workers(strategy)
+    console.quiet = not workers.chief
+    if distribution.on_tpu(strategy) if mixed_precision is None else mixed_precision:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    return workers.replicas
+
+
+def open_data(data: str, seed: int, on_corrupt: Any) -> "Source":
+    """The data of a training, whose seed is set before a model is."""
+    import keras
+
+    from keras_vit.data import sources
+
+    keras.utils.set_random_seed(seed)
+    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+
+
+def table_4(name: str | None, data: str) -> "Recipe":
+    """The row of a name, or the data set's own."""
+    from keras_vit.recipes import FINETUNE, finetune_row
+
+    if name is not None and name not in FINETUNE:
+        raise ValueError(
+            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
+        )
+    return FINETUNE[name or finetune_row(data)]
+
+
+def changed(row: "Recipe", images: int, devices: int, **options: Any) -> "Recipe":
+    """A recipe for so many images with the options that were given.
+
+    What was not given fits a machine of one's own: parts of 32 images on each device,
+    and a warm-up of a fifth of the steps at most.
+    """
+    changes = given(**options)
+    batch = changes.get("batch_size", row.batch_size)
+    part = 32 * devices
+    changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
+    recipe = dataclasses.replace(row, **changes).for_images(images)
+    if "warmup_steps" in changes:
+        return recipe
+    warmup = min(recipe.warmup_steps, recipe.steps // 5)
+    return dataclasses.replace(recipe, warmup_steps=warmup)
+
+
+def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
+    """Whether `weights` is a file, or a folder as timm and transformers write it."""
+    if weights is None:
+        return False
+    from keras_vit.weights.contents import is_folder
+
+    return Path(weights).is_file() or is_folder(weights)
+
+
+def _beside(weights: str | None) -> dict[str, Any]:
+    """The config.json beside a weights file; nothing for a tag."""
+    import keras_vit
+
+    return keras_vit.weights.config_beside(weights) if _is_checkpoint(weights) else {}
+
+
+def normalization_of(
+    weights: str | None, mean: Triple | None, std: Triple | None
+) -> tuple[Triple, Triple]:
+    """Mean and deviation: the options, else the file's config.json, else 0.5."""
+    beside = _beside(weights)
+    mean = mean or tuple(beside.get("mean", HALF))
+    std = std or tuple(beside.get("std", HALF))
+    return mean, std
+
+
+def _none(weights: str) -> str | None:
+    return None if weights.lower() == "none" else weights
+
+
+def _pooling(variant: str) -> str:
+    """What a new head reads: the class token where there is one (D.3)."""
+    from keras_vit.configs import VARIANTS, ViTConfig, builder_name
+
+    config = VARIANTS.get(builder_name(variant))
+    is_token = isinstance(config, ViTConfig) and config.classifier == "token"
+    return "token" if is_token else "avg"
+
+
+def _builder(variant: str) -> Any:
+    """The builder of a variant in either spelling."""
+    import keras_vit
+    from keras_vit.configs import builder_name
+
+    check_variant(variant)
+    return getattr(keras_vit, builder_name(variant))
+
+
+def check_variant(variant: str) -> None:
+    """Raises for a variant that no builder is of."""
+    import keras_vit
+    from keras_vit.configs import VARIANTS, builder_name
+
+    built = [known for known in VARIANTS if hasattr(keras_vit, builder_name(known))]
+    if builder_name(variant) not in built:
+        known = ", ".join(variant for variant in built if "_" not in variant)
+        raise ValueError(
+            f"Expected one of {known}, or a folder that `keras-vit "
+            f"finetune` wrote. Received: --model {variant}"
+        )
+
+
+def open_model(
+    model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
+) -> tuple[Any, Run]:
+    """A trained model and its run: from a run's folder, a variant, or a file."""
+    import keras
+
+    import keras_vit
+    from keras_vit.applications import imagenet2012_labels
+
+    if model is not None and Path(model).is_dir():
+        run = Run.load(Path(model))
+        run.mean, run.std = mean or run.mean, std or run.std
+        return keras.models.load_model(Path(model) / "model.keras"), run
+    if model is None and _is_checkpoint(weights):
+        network = keras_vit.from_checkpoint(weights)
+    else:
+        network = _builder(model or "ViT-B/16")(
+            weights=weights or "imagenet21k+imagenet2012",
+            classifier_activation=None,
+        )
+    if "head" not in {layer.name for layer in network.layers}:
+        raise ValueError(
+            "Expected weights with a head, one output for each class. Received: "
+            f"{weights} without. keras-vit finetune makes one"
+        )
+    count = network.output_shape[-1]
+    classes = (
+        list(imagenet2012_labels())
+        if count == 1000
+        else [f"class {i}" for i in range(count)]
+    )
+    return network, Run(classes, *normalization_of(weights, mean, std), {})

@@ -1,0 +1,139 @@
+"""Options that several commands have."""
+
+from typing import Annotated, Literal
+
+import typer
+
+Triple = tuple[float, float, float]
+HALF: Triple = (0.5, 0.5, 0.5)
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
+        "CLASS/*.jpg), one that `keras-vit data pack` wrote, an .npz, 'digits', or a "
+        "TFDS name such as cifar10."
+    ),
+]
+Corrupt = Annotated[
+    Literal["stop", "skip"],
+    typer.Option(help="What to do about unreadable images of a folder."),
+]
+MeanOption = Annotated[
+    Triple | None,
+    typer.Option(help="Channel means the weights expect, in 0..1 [default: 0.5 each]."),
+]
+StdOption = Annotated[
+    Triple | None,
+    typer.Option(help="Channel deviations the weights expect [default: 0.5 each]."),
+]
+# Of both fine-tunings.
+Pretrained = Annotated[
+    str | None,
+    typer.Option(
+        help="The variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file tells its "
+        "own]."
+    ),
+]
+PretrainedWeights = Annotated[
+    str | None,
+    typer.Option(
+        help="A tag such as imagenet21k, a file, or 'none' [default: the variant's "
+        "ImageNet-21k weights]."
+    ),
+]
+Rates = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Learning rate; several are tried on a held-out share of the training "
+        "images [default: the recipe's sweep]."
+    ),
+]
+ImageSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Pixels, 384 or 384x512 (height x width) [default: the recipe's; a "
+        "weights file's own]."
+    ),
+]
+Freeze = Annotated[bool, typer.Option("--freeze", help="Train the head alone.")]
+Ema = Annotated[float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")]
+Gelu = Annotated[
+    Literal["tanh", "erf"] | None,
+    typer.Option(help="The weights' GELU [default: tanh, the published ones']."),
+]
+# Of every training.
+Steps = Annotated[int | None, typer.Option(min=1, help="Updates.")]
+Warmup = Annotated[int | None, typer.Option(min=0, help="Updates of warm-up.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images an update.")]
+Parts = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Parts a batch is cut in to save memory [default: of 32 images a device].",
+    ),
+]
+Augment = Annotated[
+    Literal["inception", "flip", "none"] | None,
+    typer.Option(help="Of training images: random crop and flip, flip, none."),
+]
+MixedPrecision = Annotated[
+    bool | None,
+    typer.Option(help="bfloat16 compute [default: on TPUs].", show_default=False),
+]
+Distribute = Annotated[
+    Literal["auto", "none", "mirrored", "multiworker", "tpu"],
+    typer.Option(
+        help="One device, this machine's, the processes of TF_CONFIG, a TPU; auto: "
+        "what is there."
+    ),
+]
+Tpu = Annotated[
+    str | None, typer.Option(help="A TPU's name or address, or local [default: local].")
+]
+ModelParallel = Annotated[
+    int,
+    typer.Option(min=1, help="On JAX: devices that the blocks' matrices are cut over."),
+]
+Remat = Annotated[
+    bool,
+    typer.Option(
+        "--remat",
+        help="Keep the blocks' inputs alone and compute the rest twice: less memory.",
+    ),
+]
+Resume = Annotated[
+    Literal["auto", "never"],
+    typer.Option(help="Go on with the run in --output, or begin anew."),
+]
+SaveMinutes = Annotated[
+    float,
+    typer.Option(min=0, help="Between two checkpoints; SIGTERM and Ctrl-C save too."),
+]
+
+
+def pixels(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
+    """'384' or '384x512' as (H, W)."""
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError(
+            "Expected pixels as 384 or 384x512 (height x width). "
+            f"Received: {option} {text}"
+        )
+    return int(sides[0]), int(sides[-1])
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A folder that `finetune` wrote, or a variant [default: ViT-B/16; a "
+        "weights file tells its own]."
+    ),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a variant: a tag or a file [default: imagenet21k+imagenet2012]."
+    ),
+]

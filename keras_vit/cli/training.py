@@ -1,0 +1,447 @@
+"""`keras-vit finetune | pretrain | recipes | launch | runs`."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from keras_vit.cli.opening import (
+    Run,
+    changed,
+    check_variant,
+    given,
+    normalization_of,
+    on_devices,
+    open_data,
+    open_pretrained,
+    table_4,
+)
+from keras_vit.cli.options import (
+    HALF,
+    Augment,
+    BatchSize,
+    Corrupt,
+    Data,
+    Distribute,
+    Ema,
+    Freeze,
+    Gelu,
+    ImageSize,
+    MeanOption,
+    MixedPrecision,
+    ModelParallel,
+    Parts,
+    Pretrained,
+    PretrainedWeights,
+    Rates,
+    Remat,
+    Resume,
+    SaveMinutes,
+    StdOption,
+    Steps,
+    Tpu,
+    Triple,
+    Warmup,
+    pixels,
+)
+from keras_vit.cli.shell import app, console, progress
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_vit.recipes import Recipe
+
+
+@app.command()
+def finetune(
+    context: typer.Context,
+    data: Data,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the model, its history and run.json.")
+    ] = Path("runs/finetune"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A row of Table 4 [default: the data set's own, else "
+            "oxford_flowers102's: 500 steps]."
+        ),
+    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Rates = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: ImageSize = None,
+    augment: Augment = None,
+    freeze: Freeze = False,
+    ema: Ema = None,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
+    on_corrupt: Corrupt = "stop",
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
+    import keras_vit
+
+    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = open_data(data, seed, on_corrupt)
+    settings = changed(
+        table_4(recipe, data),
+        len(source.train),
+        replicas,
+        total_steps=steps,
+        warmup_steps=warmup,
+        base_lr=tuple(lr) if lr else None,
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=pixels(image_size),
+        augment=augment,
+        remat=remat or None,
+        freeze=freeze or None,
+        ema=ema,
+    )
+    size = None if image_size is None else settings.image_size
+    network = open_pretrained(model, weights, size, settings.image_size, gelu)
+    network = keras_vit.for_task(network, len(source.classes))
+    mean, std = normalization_of(weights, mean, std)
+    told = {"data": data, "model": model, "weights": weights, "seed": seed}
+    options = {"resume": resume, "save_minutes": save_minutes}
+    _train(network, settings, source, output, (mean, std), told, **options)
+
+
+def _train(
+    network: Any,
+    recipe: "Recipe",
+    source: Any,
+    output: Path,
+    normalization: tuple[Triple, Triple],
+    told: dict[str, Any],
+    **options: Any,
+) -> None:
+    """Trains a network and leaves a folder that `predict` and `evaluate` take."""
+    import keras_vit
+    from keras_vit.training.distribution import Workers
+
+    mean, std = normalization
+    console.print(
+        f"{len(source.train)} training images of {len(source.classes)} classes, "
+        f"{network.input_shape[1]}x{network.input_shape[2]} px, "
+        f"{network.count_params():,} parameters"
+    )
+    result = keras_vit.training.fit(
+        network,
+        recipe,
+        source,
+        mean=mean,
+        std=std,
+        seed=told["seed"],
+        output=output,
+        verbose=progress(),
+        **options,
+    )
+    details = {
+        **told,
+        "learning_rate": result.learning_rate,
+        "test_accuracy": result.test_accuracy,
+        "keras_vit": keras_vit.__version__,
+    }
+    if Workers.of(network).chief:
+        Run(list(source.classes), mean, std, details).save(output)
+    if result.test_accuracy is not None:
+        right = round(result.test_accuracy * result.test_images)
+        console.print(
+            f"test accuracy {result.test_accuracy:.2%} "
+            f"({right} of {result.test_images} images)"
+        )
+    console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
+
+
+@app.command()
+def pretrain(
+    context: typer.Context,
+    data: Data,
+    model: Annotated[
+        str, typer.Option(help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.")
+    ] = "ViT-B/16",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
+            "enough [default: imagenet2012]."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the model, its history and checkpoints.")
+    ] = Path("runs/pretrain"),
+    patch_size: Annotated[
+        int | None, typer.Option(help="P in pixels, in the place of the variant's.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Depth, in the place of the variant's (D.2).")
+    ] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="D, likewise.")] = None,
+    mlp_dim: Annotated[int | None, typer.Option(help="MLP size, likewise.")] = None,
+    heads: Annotated[int | None, typer.Option(help="k, likewise.")] = None,
+    classifier: Annotated[
+        Literal["token", "gap", "map"] | None,
+        typer.Option(help="What the head reads (D.3), likewise."),
+    ] = None,
+    position: Annotated[
+        Literal["none", "1d", "2d", "sincos2d", "relative"] | None,
+        typer.Option(help="Positions (D.4), likewise."),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training images.")
+    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 224 or 224x320 (height x width) [default: the recipe's]."
+        ),
+    ] = None,
+    augment: Augment = None,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
+    seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
+    on_corrupt: Corrupt = "stop",
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Trains a model from random weights, as Table 3 of the paper does."""
+    check_variant(model)
+    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = open_data(data, seed, on_corrupt)
+    row = _table_3(model, recipe or "imagenet2012")
+    if epochs or steps:  # The other of the two is the recipe's no more.
+        row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
+    settings = changed(
+        row,
+        len(source.train),
+        replicas,
+        warmup_steps=warmup,
+        base_lr=None if lr is None else (lr,),
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=pixels(image_size),
+        augment=augment,
+        remat=remat or None,
+    )
+    shape = given(
+        patch_size=patch_size,
+        num_layers=layers,
+        hidden_size=hidden_size,
+        mlp_dim=mlp_dim,
+        num_heads=heads,
+        classifier=classifier,
+        position=position,
+    )
+    network = _from_scratch(model, settings, len(source.classes), **shape)
+    told = {"data": data, "model": model, "recipe": recipe, "seed": seed}
+    options = {"resume": resume, "save_minutes": save_minutes}
+    _train(network, settings, source, output, (HALF, HALF), told, **options)
+
+
+def _from_scratch(
+    variant: str, recipe: "Recipe", classes: int, **shape: Any
+) -> "keras.Model":
+    """A variant with random weights, as the recipe wants it built."""
+    import keras_vit
+
+    config = keras_vit.VARIANTS[variant]
+    asked: dict[str, Any] = recipe.model_options() | shape
+    if isinstance(config, keras_vit.ResNetConfig):
+        build: Any = keras_vit.resnet
+        asked = {key: value for key, value in asked.items() if value}  # No dropout.
+    elif isinstance(config, keras_vit.ViTConfig):
+        build = keras_vit.vit
+    else:
+        raise ValueError(
+            "Expected a ViT, a hybrid or a ResNet (4.1). Received: "
+            f"--model {variant}, a baseline of other authors"
+        )
+    unknown = asked.keys() - {field.name for field in dataclasses.fields(config)}
+    if unknown:
+        raise ValueError(
+            f"Expected options that {variant} has. Received: "
+            f"{', '.join(sorted(unknown))}"
+        )
+    config = dataclasses.replace(config, **asked)
+    return build(config, image_size=recipe.image_size, num_classes=classes)
+
+
+def _table_3(model: str, name: str) -> "Recipe":
+    """The recipe of a name, or of a model and the data it is for."""
+    from keras_vit.recipes import PRETRAIN, find
+
+    return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="One recipe, in detail [default: all].")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
+    from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
+
+    rows = {name: find(name)} if name else FINETUNE | PRETRAIN
+    if as_json:
+        fields = {
+            key: dataclasses.asdict(row) | {"source": source(key)}
+            for key, row in rows.items()
+        }
+        print(json.dumps(fields[name] if name else fields, indent=2))
+    elif name is None:
+        console.print(_recipes_table(rows))
+        console.print("keras-vit recipes NAME prints one with its source")
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False, title=Text(name))
+        table.title_justify = "left"
+        for key, value in _said(rows[name]).items():
+            table.add_row(key, value)
+        console.print(table)
+        console.print(source(name))
+
+
+def _said(row: "Recipe") -> dict[str, str]:
+    """A recipe's fields that say something: no option that is off."""
+    fields = dataclasses.asdict(row)
+    if row.optimizer != "adam":
+        del fields["beta1"]
+    if row.optimizer == "sgd":
+        del fields["beta2"]
+    if row.optimizer == "adam":
+        del fields["momentum"]
+    return {key: _in_words(value) for key, value in fields.items() if value}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
+    """One line a recipe, 80 columns wide at most."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("recipe", "length", "base lr", "decay", "wd", "optimizer"):
+        table.add_column(column, no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.epochs:g} epochs" if row.epochs else f"{row.total_steps} steps",
+            "-".join(f"{lr:g}" for lr in sorted({row.base_lr[0], row.base_lr[-1]})),
+            row.decay,
+            f"{row.weight_decay:g}",
+            row.optimizer + (" + SAM" if row.sam_rho else ""),
+        )
+    return table
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: keras-vit launch --workers 2 -- finetune --data photos",
+)
+def launch(
+    workers: Annotated[
+        int, typer.Option(help="Processes; they share cores and GPUs equally.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: a command of keras-vit and its options, as each worker "
+            "runs it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Trains in several processes of this machine, where no scheduler starts them.
+
+    Each runs COMMAND with the TF_CONFIG by which they find each other; finetune,
+    transfer and pretrain get --distribute multiworker unless COMMAND has --distribute.
+    Lines come out with the worker's number before them. If a worker fails, the
+    others are stopped and the exit code is its own; SIGTERM and Ctrl-C let all of
+    them save and end.
+    """
+    from keras_vit import launching
+
+    words = command or []
+    launching.check(words, workers)
+    distributed = any(word.partition("=")[0] == "--distribute" for word in words)
+    if words[0] in ("finetune", "transfer", "pretrain") and not distributed:
+        words = [*words, "--distribute", "multiworker"]
+    # -P: like `keras-vit`, workers import nothing from the folder they are called in.
+    python = [sys.executable, "-P"]
+    program = [*python, launching.__file__, str(workers)]
+    os.execv(sys.executable, [*program, *python, "-m", "keras_vit.cli", *words])
+
+
+runs_app = typer.Typer(
+    help="Trainings: how far they are and how they went.", no_args_is_help=True
+)
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("show")
+def show_runs(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that `finetune` or `pretrain` writes or wrote."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The picture [default: curves.png in the first folder]."),
+    ] = None,
+) -> None:
+    """Prints trainings' evaluations and draws their curves, while they run or after."""
+    from keras_vit.inspection import plots
+    from keras_vit.training import resume, watching
+
+    curves = {}
+    for run in runs:
+        told = resume.read_run(run)
+        curves[str(run)] = watching.read(run / watching.FOLDER)
+        console.print(_evaluations(run, told))
+    picture = output or runs[0] / "curves.png"
+    plots.curves(curves, picture)
+    console.print(f"curves: {picture}; tensorboard --logdir {runs[0]} has them too")
+
+
+def _evaluations(run: Path, told: Any) -> Table:
+    """A line for each evaluation of a run."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    table.title = Text(f"{run}: {told.step} of {told.total_steps} updates")
+    names = list(dict.fromkeys(name for row in told.history for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in told.history:
+        table.add_row(*(f"{row[name]:.5g}" if name in row else "" for name in names))
+    return table

@@ -1,0 +1,512 @@
+"""Section 4's protocols: `keras-vit transfer | fewshot | vtab | paper`."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from keras_vit.cli.opening import (
+    Run,
+    changed,
+    normalization_of,
+    on_devices,
+    open_data,
+    open_pretrained,
+    table_4,
+)
+from keras_vit.cli.options import (
+    Augment,
+    BatchSize,
+    Corrupt,
+    Data,
+    Distribute,
+    Ema,
+    Freeze,
+    Gelu,
+    ImageSize,
+    MeanOption,
+    MixedPrecision,
+    ModelParallel,
+    Parts,
+    Pretrained,
+    PretrainedWeights,
+    Rates,
+    Remat,
+    Resume,
+    SaveMinutes,
+    StdOption,
+    Steps,
+    Tpu,
+    Triple,
+    Warmup,
+    pixels,
+)
+from keras_vit.cli.shell import app, console, progress
+
+if TYPE_CHECKING:
+    from keras_vit.paper import Accuracy
+
+
+@app.command()
+def transfer(
+    context: typer.Context,
+    data: Data,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Final trainings, a seed each; the paper has 3.")
+    ] = 3,
+    output: Annotated[
+        Path, typer.Option(help="Folder for run-0, run-1, ... and transfer.json.")
+    ] = Path("runs/transfer"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A row of Table 4, whose data set --data is [default: by its name, "
+            "else oxford_flowers102's: 500 steps]."
+        ),
+    ] = None,
+    pretrained_on: Annotated[
+        Literal["imagenet21k", "imagenet2012", "jft300m"] | None,
+        typer.Option(help="For the paper's number [default: what --weights tells]."),
+    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Rates = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: ImageSize = None,
+    augment: Augment = None,
+    freeze: Freeze = False,
+    ema: Ema = None,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Distribute = "auto",
+    tpu: Tpu = None,
+    model_parallel: ModelParallel = 1,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[
+        int, typer.Option(help="Of the first run; the next ones have the next seeds.")
+    ] = 0,
+    on_corrupt: Corrupt = "stop",
+    resume: Resume = "auto",
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Measures how a model transfers as section 4.1 does, beside the paper's number.
+
+    The learning rates are tried once; the best one trains RUNS models on all training
+    images. Prints the sweep, each run, mean and deviation, and what differs from the
+    paper. The same command goes on with what was cut, and adds runs.
+    """
+    import keras_vit
+    from keras_vit.training.distribution import Workers
+
+    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
+    source = open_data(data, seed, on_corrupt)
+    settings = changed(
+        table_4(recipe, data),
+        len(source.train),
+        replicas,
+        total_steps=steps,
+        warmup_steps=warmup,
+        base_lr=tuple(lr) if lr else None,
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=pixels(image_size),
+        augment=augment,
+        remat=remat or None,
+        freeze=freeze or None,
+        ema=ema,
+    )
+    size = None if image_size is None else settings.image_size
+    network = open_pretrained(model, weights, size, settings.image_size, gelu)
+    settings = dataclasses.replace(settings, image_size=network.input_shape[1:3])
+    mean, std = normalization_of(weights, mean, std)
+    tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
+    told = tag if tag in keras_vit.recipes.IMAGES else None
+    result = keras_vit.training.transfer(
+        network,
+        source,
+        recipe=settings,
+        row=recipe,
+        pretrained_on=pretrained_on or told,
+        runs=runs,
+        mean=mean,
+        std=std,
+        seed=seed,
+        output=output,
+        resume=resume,
+        save_minutes=save_minutes,
+        verbose=progress(),
+    )
+    if Workers.of(network).chief:
+        for run in range(runs):
+            details = {"data": data, "model": model, "weights": weights, "run": run}
+            details |= {"seed": seed}  # The first run's: it draws the test share.
+            kept = Run(list(source.classes), mean, std, details)
+            kept.save(output / f"run-{run}")
+    console.print(str(result))
+    next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
+    console.print(f"wrote {output}; next: {next_one}")
+
+
+@app.command(epilog="Example: keras-vit vtab --model ViT-L/16 --runs 3")
+def vtab(
+    context: typer.Context,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="As Table 9 names them, e.g. dtd clevr-count [default: all 19].",
+            show_default=False,
+        ),
+    ] = None,
+    model: Pretrained = None,
+    weights: PretrainedWeights = None,
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder of the results; the same command goes on in it."),
+    ] = Path("runs/vtab"),
+    listed: Annotated[
+        bool, typer.Option("--list", help="Print the tasks and their data, and stop.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what --output has, and stop.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw Figure 2 to this file, with --show too.")
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Trainings of each task; Table 2 has three.")
+    ] = 1,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Learning rate; several are tried on the 200 validation images "
+            "[default: 0.01]."
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    parts: Parts = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 384]."),
+    ] = None,
+    augment: Annotated[
+        Literal["inception", "flip", "none"] | None,
+        typer.Option(
+            help="One for all tasks [default: each task's own, that its labels bear]."
+        ),
+    ] = None,
+    freeze: Freeze = False,
+    mixed_precision: MixedPrecision = None,
+    remat: Remat = False,
+    distribute: Annotated[
+        Literal["auto", "none", "mirrored", "tpu"],
+        typer.Option(help="As in `finetune`; one process."),
+    ] = "auto",
+    tpu: Tpu = None,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    seed: Annotated[int, typer.Option(help="Of the first run; then one more.")] = 0,
+    save_minutes: SaveMinutes = 10,
+) -> None:
+    """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 beside the paper's.
+
+    A task whose data is not there is named and left out.
+    """
+    if listed:
+        console.print(_vtab_tasks())
+        return
+    from keras_vit.evaluation import vtab as evaluation
+    from keras_vit.inspection import plots
+
+    if show:
+        scores = evaluation.read(output)
+    else:
+        from keras_vit.data import vtab as data
+        from keras_vit.recipes import FINETUNE
+
+        chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
+        replicas = on_devices(context, distribute, tpu, 1, mixed_precision)
+        settings = changed(
+            FINETUNE["vtab"],
+            1000,
+            replicas,
+            total_steps=steps,
+            warmup_steps=warmup,
+            base_lr=tuple(lr) if lr else None,
+            batch_size=batch_size,
+            accumulation_steps=parts,
+            image_size=pixels(image_size),
+            augment=augment,
+            remat=remat or None,
+            freeze=freeze or None,
+        )
+        size = settings.image_size
+        network = open_pretrained(model, weights, size, size, gelu)
+        mean, std = normalization_of(weights, mean, std)
+        scores = evaluation.run(
+            network,
+            chosen,
+            output=output,
+            recipe=settings,
+            runs=runs,
+            seed=seed,
+            mean=mean,
+            std=std,
+            augment="task" if augment is None else "recipe",
+            save_minutes=save_minutes,
+            verbose=progress(),
+        )
+    rows = {str(output): scores, **evaluation.paper_rows()}
+    console.print(_vtab_table({n: evaluation.cells(row) for n, row in rows.items()}))
+    for remark in evaluation.remarks(scores):
+        console.print(remark)
+    if picture is not None:
+        bars = {name: evaluation.groups(row) for name, row in rows.items()}
+        plots.task_groups(bars, picture)
+        console.print(f"Figure 2: {picture}")
+
+
+def _vtab_tasks() -> Table:
+    """Two lines a task, 80 columns wide at most."""
+    from keras_vit.data import vtab as data
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    table.add_column("classes", justify="right")
+    table.add_column("TFDS, and what of it is trained/tested on", no_wrap=True)
+    table.add_column("tested", justify="right")
+    for group in data.GROUPS:
+        table.add_row(Text(group, "bold"))
+        for task in data.TASKS:
+            if task.group == group:
+                splits = f"{task.train800}+{task.val200}/{task.test}"
+                said = Text(f"{task.tfds}\n{splits}")
+                images = f"{task.test_images:,}"
+                table.add_row(task.word, str(task.classes), said, images)
+    return table
+
+
+def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
+    """Table 9 turned on its side: a line a task, then Figure 2's groups."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in rows:
+        table.add_column(name, justify="right")
+    for task in next(iter(rows.values())):
+        table.add_row(task, *(said[task] for said in rows.values()))
+    return table
+
+
+@app.command()
+def paper(
+    table: Annotated[
+        Literal["table2", "table5", "table6", "table7", "table9"] | None,
+        typer.Argument(help="One table [default: all of them]."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, with every field.")
+    ] = False,
+) -> None:
+    """Prints the paper's own accuracies, a line for each."""
+    from keras_vit.paper import TABLES
+
+    wanted = {
+        name: rows
+        for name, rows in TABLES.items()
+        if table in (None, name.lower().replace(" ", ""))
+    }
+    if as_json:
+        every = [dataclasses.asdict(row) for rows in wanted.values() for row in rows]
+        print(json.dumps(every, indent=2))
+        return
+    for name, rows in wanted.items():
+        console.print(_papers_table(name, rows))
+
+
+def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
+    """A line for each number, 80 columns wide at most."""
+    table = Table(box=None, pad_edge=False, title=Text(name), title_justify="left")
+    for column in ("model", "pre-training", "data", "top-1 %"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        how = f", {row.epochs} epochs" if row.epochs else ""
+        how += ", SGD" if row.optimizer == "sgd" else ""
+        percent = f"{row.percent:.1f}" if name == "Table 9" else f"{row.percent:.2f}"
+        spread = "" if row.std is None else f" +- {row.std:.2f}"
+        table.add_row(row.model, row.pretrained_on + how, row.dataset, percent + spread)
+    return table
+
+
+@app.command(
+    epilog="Example: keras-vit fewshot --data photos --shots 5 --shots all --knn"
+)
+def fewshot(
+    data: Data,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A variant, e.g. ViT-B/16, or a folder that `finetune` wrote "
+            "[default: ViT-B/16; a weights file tells its own]."
+        ),
+    ] = None,
+    weights: PretrainedWeights = None,
+    shots: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training images of each class, or all; several are each tried "
+            "[default: 1, 5, 10, 25]."
+        ),
+    ] = None,
+    l2: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of the penalty; likewise [default: 1024]."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Draws of the shots, by the seeds 0, 1, ...")
+    ] = 3,
+    knn: Annotated[
+        bool, typer.Option("--knn", help="The 20 nearest neighbours' accuracy, too.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="A logistic regression's accuracy, too.")
+    ] = False,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 384 or 384x512 (height x width) [default: the weights' own]."
+        ),
+    ] = None,
+    before_crop: Annotated[
+        str | None,
+        typer.Option(
+            help="Resize to these pixels, then cut out the middle: 256 is big_vision's "
+            "for 224 [default: resize to the model's size]."
+        ),
+    ] = None,
+    gelu: Annotated[
+        Literal["tanh", "erf"] | None,
+        typer.Option(help="The weights' GELU [default: their own]."),
+    ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    on_corrupt: Corrupt = "stop",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the test share, where the data has no test set [default: the "
+            "run's, whose training never saw that share]."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A .json file for the numbers.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A picture of accuracy against shots.")
+    ] = None,
+) -> None:
+    """Prints the few-shot accuracy of frozen features (4.1, Figure 4)."""
+    from keras_vit import evaluation
+    from keras_vit.data import sources
+    from keras_vit.evaluation import features, few_shot
+    from keras_vit.files import write_json
+
+    network, run = _frozen(model, weights, pixels(image_size), gelu, mean, std)
+    if seed is None:
+        seed = run.details.get("seed", 0)
+    source: Any = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    options: dict[str, Any] = {
+        "mean": run.mean,
+        "std": run.std,
+        "batch_size": batch_size,
+        "before_crop": pixels(before_crop, "--before-crop"),
+    }
+    asked: dict[str, Any] = {
+        "shots": [_shots(text) for text in shots or ("1", "5", "10", "25")],
+        "l2": l2 or 2.0**10,
+        "seeds": range(seeds),
+    }
+    if knn or probe:  # They read every image: the regressions need none again.
+        few_shot.check(features.opened(source), **asked)
+        source = evaluation.gather(network, source, **options)
+        network, options = None, {}
+    result = evaluation.fewshot(network, source, **asked, **options)
+    console.print(str(result))
+    judges = ([evaluation.knn] if knn else []) + (
+        [evaluation.linear_probe] if probe else []
+    )
+    probes = [judge(None, source) for judge in judges]
+    for one in probes:
+        console.print(str(one))
+    if output is not None:
+        told = {"data": data, "model": model, "weights": weights, "seed": seed}
+        told |= {"mean": run.mean, "std": run.std, "gelu": gelu}
+        told |= {"image_size": image_size, "before_crop": before_crop}
+        numbers = {"fewshot": result.as_dict(), "probes": list(map(vars, probes))}
+        write_json(output, told | numbers)
+        console.print(f"numbers: {output}")
+    if plot is not None:
+        _plot_shots(result, plot)
+        console.print(f"picture: {plot}")
+
+
+def _shots(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _frozen(
+    model: str | None,
+    weights: str | None,
+    image_size: tuple[int, int] | None,
+    gelu: str | None,
+    mean: Triple | None,
+    std: Triple | None,
+) -> tuple[Any, Run]:
+    """A model to read features of, and its run: no head is needed, and none is lost."""
+    import keras
+
+    import keras_vit
+
+    if model is not None and Path(model).is_dir():
+        if gelu is not None or weights is not None:
+            raise ValueError(
+                "Expected --weights and --gelu with a variant or a weights file. "
+                f"Received: --model {model}, a run that has its own"
+            )
+        run = Run.load(Path(model))
+        run.mean, run.std = mean or run.mean, std or run.std
+        network = keras.models.load_model(Path(model) / "model.keras", compile=False)
+        if image_size is not None:
+            network = keras_vit.at_resolution(network, image_size)
+        return network, run
+    run = Run([], *normalization_of(weights, mean, std), {})
+    return open_pretrained(model, weights, image_size, image_size, gelu), run
+
+
+def _plot_shots(result: Any, path: Path) -> None:
+    """Draws a line for each l2, and a level for each regression on all images."""
+    from keras_vit.inspection import plots
+
+    several = len({row.l2 for row in result.rows}) > 1
+    lines: dict[str, dict[int, tuple[float, float, float]]] = {}
+    levels: dict[str, float] = {}
+    for row in result.rows:
+        name = f"l2 {row.l2:g}" if several else "mean, 95 % interval"
+        if row.shots == "all":
+            levels[f"all images, {name}" if several else "all images"] = row.mean
+        else:
+            low_high = row.interval or (row.mean, row.mean)
+            lines.setdefault(name, {})[row.shots] = (row.mean, *low_high)
+    plots.shots(lines, path, levels)

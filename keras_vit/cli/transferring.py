@@ -312,16 +312,47 @@ def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
 @app.command()
 def paper(
     table: Annotated[
-        Literal["table2", "table5", "table6", "table7", "table9"] | None,
-        typer.Argument(help="One table [default: all of them]."),
+        Literal["table2", "table5", "table6", "table7", "table9", "figure2", "figure3"]
+        | None,
+        typer.Argument(help="One table or figure [default: all tables]."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON, with every field.")
     ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Of figure3: draw it. `keras-vit vtab` draws figure2."),
+    ] = None,
+    cards: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--card",
+            help="Of figure3: DATA=FOLDER, a card of ImageNet that is to stand beside, "
+            "and what its model was pre-trained on, e.g. imagenet21k=cards/mine.",
+        ),
+    ] = None,
 ) -> None:
     """Prints the paper's own accuracies, a line for each."""
-    from keras_vit.paper import TABLES
+    from keras_vit.paper import TABLES, figure_2, figure_3
 
+    if (picture is not None or cards) and table != "figure3":
+        raise ValueError(
+            "Expected --picture and --card with figure3. Received: "
+            f"{table or 'all tables'}"
+        )
+    if table in ("figure2", "figure3"):
+        points = figure_3() | _points(cards or [])
+        if table == "figure2":
+            points = {
+                f"{model}, {data}": of for (model, data), of in figure_2().items()
+            }
+        if as_json:
+            print(json.dumps(points, indent=2))
+        else:
+            console.print(_points_table(points))
+        if picture is not None:
+            _draw_figure_3(points, picture)
+        return
     wanted = {
         name: rows
         for name, rows in TABLES.items()
@@ -333,6 +364,53 @@ def paper(
         return
     for name, rows in wanted.items():
         console.print(_papers_table(name, rows))
+
+
+def _points(cards: list[str]) -> dict[str, dict[str, float]]:
+    """ImageNet accuracy of cards in percent, by model and data of the pre-training."""
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.recipes import IMAGES
+
+    points: dict[str, dict[str, float]] = {}
+    for text in cards:
+        data, _, folder = text.partition("=")
+        if data not in IMAGES or not folder:
+            raise ValueError(
+                f"Expected --card DATA=FOLDER, DATA one of {', '.join(IMAGES)}. "
+                f"Received: --card {text}"
+            )
+        card = Card.load(folder)
+        if card.data["name"] != "imagenet2012":
+            raise ValueError(
+                "Expected a card of imagenet2012, which Figure 3 is of. Received: "
+                f"{folder}, of {card.data['name']}"
+            )
+        points.setdefault(card.name, {})[data] = 100 * card.results["top_1"].value
+    return points
+
+
+def _points_table(points: dict[str, dict[str, float]]) -> Table:
+    """A line a model, its percents by column."""
+    columns = dict.fromkeys(name for of in points.values() for name in of)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for model, of in points.items():
+        cells = (f"{of[name]:.2f}" if name in of else "" for name in columns)
+        table.add_row(Text(model), *cells)
+    return table
+
+
+def _draw_figure_3(points: dict[str, dict[str, float]], picture: Path) -> None:
+    from keras_vit.inspection import plots
+
+    shares = {
+        model: {data: percent / 100 for data, percent in of.items()}
+        for model, of in points.items()
+    }
+    plots.pretraining(shares, picture)
+    console.print(f"Figure 3: {picture}")
 
 
 def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:

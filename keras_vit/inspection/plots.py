@@ -163,6 +163,55 @@ def data_size(
     _save(figure, path)
 
 
+PRETRAINING = {  # Figure 3's places, by the data sets' TFDS-like names.
+    "imagenet2012": "ImageNet",
+    "imagenet21k": "ImageNet-21k",
+    "jft300m": "JFT-300M",
+}
+
+
+def pretraining(
+    accuracy: Mapping[str, Mapping[str, float]], path: str | os.PathLike[str]
+) -> None:
+    """Draws accuracy against the data of the pre-training (Figure 3), to a file.
+
+    Args:
+        accuracy: of every model, by `PRETRAINING`'s names, in [0, 1].
+        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+
+    Raises:
+        ValueError: if there are no models, or more than the colors to tell them by, or
+            another pre-training.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    strangers = {data for points in accuracy.values() for data in points} - {
+        *PRETRAINING
+    }
+    if strangers or not 0 < len(accuracy) <= len(COLORS):
+        raise ValueError(
+            f"Expected 1 to {len(COLORS)} models, pre-trained on "
+            f"{', '.join(PRETRAINING)}. Received: {len(accuracy)} models"
+            + "".join(f", {data!r}" for data in sorted(strangers))
+        )
+    figure = _figure(5.5, 4)
+    axes = figure.subplots()
+    places = [*PRETRAINING]
+    for (model, points), color, marker in zip(
+        accuracy.items(), COLORS, MARKERS, strict=False
+    ):
+        known = [data for data in places if data in points]
+        percent = [100 * points[data] for data in known]
+        where = [places.index(data) for data in known]
+        axes.plot(where, percent, color=color, marker=marker, label=model)
+    axes.set_xticks(range(len(places)), [*PRETRAINING.values()])
+    axes.set_xlabel("pre-training data")
+    axes.set_ylabel("accuracy [%]")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
 def _accuracy_against(axes: Any, sizes: Sequence[int], label: str) -> None:
     """Gives lines of percents over a logarithmic count their axes and legend."""
     axes.set_xscale("log")

@@ -323,3 +323,26 @@ def test_table_2_has_the_papers_columns_before_ours(task, card):
     assert real[4:7] == ["90.54", "90.55", ""]
     assert re.fullmatch(r"\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", real[-1])
     assert comparison.table_2([card])[1] == []
+
+
+@pytest.mark.tensorflow_only
+def test_a_card_of_imagenet_stands_beside_figure_3(task, shell, tmp_path):
+    card = made(dataclasses.replace(task, name="imagenet2012"))
+    dataclasses.replace(card, name="mine").write(tmp_path / "card")
+    beside = f"imagenet21k={tmp_path / 'card'}"
+    picture = tmp_path / "figure_3.png"
+    code, out, err = shell("paper", "figure3", "--card", beside, "--picture", picture)
+    assert (code, err) == (0, "")
+    top_1 = f"{100 * card.results['top_1'].value:.2f}"
+    assert ["mine", top_1] in [line.split() for line in out.splitlines()]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for words, message in (
+        (("figure3", "--card", "laion=x"), "Received: --card laion=x"),
+        (("figure2", "--card", beside), "with figure3. Received: figure2"),
+    ):
+        code, _, err = shell("paper", *words)
+        assert code == 1
+        assert message in err
+    made(task).write(tmp_path / "other")
+    other = f"jft300m={tmp_path / 'other'}"
+    assert "of imagenet2012" in shell("paper", "figure3", "--card", other)[2]

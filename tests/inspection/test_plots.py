@@ -45,6 +45,20 @@ def test_data_size_of_no_or_too_many_models_is_an_error(models, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_pretraining_draws_each_model_where_it_has_data(figures, tmp_path):
+    accuracy = {"a": {"jft300m": 0.9, "imagenet2012": 0.5}, "b": {"imagenet21k": 0.8}}
+    plots.pretraining(accuracy, tmp_path / "figure_3.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["figure_3.png"]
+    (axes,) = figures[0].axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["ImageNet", "ImageNet-21k", "JFT-300M"]
+    one, other = axes.get_lines()
+    np.testing.assert_allclose(one.get_xydata(), [[0, 50], [2, 90]])
+    np.testing.assert_allclose(other.get_xydata(), [[1, 80]])
+    with pytest.raises(ValueError, match=r"jft300m\. Received: 1 models, 'laion'"):
+        plots.pretraining({"a": {"laion": 0.5}}, tmp_path / "figure_3.png")
+
+
 def test_task_groups_draws_a_bar_a_model(figures, tmp_path):
     ours = {"Natural": (0.5, 0.02)}
     paper = {"All": (0.75, None), "Natural": (0.875, None)}

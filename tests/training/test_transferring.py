@@ -252,7 +252,7 @@ def named(name, classes, images=(30, 15)):
 def as_b_16(monkeypatch):
     """The tiny model has the shape of ViT-B/16."""
     config = dataclasses.replace(config_of(tiny()), dropout_rate=0.1)
-    monkeypatch.setattr(transferring, "VARIANTS", {"ViT-B/16": config})
+    monkeypatch.setitem(keras_vit.VARIANTS, "ViT-B/16", config)
 
 
 def expected(data, row=None, pretrained_on="imagenet21k"):
@@ -273,7 +273,7 @@ def test_the_papers_number_is_of_model_pretraining_and_data(as_b_16):
 
 
 def test_imagenets_number_is_of_the_rows_resolution(monkeypatch):
-    monkeypatch.setattr(transferring, "VARIANTS", {"ViT-L/16": config_of(tiny())})
+    monkeypatch.setitem(keras_vit.VARIANTS, "ViT-L/16", config_of(tiny()))
     imagenet = named("imagenet2012", 1000)
     assert expected(imagenet) == ("Table 5", 85.15)
     assert expected(imagenet, "imagenet2012-512") == ("Table 2", 85.30)

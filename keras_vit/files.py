@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -60,3 +61,9 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
         for temporary in temporaries:
             if temporary.exists():
                 temporary.unlink()
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

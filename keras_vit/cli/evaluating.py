@@ -14,9 +14,11 @@ from rich.text import Text
 from keras_vit.cli.opening import Run, open_model
 from keras_vit.cli.options import (
     Corrupt,
+    Images,
     MeanOption,
     ModelOption,
     StdOption,
+    TestSeed,
     WeightsOption,
 )
 from keras_vit.cli.shell import app, console, errors
@@ -144,17 +146,11 @@ def evaluate(
             help="Print what temperature scaling does; it keeps all logits in memory.",
         ),
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    batch_size: Images = 32,
     mean: MeanOption = None,
     std: StdOption = None,
     on_corrupt: Corrupt = "stop",
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Of the test share, where the data has no test set [default: the "
-            "run's, whose training never saw that share]."
-        ),
-    ] = None,
+    seed: TestSeed = None,
 ) -> None:
     """Prints accuracy and calibration on test images, every one of them counted.
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import typer
 
-from keras_vit.cli.options import HALF, Triple
+from keras_vit.cli.options import HALF, Triple, pixels
 from keras_vit.cli.shell import console
 
 if TYPE_CHECKING:
@@ -129,13 +130,39 @@ def table_4(name: str | None, data: str) -> "Recipe":
     return FINETUNE[name or finetune_row(data)]
 
 
-def changed(row: "Recipe", images: int, devices: int, **options: Any) -> "Recipe":
+def changed(
+    row: "Recipe",
+    images: int,
+    devices: int,
+    *,
+    steps: int | None = None,
+    warmup: int | None = None,
+    lr: Sequence[float] | None = None,
+    batch_size: int | None = None,
+    parts: int | None = None,
+    image_size: str | None = None,
+    augment: str | None = None,
+    remat: bool = False,
+    freeze: bool = False,
+    ema: float | None = None,
+) -> "Recipe":
     """A recipe for so many images with the options that were given.
 
     What was not given fits a machine of one's own: parts of 32 images on each device,
     and a warm-up of a fifth of the steps at most.
     """
-    changes = given(**options)
+    changes = given(
+        total_steps=steps,
+        warmup_steps=warmup,
+        base_lr=tuple(lr) if lr else None,
+        batch_size=batch_size,
+        accumulation_steps=parts,
+        image_size=pixels(image_size),
+        augment=augment,
+        remat=remat or None,
+        freeze=freeze or None,
+        ema=ema,
+    )
     batch = changes.get("batch_size", row.batch_size)
     part = 32 * devices
     changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
@@ -208,19 +235,24 @@ def check_variant(variant: str) -> None:
         )
 
 
+def open_run(folder: Path, mean: Triple | None, std: Triple | None) -> tuple[Any, Run]:
+    """The model of a run's folder and its run, with these in the place of its own."""
+    import keras
+
+    run = Run.load(folder)
+    run.mean, run.std = mean or run.mean, std or run.std
+    return keras.models.load_model(folder / "model.keras", compile=False), run
+
+
 def open_model(
     model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
 ) -> tuple[Any, Run]:
     """A trained model and its run: from a run's folder, a variant, or a file."""
-    import keras
-
     import keras_vit
     from keras_vit.applications import imagenet2012_labels
 
     if model is not None and Path(model).is_dir():
-        run = Run.load(Path(model))
-        run.mean, run.std = mean or run.mean, std or run.std
-        return keras.models.load_model(Path(model) / "model.keras"), run
+        return open_run(Path(model), mean, std)
     if model is None and _is_checkpoint(weights):
         network = keras_vit.from_checkpoint(weights)
     else:

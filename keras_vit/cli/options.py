@@ -137,3 +137,11 @@ WeightsOption = Annotated[
         help="Of a variant: a tag or a file [default: imagenet21k+imagenet2012]."
     ),
 ]
+Images = Annotated[int, typer.Option(min=1, help="Images a batch.")]
+TestSeed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of the test share, where the data has no test set [default: the run's, "
+        "whose training never saw that share]."
+    ),
+]

@@ -48,7 +48,6 @@ from keras_vit.cli.options import (
     Tpu,
     Triple,
     Warmup,
-    pixels,
 )
 from keras_vit.cli.shell import app, console, progress
 
@@ -105,15 +104,15 @@ def finetune(
         table_4(recipe, data),
         len(source.train),
         replicas,
-        total_steps=steps,
-        warmup_steps=warmup,
-        base_lr=tuple(lr) if lr else None,
+        steps=steps,
+        warmup=warmup,
+        lr=lr,
         batch_size=batch_size,
-        accumulation_steps=parts,
-        image_size=pixels(image_size),
+        parts=parts,
+        image_size=image_size,
         augment=augment,
-        remat=remat or None,
-        freeze=freeze or None,
+        remat=remat,
+        freeze=freeze,
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
@@ -242,13 +241,13 @@ def pretrain(
         row,
         len(source.train),
         replicas,
-        warmup_steps=warmup,
-        base_lr=None if lr is None else (lr,),
+        warmup=warmup,
+        lr=None if lr is None else (lr,),
         batch_size=batch_size,
-        accumulation_steps=parts,
-        image_size=pixels(image_size),
+        parts=parts,
+        image_size=image_size,
         augment=augment,
-        remat=remat or None,
+        remat=remat,
     )
     shape = given(
         patch_size=patch_size,

@@ -17,6 +17,7 @@ from keras_vit.cli.opening import (
     on_devices,
     open_data,
     open_pretrained,
+    open_run,
     table_4,
 )
 from keras_vit.cli.options import (
@@ -28,6 +29,7 @@ from keras_vit.cli.options import (
     Ema,
     Freeze,
     Gelu,
+    Images,
     ImageSize,
     MeanOption,
     MixedPrecision,
@@ -41,6 +43,7 @@ from keras_vit.cli.options import (
     SaveMinutes,
     StdOption,
     Steps,
+    TestSeed,
     Tpu,
     Triple,
     Warmup,
@@ -114,15 +117,15 @@ def transfer(
         table_4(recipe, data),
         len(source.train),
         replicas,
-        total_steps=steps,
-        warmup_steps=warmup,
-        base_lr=tuple(lr) if lr else None,
+        steps=steps,
+        warmup=warmup,
+        lr=lr,
         batch_size=batch_size,
-        accumulation_steps=parts,
-        image_size=pixels(image_size),
+        parts=parts,
+        image_size=image_size,
         augment=augment,
-        remat=remat or None,
-        freeze=freeze or None,
+        remat=remat,
+        freeze=freeze,
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
@@ -242,15 +245,15 @@ def vtab(
             FINETUNE["vtab"],
             1000,
             replicas,
-            total_steps=steps,
-            warmup_steps=warmup,
-            base_lr=tuple(lr) if lr else None,
+            steps=steps,
+            warmup=warmup,
+            lr=lr,
             batch_size=batch_size,
-            accumulation_steps=parts,
-            image_size=pixels(image_size),
+            parts=parts,
+            image_size=image_size,
             augment=augment,
-            remat=remat or None,
-            freeze=freeze or None,
+            remat=remat,
+            freeze=freeze,
         )
         size = settings.image_size
         network = open_pretrained(model, weights, size, size, gelu)
@@ -479,15 +482,9 @@ def fewshot(
     ] = None,
     mean: MeanOption = None,
     std: StdOption = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    batch_size: Images = 32,
     on_corrupt: Corrupt = "stop",
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Of the test share, where the data has no test set [default: the "
-            "run's, whose training never saw that share]."
-        ),
-    ] = None,
+    seed: TestSeed = None,
     output: Annotated[
         Path | None, typer.Option(help="A .json file for the numbers.")
     ] = None,
@@ -553,8 +550,6 @@ def _frozen(
     std: Triple | None,
 ) -> tuple[Any, Run]:
     """A model to read features of, and its run: no head is needed, and none is lost."""
-    import keras
-
     import keras_vit
 
     if model is not None and Path(model).is_dir():
@@ -563,9 +558,7 @@ def _frozen(
                 "Expected --weights and --gelu with a variant or a weights file. "
                 f"Received: --model {model}, a run that has its own"
             )
-        run = Run.load(Path(model))
-        run.mean, run.std = mean or run.mean, std or run.std
-        network = keras.models.load_model(Path(model) / "model.keras", compile=False)
+        network, run = open_run(Path(model), mean, std)
         if image_size is not None:
             network = keras_vit.at_resolution(network, image_size)
         return network, run

@@ -186,6 +186,16 @@ def _classes(path: Path, least: int = 2) -> tuple[str, ...]:
     return classes
 
 
+def visible_files(folder: Path) -> list[Path]:
+    """Every file below a folder, by name, but for hidden ones and hidden folders'."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+        and not any(part[0] == "." for part in path.relative_to(folder).parts)
+    ]
+
+
 def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
     """Every image of the class folders, and its label."""
     files: list[str] = []
@@ -193,12 +203,7 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
     ignored: list[Path] = []
     for label, name in enumerate(classes):
         folder = path / name
-        members = [
-            p
-            for p in sorted(folder.rglob("*"))
-            if not p.is_dir()
-            and not any(part[0] == "." for part in p.relative_to(folder).parts)
-        ]
+        members = visible_files(folder)
         images = [p for p in members if p.suffix.lower() in IMAGE_SUFFIXES]
         ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
         if not images:

@@ -5,7 +5,6 @@ A folder of `card.json`, the same as pages (`card.md`, `card.html`), their pictu
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -24,7 +23,7 @@ from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.evaluation import card_pages, metrics
 from keras_vit.evaluation.classification import Evaluation
 from keras_vit.evaluation.metrics import Estimate, PerImage
-from keras_vit.files import replacing_all
+from keras_vit.files import file_sha256, replacing_all
 from keras_vit.inspection import plots
 from keras_vit.models.description import config_of, variant_of, weights_sha256
 
@@ -160,7 +159,7 @@ class Card:
                 draw(picture)
             with images.open("wb") as file:
                 np.savez_compressed(file, **vars(self.images))
-            told = self._facts(_sha256(images))
+            told = self._facts(file_sha256(images))
             names = [path.name for path in drawn]
             facts.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
             page.write_text(card_pages.markdown(self, names), encoding="utf-8")
@@ -227,7 +226,7 @@ class Card:
                     f"{FORMAT}. It is of another version of keras_vit"
                 )
             arrays = file.parent / facts["images"]["file"]
-            if _sha256(arrays) != facts["images"]["sha256"]:
+            if file_sha256(arrays) != facts["images"]["sha256"]:
                 raise ValueError(
                     f"{law}{str(arrays)!r} that is not the one of {_FACTS}. Evaluate "
                     "again"
@@ -275,15 +274,10 @@ _DAMAGE = (
 )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _file(path: str | os.PathLike[str] | None) -> dict[str, str]:
     if path is None or not Path(path).is_file():
         return {}
-    return {"file": str(path), "file_sha256": _sha256(Path(path))}
+    return {"file": str(path), "file_sha256": file_sha256(Path(path))}
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

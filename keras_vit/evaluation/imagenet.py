@@ -29,6 +29,7 @@ from keras_vit.data.sources import (
     check_images,
     open_source,
     prepared,
+    visible_files,
 )
 from keras_vit.data.splits import TFDS, Arrays, Labelling, Split
 from keras_vit.evaluation import imagenet_classes
@@ -353,11 +354,8 @@ def _arrays(
 
 
 def _images(folder: Path) -> list[Path]:
-    return [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
-    ]
+    files = visible_files(folder)
+    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _real_folder(root: Path, answers: np.ndarray, on_corrupt: str) -> Task:

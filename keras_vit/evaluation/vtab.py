@@ -25,12 +25,12 @@ from keras_vit.data.preprocessing import HALF
 from keras_vit.data.sources import Source
 from keras_vit.data.vtab import GROUPS, TASKS, Task
 from keras_vit.files import replacing, write_json
-from keras_vit.models import at_resolution, for_task
 from keras_vit.models.description import weights_sha256
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
 from keras_vit.training.fitting import Result, fit
+from keras_vit.training.transferring import fresh
 
 _NAMES = tuple(task.name for task in TASKS)
 _WORDS = tuple(word for words in paper.VTAB.values() for word in words)
@@ -152,10 +152,11 @@ def run(
             "Expected a task and a run at least, and augment 'task' or 'recipe'. "
             f"Received: tasks={tasks}, runs={runs}, augment={augment!r}"
         )
-    if Workers.of(model).count > 1:
+    workers = Workers.of(model)
+    if workers.count > 1:
         raise ValueError(
             "Expected one process: of several, only the training of a single task can "
-            f"be divided. Received: {Workers.of(model).count} processes"
+            f"be divided. Received: {workers.count} processes"
         )
     folder = Path(output)
     identity = {
@@ -173,10 +174,8 @@ def run(
         for number in left if source is not None else ():
             if verbose:
                 print(f"{task.name}: run {number + 1} of {runs}")
-            keras.utils.set_random_seed(seed + number)
-            resized = at_resolution(model, recipe.image_size)  # Copies the weights.
             trained = fit(
-                for_task(resized, task.classes),
+                fresh(model, recipe, task.classes, seed + number, workers),
                 recipe_for(task, recipe) if augment == "task" else recipe,
                 source,
                 mean=mean,

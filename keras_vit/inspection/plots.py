@@ -159,7 +159,7 @@ def data_size(
         percent = [100 * points[count] for count in images]
         axes.plot(images, percent, color=color, marker=marker, label=model)
     sizes = sorted({count for points in accuracy.values() for count in points})
-    _accuracy_against(axes, sizes, "training images (log scale)")
+    _percents_over_log(axes, sizes, "training images (log scale)")
     _save(figure, path)
 
 
@@ -204,21 +204,21 @@ def pretraining(
         where = [places.index(data) for data in known]
         axes.plot(where, percent, color=color, marker=marker, label=model)
     axes.set_xticks(range(len(places)), [*PRETRAINING.values()])
-    axes.set_xlabel("pre-training data")
-    axes.set_ylabel("accuracy [%]")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    _percents_over(axes, "pre-training data")
     _save(figure, path)
 
 
-def _accuracy_against(axes: Any, sizes: Sequence[int], label: str) -> None:
+def _percents_over_log(axes: Any, sizes: Sequence[int], label: str) -> None:
     """Gives lines of percents over a logarithmic count their axes and legend."""
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{count:,}" for count in sizes])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(label)
     axes.yaxis.get_major_locator().set_params(integer=True)
+    _percents_over(axes, label)
+
+
+def _percents_over(axes: Any, label: str) -> None:
+    axes.set_xlabel(label)
     axes.set_ylabel("accuracy [%]")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -258,7 +258,7 @@ def shots(
     for (name, level), color in zip((levels or {}).items(), COLORS, strict=False):
         axes.axhline(100 * level, color=color, linestyle="--", label=name)
     sizes = sorted({count for points in accuracy.values() for count in points})
-    _accuracy_against(axes, sizes, "training images of each class (log scale)")
+    _percents_over_log(axes, sizes, "training images of each class (log scale)")
     _save(figure, path)
 
 

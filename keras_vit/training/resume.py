@@ -9,7 +9,6 @@ The .json is written last: without it the .npz beside it does not count.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.files import replacing, write_json
+from keras_vit.files import file_sha256, replacing, write_json
 from keras_vit.training.distribution import Workers
 
 BEGUN = "begun.json"
@@ -80,7 +79,7 @@ class Checkpoints:
         with replacing(values) as temporary:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **variables, **{INFO: told})
-            size, sha256 = temporary.stat().st_size, _sha256(temporary)
+            size, sha256 = temporary.stat().st_size, file_sha256(temporary)
         write_json(values.with_suffix(".json"), {"bytes": size, "sha256": sha256})
         self._damaged.discard(values.stem)
         self._drop_old()
@@ -134,17 +133,12 @@ def _read(manifest: Path) -> Saved:
     size = values.stat().st_size
     if size != told["bytes"]:
         raise ValueError(f"{size} of {told['bytes']} bytes")
-    if _sha256(values) != told["sha256"]:
+    if file_sha256(values) != told["sha256"]:
         raise ValueError("its sha256 is another")
     with np.load(values, allow_pickle=False) as file:
         variables = dict(file)
     info = json.loads(variables.pop(INFO).tobytes())
     return Saved(int(manifest.stem.removeprefix("step-")), variables, info)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def model_variables(model: keras.Model) -> dict[str, Any]:

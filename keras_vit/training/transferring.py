@@ -212,7 +212,7 @@ def transfer(
                 print(f"run {run + 1} of {runs}, seed {seed + run}")
             chosen = (results[0].learning_rate,) if results else recipe.base_lr
             result = fitting.fit(
-                _fresh(model, recipe, len(source.classes), seed + run, workers),
+                fresh(model, recipe, len(source.classes), seed + run, workers),
                 dataclasses.replace(recipe, base_lr=chosen),
                 source,
                 mean=mean,
@@ -292,10 +292,13 @@ def _identity(
     }
 
 
-def _fresh(
+def fresh(
     model: keras.Model, recipe: Recipe, classes: int, seed: int, workers: Workers
 ) -> keras.Model:
-    """A copy with a new head, at the recipe's resolution; its dropout has the seed."""
+    """A copy of a pretrained model to train by a recipe: the weights, and a new head.
+
+    It is built at the recipe's resolution; its dropout draws by the seed.
+    """
     with workers.scope():
         network = for_task(at_resolution(model, recipe.image_size), classes)
         states = resuming.generator_states(network)

@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 from rich import progress
 from rich.console import Console
 
-from keras_vit.files import replacing
+from keras_vit.files import file_sha256, replacing
 from keras_vit.weights.registry import Checkpoint, Format, select
 
 if sys.platform != "win32":
@@ -259,11 +259,6 @@ def _recorded(path: Path) -> str | None:
     return match[0]
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _verify(path: Path, sha256: str | None) -> None:
     """Raises unless `path` is what was downloaded, or whole where nothing says."""
     expected = sha256 or _recorded(path)
@@ -273,7 +268,7 @@ def _verify(path: Path, sha256: str | None) -> None:
                 f"Expected {path} to be a whole weights file. Received: {problem}. "
                 f"Delete or replace {path}."
             )
-    elif (actual := _sha256(path)) != expected:
+    elif (actual := file_sha256(path)) != expected:
         raise DownloadError(
             f"Expected {path} to have sha256={expected}, as it did when downloaded. "
             f"Received: sha256={actual}. Delete {path} to download it again (and "
@@ -390,7 +385,7 @@ def _inspect(
     """The sha256 of a download that is what it should be; removes any other."""
     problem = _content_problem(part, destination.suffix)
     problem = problem or _size_problem(part.stat().st_size, size_bounds)
-    digest = "" if problem else _sha256(part)
+    digest = "" if problem else file_sha256(part)
     expected = sha256 or _recorded(destination)
     if digest and expected and digest != expected:
         problem = f"sha256 is {digest}, expected {expected}"

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from keras_vit import layers, models, recipes, training, weights
+from keras_vit import layers, models, recipes, self_supervision, training, weights
 from keras_vit._version import __version__
 from keras_vit.applications import (
     Axial_ResNet50,
@@ -107,6 +107,7 @@ __all__ = [
     "preprocess_input",
     "recipes",
     "resnet",
+    "self_supervision",
     "training",
     "verify",
     "vit",

@@ -36,7 +36,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_every_example_is_tested_and_listed():
     tested = {
         *("quickstart", "finetune_folder", "finetune_cifar10"),
-        *("data_size", "adam_vs_sgd"),
+        *("data_size", "adam_vs_sgd", "masked_patches"),
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
     listed = (EXAMPLES / "README.md").read_text()
@@ -114,6 +114,18 @@ def test_adam_vs_sgd(cifar10, capsys):
     assert head.split() == ["ResNet", "Adam", "SGD"]
     assert row.split() == [*task.split(), *printed]
     assert average.split() == ["average", *printed]  # Of one task, in smoke size.
+
+
+def test_masked_patches(cifar10, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    accuracy = example("masked_patches").main(cifar10, 20, (3,), smoke=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "their colors' entropy" in lines[0]
+    (scratch,), (pretrained,) = accuracy.values()
+    assert lines[-1].split()[1:3] == [f"{scratch:.1%}", f"{pretrained:.1%}"]
+    for name in ("reconstructions", "pretraining", "finetuning"):
+        picture = tmp_path / "runs" / "masked_patches" / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_classes_are_chosen_and_numbered_from_0(cifar10):

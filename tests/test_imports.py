@@ -32,6 +32,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "weights",
     },
     "inspection": {"configs", "files", "layers", "models", "weights"},
+    "self_supervision": {"data", "layers", "models"},
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),
         *("data", "weights", "training", "inspection"),

@@ -64,6 +64,7 @@ PUBLIC = {
     "preprocess_input",
     "recipes",
     "resnet",
+    "self_supervision",
     "training",
     "verify",
     "vit",

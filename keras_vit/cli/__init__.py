@@ -9,10 +9,19 @@ from keras_vit.cli.shell import app, errors
 
 # In the order of `keras-vit --help`.
 # isort: off
-from keras_vit.cli import training, evaluating, transferring, machine, files
+from keras_vit.cli import training, evaluating, transferring, inspecting, machine
+from keras_vit.cli import files
 # isort: on
 
-__all__ = ["evaluating", "files", "machine", "main", "training", "transferring"]
+__all__ = [
+    "evaluating",
+    "files",
+    "inspecting",
+    "machine",
+    "main",
+    "training",
+    "transferring",
+]
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli.opening import Run, open_model
+from keras_vit.cli.opening import Run, image_files, open_model, read_image
 from keras_vit.cli.options import (
     Corrupt,
     Images,
@@ -47,25 +47,18 @@ def predict(
     """Prints the most probable classes of images."""
     import keras
     import numpy as np
-    import tensorflow as tf
 
-    from keras_vit.data import preprocessing
-
-    files = [file for path in images for file in _image_files(path)]
+    files = [file for path in images for file in image_files(path)]
     network, run = open_model(model, weights, mean, std)
-    size, channels = network.input_shape[1:3], network.input_shape[-1]
     failed = 0
     for file in files:
         try:
-            image = preprocessing.decode(tf.io.read_file(str(file)))
-        except (tf.errors.OpError, ValueError) as error:
+            image = read_image(file, network, run)
+        except ValueError as error:
             failed += 1
-            reason = str(getattr(error, "message", error)).splitlines()[0]
-            reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
-            errors.print(f"{file}: not a readable image ({reason})")
+            errors.print(str(error))
             continue
-        image = preprocessing.prepare(image, size, run.mean, run.std, channels)
-        logits = network(np.asarray(image)[None], training=False)
+        logits = network(image[None], training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
         best = np.argsort(-scores)[:top]
         _print_prediction(
@@ -73,24 +66,6 @@ def predict(
         )
     if failed:
         raise typer.Exit(1)
-
-
-def _image_files(path: Path) -> list[Path]:
-    from keras_vit.data.sources import IMAGE_SUFFIXES
-
-    if path.is_dir():
-        found = sorted(
-            file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
-        )
-        if not found:
-            raise ValueError(
-                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
-                f"Received: {str(path)!r}"
-            )
-        return found
-    if not path.exists():
-        raise ValueError(f"Expected an image or a folder. Received: {str(path)!r}")
-    return [path]
 
 
 def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:

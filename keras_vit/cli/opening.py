@@ -12,6 +12,8 @@ from keras_vit.cli.options import HALF, Triple, pixels
 from keras_vit.cli.shell import console
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from keras_vit.data.sources import Source
     from keras_vit.recipes import Recipe
 
@@ -59,25 +61,41 @@ def open_pretrained(
     file_size: tuple[int, int] | None,
     size: tuple[int, int] | None,
     gelu: str | None,
-) -> Any:
-    """A pretrained model: of a file, for images of `file_size`, or of a builder.
+    mean: Triple | None,
+    std: Triple | None,
+) -> tuple[Any, Run]:
+    """A pretrained model and its run, whose mean and deviation are the options' first.
 
-    None is the size of the weights.
+    A run's folder or a weights file for images of `file_size`, or a builder for `size`;
+    None is their own.
     """
     import keras_vit
 
+    if model is not None and Path(model).is_dir():
+        if gelu is not None or weights is not None:
+            raise ValueError(
+                "Expected --weights and --gelu with a variant or a weights file. "
+                f"Received: --model {model}, a run that has its own"
+            )
+        network, run = open_run(Path(model), mean, std)
+        network = getattr(network, "backbone", network)
+        if file_size is not None:
+            network = keras_vit.at_resolution(network, file_size)
+        return network, run
+    run = Run([], *_normalization(weights, mean, std), {})
     overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
     if model is None and _is_checkpoint(weights):
         network = keras_vit.from_checkpoint(weights, image_size=file_size, **overrides)
         console.print(str(network.checkpoint_report).splitlines()[0])
-        return network
-    return _builder(model or "ViT-B/16")(
+        return network, run
+    network = _builder(model or "ViT-B/16")(
         include_top=False,
         pooling=_pooling(model or "ViT-B/16"),
         input_shape=None if size is None else (*size, 3),
         **({} if weights is None else {"weights": _none(weights)}),
         **overrides,
     )
+    return network, run
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -109,14 +127,14 @@ def on_devices(
     return workers.replicas
 
 
-def open_data(data: str, seed: int, on_corrupt: Any) -> "Source":
+def open_data(data: str, seed: int, on_corrupt: Any, labels: bool = True) -> "Source":
     """The data of a training, whose seed is set before a model is."""
     import keras
 
     from keras_vit.data import sources
 
     keras.utils.set_random_seed(seed)
-    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt, labels=labels)
 
 
 def table_4(name: str | None, data: str) -> "Recipe":
@@ -189,7 +207,7 @@ def _beside(weights: str | None) -> dict[str, Any]:
     return keras_vit.weights.config_beside(weights) if _is_checkpoint(weights) else {}
 
 
-def normalization_of(
+def _normalization(
     weights: str | None, mean: Triple | None, std: Triple | None
 ) -> tuple[Triple, Triple]:
     """Mean and deviation: the options, else the file's config.json, else 0.5."""
@@ -231,7 +249,7 @@ def check_variant(variant: str) -> None:
         known = ", ".join(variant for variant in built if "_" not in variant)
         raise ValueError(
             f"Expected one of {known}, or a folder that `keras-vit "
-            f"finetune` wrote. Received: --model {variant}"
+            f"finetune` or `pretrain` wrote. Received: --model {variant}"
         )
 
 
@@ -252,7 +270,14 @@ def open_model(
     from keras_vit.applications import imagenet2012_labels
 
     if model is not None and Path(model).is_dir():
-        return open_run(Path(model), mean, std)
+        network, run = open_run(Path(model), mean, std)
+        if hasattr(network, "backbone"):
+            raise ValueError(
+                "Expected a model with a head, one output for each class. Received: "
+                f"{model!r}, masked patch prediction. keras-vit finetune --model "
+                f"{model} puts one on"
+            )
+        return network, run
     if model is None and _is_checkpoint(weights):
         network = keras_vit.from_checkpoint(weights)
     else:
@@ -271,4 +296,44 @@ def open_model(
         if count == 1000
         else [f"class {i}" for i in range(count)]
     )
-    return network, Run(classes, *normalization_of(weights, mean, std), {})
+    return network, Run(classes, *_normalization(weights, mean, std), {})
+
+
+def image_files(path: Path) -> list[Path]:
+    """An image, or every one below a folder."""
+    from keras_vit.data.sources import IMAGE_SUFFIXES
+
+    if path.is_dir():
+        found = sorted(
+            file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
+        )
+        if not found:
+            raise ValueError(
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
+                f"Received: {str(path)!r}"
+            )
+        return found
+    if not path.exists():
+        raise ValueError(f"Expected an image or a folder. Received: {str(path)!r}")
+    return [path]
+
+
+def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
+    """An image as a network of a run takes it, [H, W, C].
+
+    Raises:
+        ValueError: naming the file, if it is no readable image.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_vit.data import preprocessing
+
+    try:
+        image = preprocessing.decode(tf.io.read_file(str(file)))
+    except (tf.errors.OpError, ValueError) as error:
+        reason = str(getattr(error, "message", error)).splitlines()[0]
+        reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
+        raise ValueError(f"{file}: not a readable image ({reason})") from error
+    size, channels = network.input_shape[1:3], network.input_shape[-1]
+    return np.asarray(preprocessing.prepare(image, size, run.mean, run.std, channels))

@@ -30,8 +30,8 @@ StdOption = Annotated[
 Pretrained = Annotated[
     str | None,
     typer.Option(
-        help="The variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file tells its "
-        "own]."
+        help="The variant, e.g. ViT-B/16, or a folder that `pretrain` wrote [default: "
+        "ViT-B/16; a weights file tells its own]."
     ),
 ]
 PretrainedWeights = Annotated[

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from keras_vit.cli.opening import (
     changed,
     check_variant,
     given,
-    normalization_of,
     on_devices,
     open_data,
     open_pretrained,
@@ -116,12 +116,13 @@ def finetune(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network = open_pretrained(model, weights, size, settings.image_size, gelu)
+    network, run = open_pretrained(
+        model, weights, size, settings.image_size, gelu, mean, std
+    )
     network = keras_vit.for_task(network, len(source.classes))
-    mean, std = normalization_of(weights, mean, std)
     told = {"data": data, "model": model, "weights": weights, "seed": seed}
     options = {"resume": resume, "save_minutes": save_minutes}
-    _train(network, settings, source, output, (mean, std), told, **options)
+    _train(network, settings, source, output, (run.mean, run.std), told, **options)
 
 
 def _train(
@@ -138,8 +139,10 @@ def _train(
     from keras_vit.training.distribution import Workers
 
     mean, std = normalization
+    masked = "objective" in told
+    classes = "" if masked else f" of {len(source.classes)} classes"
     console.print(
-        f"{len(source.train)} training images of {len(source.classes)} classes, "
+        f"{len(source.train)} training images{classes}, "
         f"{network.input_shape[1]}x{network.input_shape[2]} px, "
         f"{network.count_params():,} parameters"
     )
@@ -162,6 +165,9 @@ def _train(
     }
     if Workers.of(network).chief:
         Run(list(source.classes), mean, std, details).save(output)
+    if masked:
+        _print_masked(network, result, output)
+        return
     if result.test_accuracy is not None:
         right = round(result.test_accuracy * result.test_images)
         console.print(
@@ -171,6 +177,22 @@ def _train(
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
 
 
+def _print_masked(network: Any, result: Any, output: Path) -> None:
+    """How well masked patches are predicted, and what to do with the model."""
+    last = result.history[-1]
+    judged, loss = ("test", "val_loss") if "val_loss" in last else ("training", "loss")
+    line = f"masked patches of {judged} images: loss {last[loss]:.4f}"
+    if network.target != "l2":
+        at_random = math.log(network.output["prediction"].shape[-1])
+        right = last[loss.replace("loss", "accuracy")]
+        line += f" (a guess among all colors: {at_random:.4f}), {right:.2%} right"
+    console.print(line)
+    console.print(
+        f"wrote {output}; next: keras-vit inspect {output}, "
+        f"keras-vit finetune --model {output} --data ..."
+    )
+
+
 @app.command()
 def pretrain(
     context: typer.Context,
@@ -178,11 +200,24 @@ def pretrain(
     model: Annotated[
         str, typer.Option(help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.")
     ] = "ViT-B/16",
+    objective: Annotated[
+        Literal["labels", "masked-patches"],
+        typer.Option(help="What is predicted: classes, or masked patches (4.6)."),
+    ] = "labels",
+    target: Annotated[
+        Literal["mean_color", "4x4", "l2"],
+        typer.Option(
+            help="Of masked patches: their color, 4x4 colors, or their pixels (B.1.2)."
+        ),
+    ] = "mean_color",
+    corrupt: Annotated[
+        float, typer.Option(help="Of masked patches: the share that is corrupted.")
+    ] = 0.5,
     recipe: Annotated[
         str | None,
         typer.Option(
             help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
-            "enough [default: imagenet2012]."
+            "enough [default: imagenet2012, or masked-patches]."
         ),
     ] = None,
     output: Annotated[
@@ -230,11 +265,18 @@ def pretrain(
     resume: Resume = "auto",
     save_minutes: SaveMinutes = 10,
 ) -> None:
-    """Trains a model from random weights, as Table 3 of the paper does."""
+    """Trains a model from random weights, as Table 3 of the paper or B.1.2 does.
+
+    With --objective masked-patches labels are not read, and a folder needs no class
+    folders: the model learns to predict the patches that it does not see. `finetune
+    --model OUTPUT` puts a head on it, `fewshot` measures its features, `inspect` draws
+    what it predicts.
+    """
     check_variant(model)
     replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
-    source = open_data(data, seed, on_corrupt)
-    row = _table_3(model, recipe or "imagenet2012")
+    masked = objective == "masked-patches"
+    source = open_data(data, seed, on_corrupt, labels=not masked)
+    row = _table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
     if epochs or steps:  # The other of the two is the recipe's no more.
         row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
     settings = changed(
@@ -258,14 +300,20 @@ def pretrain(
         classifier=classifier,
         position=position,
     )
-    network = _from_scratch(model, settings, len(source.classes), **shape)
+    classes = None if masked else len(source.classes)
+    network = _from_scratch(model, settings, classes, **shape)
     told = {"data": data, "model": model, "recipe": recipe, "seed": seed}
+    if masked:
+        from keras_vit.self_supervision import MaskedPatchPredictor
+
+        network = MaskedPatchPredictor(network, target, corrupt)
+        told |= {"objective": objective}
     options = {"resume": resume, "save_minutes": save_minutes}
     _train(network, settings, source, output, (HALF, HALF), told, **options)
 
 
 def _from_scratch(
-    variant: str, recipe: "Recipe", classes: int, **shape: Any
+    variant: str, recipe: "Recipe", classes: int | None, **shape: Any
 ) -> "keras.Model":
     """A variant with random weights, as the recipe wants it built."""
     import keras_vit

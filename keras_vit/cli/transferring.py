@@ -13,11 +13,9 @@ from rich.text import Text
 from keras_vit.cli.opening import (
     Run,
     changed,
-    normalization_of,
     on_devices,
     open_data,
     open_pretrained,
-    open_run,
     table_4,
 )
 from keras_vit.cli.options import (
@@ -45,7 +43,6 @@ from keras_vit.cli.options import (
     Steps,
     TestSeed,
     Tpu,
-    Triple,
     Warmup,
     pixels,
 )
@@ -129,20 +126,21 @@ def transfer(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network = open_pretrained(model, weights, size, settings.image_size, gelu)
+    network, own = open_pretrained(
+        model, weights, size, settings.image_size, gelu, mean, std
+    )
     settings = dataclasses.replace(settings, image_size=network.input_shape[1:3])
-    mean, std = normalization_of(weights, mean, std)
     tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
-    told = tag if tag in keras_vit.recipes.IMAGES else None
+    tagged = not own.details and tag in keras_vit.recipes.IMAGES
     result = keras_vit.training.transfer(
         network,
         source,
         recipe=settings,
         row=recipe,
-        pretrained_on=pretrained_on or told,
+        pretrained_on=pretrained_on or (tag if tagged else None),
         runs=runs,
-        mean=mean,
-        std=std,
+        mean=own.mean,
+        std=own.std,
         seed=seed,
         output=output,
         resume=resume,
@@ -153,7 +151,7 @@ def transfer(
         for run in range(runs):
             details = {"data": data, "model": model, "weights": weights, "run": run}
             details |= {"seed": seed}  # The first run's: it draws the test share.
-            kept = Run(list(source.classes), mean, std, details)
+            kept = Run(list(source.classes), own.mean, own.std, details)
             kept.save(output / f"run-{run}")
     console.print(str(result))
     next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
@@ -256,8 +254,7 @@ def vtab(
             freeze=freeze,
         )
         size = settings.image_size
-        network = open_pretrained(model, weights, size, size, gelu)
-        mean, std = normalization_of(weights, mean, std)
+        network, own = open_pretrained(model, weights, size, size, gelu, mean, std)
         scores = evaluation.run(
             network,
             chosen,
@@ -265,8 +262,8 @@ def vtab(
             recipe=settings,
             runs=runs,
             seed=seed,
-            mean=mean,
-            std=std,
+            mean=own.mean,
+            std=own.std,
             augment="task" if augment is None else "recipe",
             save_minutes=save_minutes,
             verbose=progress(),
@@ -498,7 +495,8 @@ def fewshot(
     from keras_vit.evaluation import features, few_shot
     from keras_vit.files import write_json
 
-    network, run = _frozen(model, weights, pixels(image_size), gelu, mean, std)
+    size = pixels(image_size)
+    network, run = open_pretrained(model, weights, size, size, gelu, mean, std)
     if seed is None:
         seed = run.details.get("seed", 0)
     source: Any = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
@@ -539,31 +537,6 @@ def fewshot(
 
 def _shots(text: str) -> int | str:
     return int(text) if text.isdigit() else text
-
-
-def _frozen(
-    model: str | None,
-    weights: str | None,
-    image_size: tuple[int, int] | None,
-    gelu: str | None,
-    mean: Triple | None,
-    std: Triple | None,
-) -> tuple[Any, Run]:
-    """A model to read features of, and its run: no head is needed, and none is lost."""
-    import keras_vit
-
-    if model is not None and Path(model).is_dir():
-        if gelu is not None or weights is not None:
-            raise ValueError(
-                "Expected --weights and --gelu with a variant or a weights file. "
-                f"Received: --model {model}, a run that has its own"
-            )
-        network, run = open_run(Path(model), mean, std)
-        if image_size is not None:
-            network = keras_vit.at_resolution(network, image_size)
-        return network, run
-    run = Run([], *normalization_of(weights, mean, std), {})
-    return open_pretrained(model, weights, image_size, image_size, gelu), run
 
 
 def _plot_shots(result: Any, path: Path) -> None:

@@ -27,6 +27,7 @@ from keras_vit.data.splits import TFDS, Arrays, Indexed, Split
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2  # Of a source that has no test set of its own.
+UNLABELLED = (".",)  # The one class of all images below a folder: the folder itself.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,7 @@ def open_source(
     *,
     seed: int = 0,
     on_corrupt: Literal["stop", "skip"] = "stop",
+    labels: bool = True,
 ) -> Source:
     """Opens images by name.
 
@@ -94,6 +96,8 @@ def open_source(
         seed: of the test share, where one has to be drawn.
         on_corrupt: what to do about unreadable images of a folder, packed or not,
             after naming them.
+        labels: False takes every image below a folder, in class folders or not, for
+            what needs no classes (4.6). Other sources stay as they are.
 
     Returns:
         A `Source`.
@@ -115,7 +119,7 @@ def open_source(
     if path.is_dir() and packed.is_packed(path):
         return _packed(path, on_corrupt)
     if path.is_dir():
-        return _folder(path, seed, on_corrupt)
+        return _folder(path, seed, on_corrupt, labels)
     if path.is_file():
         return _npz(path, seed)
     name = str(spec)
@@ -134,7 +138,7 @@ def open_source(
     return _tfds(name)
 
 
-def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
+def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     train, test = path / "train", _test_folder(path)
     if not train.is_dir():
         if path / "test" == test and any(p.is_dir() for p in test.iterdir()):
@@ -142,18 +146,18 @@ def _folder(path: Path, seed: int, on_corrupt: str) -> Source:
                 f"Expected a folder train beside test. Received: {str(path)!r} "
                 "without it. Add it, or put all class folders side by side"
             )
-        classes = _classes(path)
+        classes = _classes(path, labelled)
         files, labels = _files(path, classes)
         whole = Arrays(*check_images(files, labels, classes, on_corrupt))
         rest, held_out = whole.split(TEST_SHARE, seed)
         return Source(str(path), classes, rest, held_out, len(files) - len(whole))
-    classes = _classes(train)
+    classes = _classes(train, labelled)
     files, labels = _files(train, classes)
     split = Arrays(*check_images(files, labels, classes, on_corrupt))
     left_out = len(files) - len(split)
     if test is None:
         return Source(str(path), classes, split, None, left_out)
-    present = _classes(test, least=1)
+    present = _classes(test, labelled, least=1)
     unknown = set(present) - set(classes)
     if unknown:
         raise ValueError(
@@ -172,8 +176,10 @@ def _test_folder(path: Path) -> Path | None:
     return next((path / n for n in TEST_FOLDERS if (path / n).is_dir()), None)
 
 
-def _classes(path: Path, least: int = 2) -> tuple[str, ...]:
+def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
     """The class folders of `path`, by name."""
+    if not labelled:
+        return UNLABELLED
     classes = tuple(
         sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
     )

@@ -77,6 +77,32 @@ def attention_maps(
     _save(figure, path)
 
 
+def reconstructions(
+    pictures: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> None:
+    """Draws what masked patch prediction sees and says (4.6), to a file.
+
+    Args:
+        pictures: by the name of their row, [B, H, W, C] in [0, 1]: "original",
+            "corrupted", "predicted", as `MaskedPatchPredictor.reconstruct` gives them.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    count, height, width, channels = next(iter(pictures.values())).shape
+    figure = _figure(1.5 * count + 0.4, 1.5 * len(pictures) * height / width)
+    axes = figure.subplots(len(pictures), count, squeeze=False)
+    for row, (name, images) in zip(axes, pictures.items(), strict=True):
+        for axis, image in zip(row, images, strict=True):
+            shown = np.repeat(image, 3, axis=-1) if channels == 1 else image
+            axis.imshow(shown, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+        row[0].set_ylabel(name)
+    _save(figure, path)
+
+
 Curve = Sequence[tuple[int, float]]  # (updates, value)s.
 
 _PANELS = {  # What is drawn of a training: title, and the tags in it.

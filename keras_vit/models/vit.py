@@ -1,5 +1,6 @@
 """Section 3.1: the Vision Transformer as one functional Keras model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -66,18 +67,31 @@ def encode(images: Tensor, config: ViTConfig) -> Tensor:
     z = PatchEmbedding(
         config.hidden_size, config.patch_size, crop=hybrid, name="embedding"
     )(z)
+    for layer in after_embedding(config, grid):
+        z = layer(z)
+    return z
+
+
+def after_embedding(
+    config: ViTConfig, grid: tuple[int, int]
+) -> Iterator[keras.layers.Layer]:
+    """Every layer from patch embeddings to `encoder_norm`, in the order of the calls.
+
+    [B, N, D] -> [B, T, D]. Each is made when it is asked for; "every_layer_shared" has
+    one several times.
+    """
     if config.num_prefix_tokens:
-        z = ClassToken(config.num_prefix_tokens, name="cls")(z)
+        yield ClassToken(config.num_prefix_tokens, name="cls")
     positions = _positions(config, grid)
     for layer in range(config.num_layers):
         if add := positions.get(layer):
-            z = add(z)
+            yield add
         if layer == 0:
-            z = keras.layers.Dropout(config.dropout_rate, name="posembed_dropout")(z)
-        z = _block(config, grid, layer)(z)
-    return keras.layers.LayerNormalization(
+            yield keras.layers.Dropout(config.dropout_rate, name="posembed_dropout")
+        yield _block(config, grid, layer)
+    yield keras.layers.LayerNormalization(
         epsilon=config.layer_norm_epsilon, name="encoder_norm"
-    )(z)
+    )
 
 
 def _positions(config: ViTConfig, grid: tuple[int, int]) -> dict[int, Any]:

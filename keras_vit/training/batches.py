@@ -19,6 +19,16 @@ from keras_vit.training.resume import generator_states
 BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # `start_step` says where.
 
 
+def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
+    """What a model is trained by, where it has a loss of its own and needs no labels.
+
+    Its method `objective` returns a `keras.losses.Loss` and a list of metrics, new at
+    every call; `compute_loss` and `compute_metrics` give them what they compare.
+    """
+    own: Callable[[], tuple[Any, list[Any]]] | None = getattr(model, "objective", None)
+    return own
+
+
 class Evaluation(NamedTuple):
     """What a model is judged by, as `validation_data` and `validation_steps`."""
 
@@ -77,7 +87,8 @@ class Batches:
         self.recipe = recipe = recipe.for_images(len(self.source.train))
         self.classes = len(self.source.classes)
         self.sparse = not (recipe.mixup or recipe.cutmix)  # Mixed labels are one-hot.
-        _check_head(model, self.classes, self.source.name)
+        if not objective(model):
+            _check_head(model, self.classes, self.source.name)
         self.test_images = 0 if self.source.test is None else len(self.source.test)
         self.left_out = self.source.left_out
         self.options = {
@@ -121,8 +132,10 @@ class Batches:
     ) -> None:
         """Looks at the first batch for what would go wrong, or silently badly."""
         spec = data.element_spec
-        shapes = [part.shape for part in spec] if isinstance(spec, tuple) else [spec]
-        if len(shapes) not in (2, 3) or shapes[0].rank != 4 or not shapes[1].rank:
+        given = spec if isinstance(spec, tuple) else (spec,)
+        ranks = [part.shape.rank for part in given if isinstance(part, tf.TensorSpec)]
+        labelled = len(ranks) in (2, 3) and ranks[0] == 4 and ranks[1]
+        if not labelled and not (objective(model) and ranks == [4]):
             raise ValueError(
                 "Expected batches (images [B, H, W, C], labels [B] or [B, K]). "
                 f"Received: a tf.data.Dataset of {spec}. Dataset.batch makes batches"
@@ -130,8 +143,19 @@ class Batches:
         first = next(iter(data), None)
         if first is None:
             raise ValueError("Expected batches. Received: an empty tf.data.Dataset")
-        images, labels = (x.numpy() for x in first[:2])
+        images, *labels = (x.numpy() for x in keras.tree.flatten(first)[:2])
         self.batch_size = len(images)
+        if not objective(model):
+            self._check_labels(model, labels[0])
+        parts = self.recipe.accumulation_steps
+        if len(images) % parts:
+            raise ValueError(
+                "Expected batches of a multiple of accumulation_steps images. "
+                f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
+            )
+        _warn_out_of_range(images, mean, std)
+
+    def _check_labels(self, model: keras.Model, labels: np.ndarray) -> None:
         self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
         classes = (
             max(int(labels.max()) + 1, model.output_shape[-1])
@@ -143,13 +167,6 @@ class Batches:
             raise ValueError(
                 f"Expected labels from 0. Received: {labels.min()} in the first batch"
             )
-        parts = self.recipe.accumulation_steps
-        if len(images) % parts:
-            raise ValueError(
-                "Expected batches of a multiple of accumulation_steps images. "
-                f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
-            )
-        _warn_out_of_range(images, mean, std)
 
     def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""

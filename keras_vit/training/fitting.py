@@ -21,7 +21,7 @@ from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim, watching
 from keras_vit.training import resume as resuming
-from keras_vit.training.batches import Batches, BatchesFrom, Evaluation
+from keras_vit.training.batches import Batches, BatchesFrom, Evaluation, objective
 from keras_vit.training.distribution import Workers
 from keras_vit.training.stepping import stepping
 
@@ -67,6 +67,9 @@ def fit(
     verbose: int | str = "auto",
 ) -> Result:
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
+
+    A model with a loss of its own, as `MaskedPatchPredictor`, is trained by that, and
+    `Result.test_accuracy` is what its metric "accuracy" says, if it has one.
 
     Where the recipe has several learning rates, each is tried on the training set less
     its held-out share, and the best one trains the final model on all of it. A recipe
@@ -141,6 +144,9 @@ def fit(
             stack.enter_context(_frozen(model))
         if recipe.remat:
             stack.enter_context(_rematerialized(model))
+        whole = not batches.on_features()  # A batch of features is small.
+        if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and whole):
+            stack.enter_context(stepping(trained, recipe))
         kept = _Kept(None)
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
@@ -163,11 +169,9 @@ def _prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Mod
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
     part = model
-    if batches.on_features():  # A whole batch of them is small: it needs no parts.
+    if batches.on_features():
         batches.read_features(model)
         part = _head_alone(model)
-    if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and part is model):
-        return stepping(part, recipe)
     if recipe.freezes and part is model:  # The head's optimizer is not the model's.
         return keras.Model(model.input, model.output, name=model.name)
     return part
@@ -283,6 +287,15 @@ def _rematerialized(model: keras.Model) -> Iterator[None]:
 
 def _check_options(model: keras.Model, recipe: Recipe) -> None:
     """Raises if the model was built with other options than the recipe's."""
+    labels = recipe.loss != "softmax" or recipe.label_smoothing or recipe.freezes
+    if objective(model) and (labels or len(recipe.base_lr) > 1):
+        raise ValueError(
+            "Expected a recipe of one learning rate, without a loss of labels or a "
+            f"frozen backbone, for a model with a loss of its own. Received: "
+            f"base_lr={recipe.base_lr}, loss={recipe.loss!r}, label_smoothing="
+            f"{recipe.label_smoothing}, freeze={recipe.freeze}, lora_rank="
+            f"{recipe.lora_rank}, model={model.name!r}"
+        )
     blocks = _blocks(model)
     depths = [block.stochastic_depth_rate for block in blocks]
     built = {
@@ -458,18 +471,21 @@ class _Fit:
 
     def _compile(self, base_lr: float) -> list[keras.metrics.Metric]:
         """Compiles `trained`; returns the metrics, which Keras builds later."""
-        sparse = self.batches.sparse
-        kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
-        accuracy = getattr(keras.metrics, kind)("accuracy")
         optimizer = optim.optimizer(self.recipe, base_lr, self.trained)
         if self.trained.dtype_policy.name == "mixed_float16":
             optimizer = optim.LossScale(optimizer)
-        loss = _loss(self.recipe, sparse)
+        if own := objective(self.model):
+            loss, metrics = own()
+        else:
+            sparse = self.batches.sparse
+            kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
+            metrics = [getattr(keras.metrics, kind)("accuracy")]
+            loss = _loss(self.recipe, sparse)
         # Filling of an evaluation's last batch weighs nothing.
         self.trained.compile(
-            optimizer, loss, weighted_metrics=[accuracy], auto_scale_loss=False
+            optimizer, loss, weighted_metrics=metrics, auto_scale_loss=False
         )
-        return [accuracy]
+        return metrics
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:

@@ -530,7 +530,8 @@ class Keeper(keras.callbacks.Callback):
         self.pending = None
         row = {"step": self.step, **(logs or {})}
         self.rows.append({key: float(value) for key, value in row.items()})
-        score = row.get("val_accuracy", row.get("accuracy", -math.inf))
+        loss = row.get("val_loss", row["loss"])
+        score = row.get("val_accuracy", row.get("accuracy", -loss))
         if score > self.best:
             self.best = float(score)
             if self.save_best is not None:

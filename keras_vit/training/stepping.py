@@ -1,5 +1,7 @@
 """Updates that Keras's own step does not make: in parts, and SAM's."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,8 +11,9 @@ from keras_vit.recipes import Recipe
 from keras_vit.training.resume import generator_states
 
 
-def stepping(model: keras.Model, recipe: Recipe) -> keras.Model:
-    """A twin of `model` that cuts each batch in parts, or looks around (SAM)."""
+@contextlib.contextmanager
+def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
+    """Inside, `model` cuts each batch in parts, or looks around (SAM)."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             "Expected accumulation_steps=1 and sam_rho=None on this backend: both are "
@@ -18,14 +21,17 @@ def stepping(model: keras.Model, recipe: Recipe) -> keras.Model:
             f"accumulation_steps={recipe.accumulation_steps}, "
             f"sam_rho={recipe.sam_rho}, backend={keras.backend.backend()}"
         )
-    twin = _Stepping(model.input, model.output, name=model.name)
-    twin.parts = recipe.accumulation_steps
-    twin.sam_rho = recipe.sam_rho
-    return twin
+    step = _Step(model, recipe.accumulation_steps, recipe.sam_rho)
+    model.train_step = step.train_step
+    try:
+        yield
+    finally:
+        del model.train_step
+        model.train_function = None  # Traced with the step that is gone.
 
 
-class _Stepping(keras.Model):
-    """A functional model with an update of its own, on TensorFlow.
+class _Step:
+    """An update of a functional model, on TensorFlow.
 
     A batch is cut in parts, in order (train.py): their gradients and losses are
     averaged into one update. Keras's own `gradient_accumulation_steps` counts every
@@ -36,36 +42,38 @@ class _Stepping(keras.Model):
     w + rho * g / ||g||, over the whole batch and with the same dropout.
     """
 
-    parts = 1
-    sam_rho: float | None = None
+    def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
+        self.model, self.parts, self.sam_rho = model, parts, sam_rho
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        images, labels = (
-            tf.reshape(x, (self.parts, -1, *x.shape[1:])) for x in data[:2]
-        )
-        draws = [state.value for state in generator_states(self)]
+        model = self.model
+        images, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+        parts = self._cut(images), None if labels is None else self._cut(labels)
+        draws = [state.value for state in generator_states(model)]
         before = [tf.identity(state) for state in draws]
-        loss, gradients, logits = self._averages(images, labels)
+        loss, gradients, outputs = self._averages(*parts)
         if self.sam_rho is not None:
             for state, value in zip(draws, before, strict=True):
                 state.assign(value)
-            gradients = self._around(images, labels, gradients)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
+            gradients = self._around(*parts, gradients)
+        model.optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
         )
         # Keras divides the loss by the number of replicas, whose gradients are summed.
-        loss *= self.distribute_strategy.num_replicas_in_sync
-        for metric in self.metrics:
+        loss *= model.distribute_strategy.num_replicas_in_sync
+        for metric in model.metrics:
             if metric.name == "loss":
-                metric.update_state(loss, sample_weight=tf.shape(data[0])[0])
-            else:
-                metric.update_state(*_flat(labels, logits))
-        results: dict[str, Any] = self.get_metrics_result()
+                metric.update_state(loss, sample_weight=tf.shape(images)[0])
+        results: dict[str, Any] = model.compute_metrics(images, labels, outputs)
         return results
+
+    def _cut(self, x: Any) -> Any:
+        """A batch in parts: [B, ...] -> [parts, b, ...]."""
+        return tf.reshape(x, (self.parts, -1, *x.shape[1:]))
 
     def _around(self, images: Any, labels: Any, gradients: list[Any]) -> list[Any]:
         """The gradients at the sharpest place within `sam_rho`."""
-        variables = [variable.value for variable in self.trainable_variables]
+        variables = [variable.value for variable in self.model.trainable_variables]
         here = [tf.identity(variable) for variable in variables]
         scale = tf.math.divide_no_nan(
             tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(gradients)
@@ -78,38 +86,49 @@ class _Stepping(keras.Model):
         return gradients
 
     def _averages(self, images: Any, labels: Any) -> tuple[Any, list[Any], Any]:
-        """Loss and gradients averaged over the parts, and every part's logits."""
-        variables = [variable.value for variable in self.trainable_variables]
+        """Loss and gradients averaged over the parts, and all that the model says."""
+        model = self.model
+        variables = [variable.value for variable in model.trainable_variables]
 
         def part(
-            i: Any, loss_sum: Any, gradient_sums: list[Any], logits: Any
+            i: Any, loss_sum: Any, gradient_sums: list[Any], outputs: Any
         ) -> tuple[Any, Any, list[Any], Any]:
+            own = None if labels is None else labels[i]
             with tf.GradientTape() as tape:
-                y = self(images[i], training=True)
-                loss = self.compute_loss(images[i], labels[i], y)
-                scaled = self.optimizer.scale_loss(loss)
+                y = model(images[i], training=True)
+                loss = model.compute_loss(images[i], own, y)
+                scaled = model.optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, variables)
+            written = [
+                array.write(i, value)
+                for array, value in zip(outputs, keras.tree.flatten(y), strict=True)
+            ]
             return (
                 i + 1,
                 loss_sum + loss,
                 [a + b for a, b in zip(gradient_sums, gradients, strict=True)],
-                logits.write(i, y),
+                written,
             )
 
-        _, loss_sum, gradient_sums, logits = tf.while_loop(
+        _, loss_sum, gradient_sums, outputs = tf.while_loop(
             lambda i, *_: i < self.parts,
             part,
             (
                 0,
                 0.0,
                 [tf.zeros_like(variable) for variable in variables],
-                tf.TensorArray(tf.float32, size=self.parts),
+                [
+                    tf.TensorArray(output.dtype, size=self.parts)
+                    for output in model.outputs
+                ],
             ),
         )
         gradients = [gradient / self.parts for gradient in gradient_sums]
-        return loss_sum / self.parts, gradients, logits.stack()
+        whole = [_joined(array.stack()) for array in outputs]
+        packed = keras.tree.pack_sequence_as(model.output, whole)
+        return loss_sum / self.parts, gradients, packed
 
 
-def _flat(labels: Any, logits: Any) -> tuple[Any, Any]:
-    """Parts put back together: two [parts, b, ...] -> two [parts * b, ...]."""
-    return tuple(tf.reshape(x, (-1, *x.shape[2:])) for x in (labels, logits))
+def _joined(x: Any) -> Any:
+    """Parts put back together: [parts, b, ...] -> [parts * b, ...]."""
+    return tf.reshape(x, (-1, *x.shape[2:]))

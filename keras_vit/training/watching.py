@@ -166,6 +166,7 @@ class Watch(keras.callbacks.Callback):
         values = {
             f"train/{name}": self._since_written(name, float(logs[name]))
             for name in ("loss", "accuracy")
+            if name in logs
         }
         values["train/learning_rate"] = float(self.learning_rate(step - 1))
         values["train/gradient_norm"] = float(norm.numpy())
@@ -188,7 +189,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._events is not None and logs and "val_loss" in logs:
-            names = ("loss", "accuracy")
+            names = [n for n in ("loss", "accuracy") if f"val_{n}" in logs]
             values = {f"evaluation/{name}": logs[f"val_{name}"] for name in names}
             self._events.scalars(self.keeper.step, values)
 

@@ -47,6 +47,28 @@ def _labels(split, **kwargs):
 # Folders.
 
 
+def test_without_labels_a_folder_needs_no_classes(flat, tmp_path):
+    """Every image below it: beside class folders too."""
+    for i in range(5):
+        _jpeg(flat / f"{i}.jpg", i)
+    source = open_source(flat, labels=False)
+    assert source.classes == (".",)
+    assert (len(source.train), len(source.test)) == (16, 4)
+    assert set(_labels(source.train)) == {0}
+    alone = _jpeg(tmp_path / "alone" / "0.jpg").parent
+    with pytest.raises(ValueError, match="class folders, at least 2"):
+        open_source(alone)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="Expected images"):
+        open_source(tmp_path / "empty", labels=False)
+
+
+def test_without_labels_train_and_test_stay_apart(parted):
+    _jpeg(parted / "train" / "deep" / "er" / "0.jpg")
+    source = open_source(parted, labels=False)
+    assert (len(source.train), len(source.test)) == (4, 2)
+
+
 def test_folder_of_classes_is_divided_by_class(flat):
     source = open_source(flat)
     assert source.classes == ("cat", "dog")

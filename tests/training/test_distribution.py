@@ -27,7 +27,7 @@ pytestmark = pytest.mark.tensorflow_only
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "keras_vit/launching.py"
-EXACT = ("plain", "accumulation", "ema", "mixup", "ready", "lora")
+EXACT = ("plain", "accumulation", "ema", "mixup", "ready", "lora", "masked patches")
 
 
 def started(folder, word, *cases, workers=1, **environment):

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit.recipes import Recipe
+from keras_vit.self_supervision import MaskedPatchPredictor
 from keras_vit.training import distribution, fit, optim, resume
 
 MINI = Path(__file__).parents[1] / "fixtures/reference/vit_mini.npz"
@@ -37,6 +38,7 @@ CASES = {
     "mixup": {"mixup": 0.2, "loss": "sigmoid", "freeze": True},
     "ready": {},
     "lora": {"lora_rank": 2, "remat": True},
+    "masked patches": {"accumulation_steps": 2},
     "bfloat16": {},
     "float16": {},
     "kept": {"ema": 0.9, "accumulation_steps": 2},
@@ -52,6 +54,8 @@ def build(case):
     keras.config.set_dtype_policy(f"mixed_{policy}" if mixed else "float32")
     keras.utils.set_random_seed(0)  # LoRA begins with draws.
     model = keras_vit.from_checkpoint(str(MINI), image_size=(32, 32))
+    if case == "masked patches":  # All of them: replicas draw otherwise than one does.
+        return MaskedPatchPredictor(model, corrupt=1.0, mask=1.0, replace=0.0, keep=0.0)
     return keras_vit.for_task(model, 3)
 
 

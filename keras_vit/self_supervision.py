@@ -18,13 +18,14 @@ Glossary of shapes:
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.data.preprocessing import HALF
+from keras_vit.data.preprocessing import HALF, per_channel
+from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
 from keras_vit.models.description import config_of, describe
 from keras_vit.models.vit import after_embedding
@@ -42,7 +43,7 @@ class CorruptPatches(keras.layers.Layer):
     Exactly round(corrupt * N) patches of each image are corrupted, as BERT chooses its
     tokens; of each of them a draw of its own says how. While training the draws are
     new at every call; else they are the same for every batch, so that an evaluation is
-    a function of the model and the images.
+    a function of the model and the batches.
 
     Args:
         corrupt: share of the patches to predict.
@@ -159,8 +160,8 @@ def color_classes(colors: Tensor) -> Tensor:
     """The 3-bit colors of B.1.2: [..., C] in [0, 1] -> classes in 0..8^C - 1.
 
     Each channel is cut in 8 equal parts; the first channel counts most. A mean of
-    uint8 pixels that lies on a cut belongs above it: what is added, so that float32
-    cannot put it below, is less than one grey level of one pixel in a patch of 56 px.
+    uint8 pixels that lies on a cut belongs above it. So that float32 cannot put it
+    below, something is added: less than one level of one pixel in a patch of 56x56.
     """
     levels = ops.floor(colors * LEVELS + 1e-5)
     levels = ops.cast(ops.clip(levels, 0, LEVELS - 1), "int32")
@@ -195,7 +196,8 @@ class MaskedPatchPredictor(keras.Model):
         mask: share of those that become the [mask] embedding.
         replace: share that become another patch's embedding, of the same batch.
         keep: share that stay as they are. The three add up to 1.
-        mean: of the images' normalization, by channel, in units of the 0..1 range.
+        mean: of the images' normalization, by channel, in units of the 0..1 range; one
+            value serves all channels.
         std: likewise; the defaults are of images in [-1, 1].
         seed: of the corruption; None takes one of Keras's.
 
@@ -206,7 +208,8 @@ class MaskedPatchPredictor(keras.Model):
 
     Raises:
         ValueError: if the backbone has no patches, or they do not tile its images; if
-            a share is none, or too small for one patch.
+            a share is none, or too small for one patch; if mean and std are not those
+            of its channels.
     """
 
     backbone: keras.Model
@@ -229,8 +232,15 @@ class MaskedPatchPredictor(keras.Model):
         patch_size, grid = _pixel_patches(backbone)
         _check(target, corrupt, mask, replace, keep, math.prod(grid), patch_size)
         images = backbone.input
-        corruption = CorruptPatches(corrupt, mask, replace, seed, name="corruption")
-        tokens, sources, places = corruption(backbone.get_layer("embedding").output)
+        mean = per_channel(mean, images.shape[-1])
+        std = per_channel(std, images.shape[-1])
+        embedding = backbone.get_layer("embedding")
+        corruption = CorruptPatches(
+            *(corrupt, mask, replace, seed),
+            dtype=embedding.dtype_policy,
+            name="corruption",
+        )
+        tokens, sources, places = corruption(embedding.output)
         config: Any = config_of(backbone)
         for layer in after_embedding(config, grid):
             tokens = backbone.get_layer(layer.name)(tokens)
@@ -263,11 +273,14 @@ class MaskedPatchPredictor(keras.Model):
         self.__dict__["backbone"] = backbone
         self.target, self.corrupt, self.mask = target, corrupt, mask
         self.replace, self.keep, self.seed = replace, keep, seed
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std = mean, std
         self.patch_size, self.grid = patch_size, grid
 
     def objective(self) -> tuple[keras.losses.Loss, list[keras.metrics.Metric]]:
-        """The loss, and the metrics: the share of colors that are right."""
+        """The loss, and the metrics: the share of colors that are right.
+
+        `training.fit` trains by it, on images normalized by `mean` and `std`.
+        """
         if self.target == "l2":
             return keras.losses.MeanSquaredError(dtype="float32"), []
         loss = keras.losses.SparseCategoricalCrossentropy(
@@ -337,8 +350,8 @@ class MaskedPatchPredictor(keras.Model):
             patch whose embedding it has) and "predicted" (the corrupted patches by
             their most probable colors, the others as they are): [B, H, W, C] in [0, 1].
         """
-        said = {k: ops.convert_to_numpy(v) for k, v in self(images).items()}
-        original = np.asarray(ops.convert_to_numpy(images)) * self.std + self.mean
+        said = {name: _numpy(value) for name, value in self(images).items()}
+        original = _numpy(images) * self.std + self.mean
         cut = _numpy(patches_of(original, self.patch_size))
         rows = cut.reshape(-1, *cut.shape[2:])
         sources = said["sources"]
@@ -402,8 +415,18 @@ def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
     """P in pixels, of a hybrid too, and the grid.
 
     Raises:
-        ValueError: if patches do not tile the images.
+        ValueError: if there are no patches, or they do not tile the images.
     """
+    named = {layer.name: layer for layer in getattr(backbone, "layers", ())}
+    if (
+        not isinstance(named.get("embedding"), PatchEmbedding)
+        or "encoder_norm" not in named
+        or isinstance(backbone, MaskedPatchPredictor)
+    ):
+        raise ValueError(
+            "Expected a whole ViT or hybrid of this library (3.1), whose patches can "
+            f"be corrupted. Received: backbone={backbone!r}"
+        )
     facts = describe(backbone)
     side, grid = facts["stride"] * facts["patch_size"], facts["grid"]
     size = tuple(backbone.input_shape[1:3])
@@ -426,26 +449,27 @@ def _check(
     num_patches: int,
     patch_size: int,
 ) -> None:
-    if target not in ("mean_color", "4x4", "l2"):
+    if target not in get_args(Target):
         raise ValueError(
-            "Expected target to be one of mean_color, 4x4, l2 (B.1.2). Received: "
-            f"target={target!r}"
+            f"Expected target to be one of {', '.join(get_args(Target))} (B.1.2). "
+            f"Received: target={target!r}"
         )
     shares = (mask, replace, keep)
-    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    if not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
         raise ValueError(
             "Expected mask, replace and keep to be shares that add up to 1 (B.1.2). "
             f"Received: mask={mask}, replace={replace}, keep={keep}"
         )
-    if not 0 < corrupt <= 1 or num_patches < 2:
+    if not 0 < corrupt <= 1:
         raise ValueError(
-            "Expected corrupt to be a share of two patches or more (B.1.2). Received: "
-            f"corrupt={corrupt}, {num_patches} patches"
+            "Expected corrupt to be a share of the patches, above 0 and at most 1 "
+            f"(B.1.2). Received: corrupt={corrupt}"
         )
-    if not corrupted_patches(corrupt, num_patches):
+    if num_patches < 2 or not corrupted_patches(corrupt, num_patches):
         raise ValueError(
-            "Expected one corrupted patch or more in each image. Received: "
-            f"corrupt={corrupt} of {num_patches} patches. Take a larger share"
+            "Expected two patches or more in an image, one of them corrupted. "
+            f"Received: corrupt={corrupt} of {num_patches} patches. Take a larger "
+            "share, or smaller patches"
         )
     if patch_size < SIDE.get(target, 1):
         raise ValueError(

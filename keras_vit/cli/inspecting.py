@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keras_vit.cli.opening import Run, image_files, open_run, read_image
+from keras_vit.cli.opening import (
+    Run,
+    image_files,
+    open_run,
+    predicts_patches,
+    read_image,
+)
 from keras_vit.cli.shell import app, console
 
 if TYPE_CHECKING:
@@ -39,16 +45,18 @@ def inspect(
     Of masked patch prediction (4.6): the image, what the model saw, what it predicted.
     Of a classifier: what its answer looked at (attention rollout, D.8).
     """
+    import numpy as np
+
     from keras_vit.inspection import attention_rollout, plots
 
     plots.check()
     network, run = open_run(model, None, None)
     if images:
         files = [file for path in images for file in image_files(path)][:count]
-        batch = _stacked([read_image(file, network, run) for file in files])
+        batch = np.stack([read_image(file, network, run) for file in files])
     else:
         batch = _test_images(network, run, count)
-    if hasattr(network, "reconstruct"):
+    if predicts_patches(network):
         picture = output or model / "reconstructions.png"
         plots.reconstructions(network.reconstruct(batch), picture)
     else:
@@ -57,12 +65,6 @@ def inspect(
         maps = attention_rollout(network, batch)
         plots.attention_maps(shown, maps, _answers(network, batch, run), picture)
     console.print(f"wrote {picture}")
-
-
-def _stacked(images: list["np.ndarray"]) -> "np.ndarray":
-    import numpy as np
-
-    return np.stack(images)
 
 
 def _test_images(network: Any, run: Run, count: int) -> "np.ndarray":
@@ -78,10 +80,12 @@ def _test_images(network: Any, run: Run, count: int) -> "np.ndarray":
     source = sources.open_source(
         data,
         seed=run.details.get("seed", 0),
-        labels="objective" not in run.details,
+        on_corrupt="skip",  # It names them; the run may have done without them too.
+        labels=not predicts_patches(network),
     )
     split = source.test or source.train
     if isinstance(split, Indexed):  # They may lie class by class.
+        count = min(count, len(split))
         split = split.take(np.linspace(0, len(split) - 1, count).astype(int))
     batches = pipelines.eval_pipeline(
         split,

@@ -37,8 +37,8 @@ class Run:
     def load(cls, folder: Path) -> "Run":
         """Reads `run.json`."""
         expected = (
-            "Expected a folder that `keras-vit finetune` wrote, with model.keras and "
-            f"run.json. Received: {str(folder)!r}"
+            "Expected a folder that `keras-vit finetune` or `pretrain` wrote to its "
+            f"end, with model.keras and run.json. Received: {str(folder)!r}"
         )
         missing = [
             name
@@ -78,7 +78,8 @@ def open_pretrained(
                 f"Received: --model {model}, a run that has its own"
             )
         network, run = open_run(Path(model), mean, std)
-        network = getattr(network, "backbone", network)
+        if predicts_patches(network):
+            network = network.backbone
         if file_size is not None:
             network = keras_vit.at_resolution(network, file_size)
         return network, run
@@ -262,6 +263,13 @@ def open_run(folder: Path, mean: Triple | None, std: Triple | None) -> tuple[Any
     return keras.models.load_model(folder / "model.keras", compile=False), run
 
 
+def predicts_patches(network: Any) -> bool:
+    """Whether it is of masked patch prediction (4.6), not a classifier."""
+    from keras_vit.self_supervision import MaskedPatchPredictor
+
+    return isinstance(network, MaskedPatchPredictor)
+
+
 def open_model(
     model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
 ) -> tuple[Any, Run]:
@@ -271,7 +279,7 @@ def open_model(
 
     if model is not None and Path(model).is_dir():
         network, run = open_run(Path(model), mean, std)
-        if hasattr(network, "backbone"):
+        if predicts_patches(network):
             raise ValueError(
                 "Expected a model with a head, one output for each class. Received: "
                 f"{model!r}, masked patch prediction. keras-vit finetune --model "

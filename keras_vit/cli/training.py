@@ -20,6 +20,7 @@ from keras_vit.cli.opening import (
     on_devices,
     open_data,
     open_pretrained,
+    predicts_patches,
     table_4,
 )
 from keras_vit.cli.options import (
@@ -139,7 +140,7 @@ def _train(
     from keras_vit.training.distribution import Workers
 
     mean, std = normalization
-    masked = "objective" in told
+    masked = predicts_patches(network)
     classes = "" if masked else f" of {len(source.classes)} classes"
     console.print(
         f"{len(source.train)} training images{classes}, "
@@ -180,11 +181,11 @@ def _train(
 def _print_masked(network: Any, result: Any, output: Path) -> None:
     """How well masked patches are predicted, and what to do with the model."""
     last = result.history[-1]
-    judged, loss = ("test", "val_loss") if "val_loss" in last else ("training", "loss")
-    line = f"masked patches of {judged} images: loss {last[loss]:.4f}"
+    judged, of = ("test", "val_") if "val_loss" in last else ("training", "")
+    line = f"masked patches of {judged} images: loss {last[f'{of}loss']:.4f}"
     if network.target != "l2":
         at_random = math.log(network.output["prediction"].shape[-1])
-        right = last[loss.replace("loss", "accuracy")]
+        right = last[f"{of}accuracy"]
         line += f" (a guess among all colors: {at_random:.4f}), {right:.2%} right"
     console.print(line)
     console.print(
@@ -205,14 +206,18 @@ def pretrain(
         typer.Option(help="What is predicted: classes, or masked patches (4.6)."),
     ] = "labels",
     target: Annotated[
-        Literal["mean_color", "4x4", "l2"],
+        Literal["mean_color", "4x4", "l2"] | None,
         typer.Option(
-            help="Of masked patches: their color, 4x4 colors, or their pixels (B.1.2)."
+            help="Of masked patches: their color, 4x4 colors, or their pixels (B.1.2) "
+            "[default: mean_color]."
         ),
-    ] = "mean_color",
+    ] = None,
     corrupt: Annotated[
-        float, typer.Option(help="Of masked patches: the share that is corrupted.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            help="Of masked patches: the share that is corrupted [default: 0.5]."
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -275,6 +280,12 @@ def pretrain(
     check_variant(model)
     replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
     masked = objective == "masked-patches"
+    task = given(target=target, corrupt=corrupt)
+    if task and not masked:
+        raise ValueError(
+            "Expected --target and --corrupt with --objective masked-patches. "
+            f"Received: {task} without"
+        )
     source = open_data(data, seed, on_corrupt, labels=not masked)
     row = _table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
     if epochs or steps:  # The other of the two is the recipe's no more.
@@ -306,8 +317,8 @@ def pretrain(
     if masked:
         from keras_vit.self_supervision import MaskedPatchPredictor
 
-        network = MaskedPatchPredictor(network, target, corrupt)
-        told |= {"objective": objective}
+        network = MaskedPatchPredictor(network, **task)
+        told |= {"objective": objective, **task}
     options = {"resume": resume, "save_minutes": save_minutes}
     _train(network, settings, source, output, (HALF, HALF), told, **options)
 

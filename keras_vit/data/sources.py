@@ -96,8 +96,8 @@ def open_source(
         seed: of the test share, where one has to be drawn.
         on_corrupt: what to do about unreadable images of a folder, packed or not,
             after naming them.
-        labels: False takes every image below a folder, in class folders or not, for
-            what needs no classes (4.6). Other sources stay as they are.
+        labels: False takes every image below a folder, in class folders or not, and an
+            npz without labels, for what needs none (4.6).
 
     Returns:
         A `Source`.
@@ -121,7 +121,7 @@ def open_source(
     if path.is_dir():
         return _folder(path, seed, on_corrupt, labels)
     if path.is_file():
-        return _npz(path, seed)
+        return _npz(path, seed, labels)
     name = str(spec)
     if name == "digits":
         return _digits(seed)
@@ -141,7 +141,8 @@ def open_source(
 def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     train, test = path / "train", _test_folder(path)
     if not train.is_dir():
-        if path / "test" == test and any(p.is_dir() for p in test.iterdir()):
+        parted = path / "test" == test and any(p.is_dir() for p in test.iterdir())
+        if labelled and parted:
             raise ValueError(
                 f"Expected a folder train beside test. Received: {str(path)!r} "
                 "without it. Add it, or put all class folders side by side"
@@ -299,8 +300,10 @@ def _packed(path: Path, on_corrupt: Literal["stop", "skip"]) -> Source:
     return Source(str(path), classes, found["train"], found.get("test"), left_out)
 
 
-def _npz(path: Path, seed: int) -> Source:
+def _npz(path: Path, seed: int, labelled: bool) -> Source:
     arrays = _plain_arrays(path)
+    if not labelled:
+        arrays |= _without_labels(arrays)
     if "images" in arrays and "labels" in arrays:
         arrays["x_train"], arrays["y_train"] = arrays["images"], arrays["labels"]
     missing = {"x_train", "y_train"} - set(arrays)
@@ -321,7 +324,7 @@ def _npz(path: Path, seed: int) -> Source:
     classes = tuple(str(name) for name in names.reshape(-1))
     for split in filter(None, (train, test)):
         low, high = split.labels.min(), split.labels.max()
-        if low < 0 or high >= len(classes) or len(classes) < 2:
+        if low < 0 or high >= len(classes) or (labelled and len(classes) < 2):
             raise ValueError(
                 "Expected two classes or more, and labels from 0 up to their number "
                 f"less one. Received: {str(path)!r} with {len(classes)} classes and "
@@ -330,6 +333,16 @@ def _npz(path: Path, seed: int) -> Source:
     if test is None:
         train, test = train.split(TEST_SHARE, seed)
     return Source(str(path), classes, train, test)
+
+
+def _without_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Labels of one class for the images that are there."""
+    told = {"classes": np.array(UNLABELLED)}
+    pairs = (("images", "labels"), ("x_train", "y_train"), ("x_test", "y_test"))
+    for images, labels in pairs:
+        if images in arrays and arrays[images].ndim:
+            told[labels] = np.zeros(len(arrays[images]), np.int64)
+    return told
 
 
 def _plain_arrays(path: Path) -> dict[str, np.ndarray]:

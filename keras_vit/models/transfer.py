@@ -52,7 +52,13 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
 
 
 def _check_ours(model: keras.Model) -> None:
-    """Raises for a model that only holds one of ours, or none."""
+    """Raises for a model that only holds one of ours, or none, or says many things."""
+    if len(model.outputs) != 1:
+        raise ValueError(
+            "Expected a model of one output. Received: "
+            f"model={model.name!r} with {len(model.outputs)}. Of a "
+            "MaskedPatchPredictor take predictor.backbone"
+        )
     if not any(isinstance(at, PatchEmbedding | StdConv2D) for at in model.layers):
         describe(model)
 

@@ -23,7 +23,8 @@ def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
     """What a model is trained by, where it has a loss of its own and needs no labels.
 
     Its method `objective` returns a `keras.losses.Loss` and a list of metrics, new at
-    every call; `compute_loss` and `compute_metrics` give them what they compare.
+    every call; `compute_loss` and `compute_metrics` give them what they compare. Its
+    `mean` and `std` are those of the images' normalization.
     """
     own: Callable[[], tuple[Any, list[Any]]] | None = getattr(model, "objective", None)
     return own
@@ -70,6 +71,8 @@ class Batches:
         self.batch_size = recipe.batch_size
         self.test_images = self.left_out = 0
         self.sparse = True
+        if objective(model):
+            _check_normalization(model, mean, std)
         if recipe.freezes and "head" not in {layer.name for layer in model.layers}:
             raise ValueError(
                 "Expected a layer named 'head' to train alone. Received: "
@@ -326,6 +329,20 @@ def _check_head(model: keras.Model, classes: int, where: str) -> None:
         f"Expected a model with one logit for each class. Received: {received}. "
         f"keras_vit.for_task(model, {classes}) puts a new head on"
     )
+
+
+def _check_normalization(
+    model: keras.Model, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Raises unless images are scaled as a model that looks at them itself expects."""
+    channels = model.input_shape[-1]
+    given = [preprocessing.per_channel(values, channels) for values in (mean, std)]
+    if given != [tuple(model.mean), tuple(model.std)]:
+        raise ValueError(
+            "Expected the mean and std that the model was made with: it makes its "
+            f"targets of the images. Received: mean={mean}, std={std}, "
+            f"model={model.name!r} with mean={model.mean}, std={model.std}"
+        )
 
 
 def _warn_out_of_range(

@@ -83,8 +83,8 @@ def fit(
     the newest checkpoint to the same final bits.
 
     Args:
-        model: images to logits, one for each class: see `for_task`. Its own input size
-            and dtype policy are used.
+        model: images to logits, one for each class: see `for_task`; or one with a loss
+            of its own. Its own input size and dtype policy are used.
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
             The model must be built with its `model_options`.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
@@ -111,9 +111,9 @@ def fit(
         A `Result`.
 
     Raises:
-        ValueError: if the model does not end in one logit for each class, or the
-            recipe cannot be followed on this data or backend; if the run in `output`
-            was begun with another recipe, model, seed or data.
+        ValueError: if the model does not end in one logit for each class, and has no
+            loss of its own; if the recipe cannot be followed on this data or backend;
+            if the run in `output` was begun with another recipe, model, seed or data.
         OSError: if `output` cannot be written to.
         Preempted: when the process was asked to end, and the run is saved.
     """
@@ -204,8 +204,21 @@ def _identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str,
             "parameters": model.count_params(),
             "dtype_policy": model.dtype_policy.name,
             "variables": digest,
+            **_asked_of(model),
         },
         **batches.identity(),
+    }
+
+
+def _asked_of(model: keras.Model) -> dict[str, Any]:
+    """What an objective of the model's own is made of: its plain arguments."""
+    if not objective(model):
+        return {}
+    config = model.get_config()
+    return {
+        "objective": {
+            name: value for name, value in config.items() if not isinstance(value, dict)
+        }
     }
 
 
@@ -421,6 +434,7 @@ class _Fit:
             period,
             metrics,
             self.workers,
+            by_loss=objective(self.model) is not None,
             averaged=averaged,
             save_best=save_best,
             **vars(kept),
@@ -472,7 +486,7 @@ class _Fit:
     def _compile(self, base_lr: float) -> list[keras.metrics.Metric]:
         """Compiles `trained`; returns the metrics, which Keras builds later."""
         optimizer = optim.optimizer(self.recipe, base_lr, self.trained)
-        if self.trained.dtype_policy.name == "mixed_float16":
+        if any(layer.compute_dtype == "float16" for layer in self.trained.layers):
             optimizer = optim.LossScale(optimizer)
         if own := objective(self.model):
             loss, metrics = own()

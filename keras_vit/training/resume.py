@@ -416,6 +416,8 @@ class Keeper(keras.callbacks.Callback):
         period: updates between two evaluations.
         metrics: the objects that the model was compiled with.
         workers: the processes of the training, of whom the chief writes.
+        by_loss: whether the best evaluation is that of the least loss, not of the
+            highest accuracy.
         folder: of the run; None keeps the history alone, in memory.
         averaged: where evaluations are of averaged weights.
         save_best: called when an evaluation was the best so far.
@@ -432,6 +434,7 @@ class Keeper(keras.callbacks.Callback):
         metrics: list[keras.metrics.Metric],
         workers: Workers,
         *,
+        by_loss: bool = False,
         folder: Path | None = None,
         averaged: Averaged | None = None,
         save_best: Callable[[], None] | None = None,
@@ -445,6 +448,7 @@ class Keeper(keras.callbacks.Callback):
         self.total_steps = total_steps
         self.period = period
         self.own_metrics = metrics
+        self.by_loss = by_loss
         self.workers = workers
         self.averaged = averaged
         self.save_best = save_best
@@ -530,8 +534,9 @@ class Keeper(keras.callbacks.Callback):
         self.pending = None
         row = {"step": self.step, **(logs or {})}
         self.rows.append({key: float(value) for key, value in row.items()})
-        loss = row.get("val_loss", row["loss"])
-        score = row.get("val_accuracy", row.get("accuracy", -loss))
+        score = row.get("val_accuracy", row.get("accuracy", -math.inf))
+        if self.by_loss:
+            score = -row.get("val_loss", row["loss"])
         if score > self.best:
             self.best = float(score)
             if self.save_best is not None:

@@ -21,12 +21,15 @@ def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
             f"accumulation_steps={recipe.accumulation_steps}, "
             f"sam_rho={recipe.sam_rho}, backend={keras.backend.backend()}"
         )
+    own = vars(model).get("train_step")
     step = _Step(model, recipe.accumulation_steps, recipe.sam_rho)
     model.train_step = step.train_step
     try:
         yield
     finally:
         del model.train_step
+        if own is not None:
+            model.train_step = own
         model.train_function = None  # Traced with the step that is gone.
 
 
@@ -47,8 +50,8 @@ class _Step:
 
     def train_step(self, data: Any) -> dict[str, Any]:
         model = self.model
-        images, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
-        parts = self._cut(images), None if labels is None else self._cut(labels)
+        images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        parts = self._cut(images), self._cut(labels), self._cut(weights)
         draws = [state.value for state in generator_states(model)]
         before = [tf.identity(state) for state in draws]
         loss, gradients, outputs = self._averages(*parts)
@@ -64,14 +67,20 @@ class _Step:
         for metric in model.metrics:
             if metric.name == "loss":
                 metric.update_state(loss, sample_weight=tf.shape(images)[0])
-        results: dict[str, Any] = model.compute_metrics(images, labels, outputs)
+        results: dict[str, Any] = model.compute_metrics(
+            images, labels, outputs, weights
+        )
         return results
 
     def _cut(self, x: Any) -> Any:
-        """A batch in parts: [B, ...] -> [parts, b, ...]."""
+        """A batch in parts, if there is one: [B, ...] -> [parts, b, ...]."""
+        if x is None:
+            return None
         return tf.reshape(x, (self.parts, -1, *x.shape[1:]))
 
-    def _around(self, images: Any, labels: Any, gradients: list[Any]) -> list[Any]:
+    def _around(
+        self, images: Any, labels: Any, weights: Any, gradients: list[Any]
+    ) -> list[Any]:
         """The gradients at the sharpest place within `sam_rho`."""
         variables = [variable.value for variable in self.model.trainable_variables]
         here = [tf.identity(variable) for variable in variables]
@@ -80,12 +89,14 @@ class _Step:
         )
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_add(tf.cast(scale, gradient.dtype) * gradient)
-        _, gradients, _ = self._averages(images, labels)
+        _, gradients, _ = self._averages(images, labels, weights)
         for variable, value in zip(variables, here, strict=True):
             variable.assign(value)
         return gradients
 
-    def _averages(self, images: Any, labels: Any) -> tuple[Any, list[Any], Any]:
+    def _averages(
+        self, images: Any, labels: Any, weights: Any
+    ) -> tuple[Any, list[Any], Any]:
         """Loss and gradients averaged over the parts, and all that the model says."""
         model = self.model
         variables = [variable.value for variable in model.trainable_variables]
@@ -93,10 +104,10 @@ class _Step:
         def part(
             i: Any, loss_sum: Any, gradient_sums: list[Any], outputs: Any
         ) -> tuple[Any, Any, list[Any], Any]:
-            own = None if labels is None else labels[i]
+            own, weight = (None if x is None else x[i] for x in (labels, weights))
             with tf.GradientTape() as tape:
                 y = model(images[i], training=True)
-                loss = model.compute_loss(images[i], own, y)
+                loss = model.compute_loss(images[i], own, y, weight)
                 scaled = model.optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, variables)
             written = [

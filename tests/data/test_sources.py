@@ -69,6 +69,24 @@ def test_without_labels_train_and_test_stay_apart(parted):
     assert (len(source.train), len(source.test)) == (4, 2)
 
 
+def test_without_labels_a_folder_test_is_one_of_the_others(tmp_path):
+    for name in ("a", "test"):
+        for i in range(5):
+            _jpeg(tmp_path / "pets" / name / "deeper" / f"{i}.jpg", i)
+    source = open_source(tmp_path / "pets", labels=False)
+    assert (len(source.train), len(source.test)) == (8, 2)
+
+
+@pytest.mark.parametrize("name", ["images", "x_train"])
+def test_without_labels_an_npz_needs_none(name, tmp_path):
+    images = np.zeros((10, 4, 4, 3), np.uint8)
+    np.savez(tmp_path / "set.npz", **{name: images})
+    source = open_source(tmp_path / "set.npz", labels=False)
+    assert (len(source.train), len(source.test)) == (8, 2)
+    with pytest.raises(ValueError, match="Expected x_train and y_train"):
+        open_source(tmp_path / "set.npz")
+
+
 def test_folder_of_classes_is_divided_by_class(flat):
     source = open_source(flat)
     assert source.classes == ("cat", "dog")

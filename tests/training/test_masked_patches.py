@@ -126,7 +126,7 @@ def of_some_opinion():
     return model
 
 
-GENTLY = recipe(base_lr=(0.003,))  # float16's scale is found by losing an update.
+GENTLY = recipe(base_lr=(0.003,), total_steps=10)
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +136,20 @@ def in_float32(source):  # noqa: F811
     return history
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision(policy, source, in_float32):  # noqa: F811
+@pytest.mark.parametrize(
+    ("policy", "evaluations"),
+    [("mixed_bfloat16", 10), ("mixed_float16", 1)],  # Then it looks for its scale.
+)
+def test_mixed_precision(policy, evaluations, source, in_float32):  # noqa: F811
     keras.config.set_dtype_policy(policy)
     try:
         model = of_some_opinion()
     finally:
         keras.config.set_dtype_policy("float32")
     history = fit(model, GENTLY, source, verbose=0).history
-    for ours, theirs in zip(history, in_float32, strict=True):
+    for ours, theirs in zip(history[:evaluations], in_float32, strict=False):
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], abs=2e-2)
-    assert history[-1]["val_loss"] < history[0]["val_loss"]
+    assert history[-1]["val_loss"] < history[0]["val_loss"] - 0.3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,16 @@
-"""Looking inside (section 4.5, D.8)."""
+"""Looking inside (section 4.5, D.7, D.8)."""
 
-from keras_vit.inspection.attention import attention_rollout, attention_scores
+from keras_vit.inspection.attention import (
+    attention_distance,
+    attention_rollout,
+    attention_scores,
+)
+from keras_vit.inspection.embeddings import embedding_filters, position_similarity
 
-__all__ = ["attention_rollout", "attention_scores"]
+__all__ = [
+    "attention_distance",
+    "attention_rollout",
+    "attention_scores",
+    "embedding_filters",
+    "position_similarity",
+]

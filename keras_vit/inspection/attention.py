@@ -1,4 +1,4 @@
-"""Attention as numbers (Appendix A, D.8)."""
+"""Attention as numbers (Appendix A, D.7, D.8)."""
 
 import math
 from collections.abc import Iterator
@@ -56,3 +56,51 @@ def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
     row = joint[:, 0] if has_token else ops.mean(joint[:, prefix:], axis=1)
     maps = np.asarray(ops.convert_to_numpy(row))[:, prefix:]
     return maps.reshape(-1, *facts["grid"])
+
+
+def attention_distance(
+    model: keras.Model, images: Any, batch_size: int = 16
+) -> np.ndarray:
+    """How far each head looks, D.7, Figures 7 and 11: [N, H, W, C] -> pixels [L, k].
+
+    The distance between a query's patch and the keys', weighted by attention, in the
+    mean over queries and images; the paper takes 128. Tokens that are no patches have
+    no place: they are left out, and the weights of the others add up to 1.
+
+    Args:
+        model: a ViT or a hybrid; of a hybrid, patches lie a patch of pixels apart.
+        images: scaled as for the model; an array, read in batches.
+        batch_size: images at once. No more is held than one layer's attention on them.
+
+    Returns:
+        NumPy array, float64, a row for each layer and a column for each head.
+
+    Raises:
+        ValueError: if there are no images, or the model attends along rows and columns.
+    """
+    if not len(images):
+        raise ValueError("Expected images to look at. Received: none")
+    facts = describe(model)
+    away = patch_distances(facts["grid"], facts["stride"] * facts["patch_size"])
+    total = np.zeros((facts["num_layers"], facts["num_heads"]))
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        for layer, scores in enumerate(_layer_scores(model, batch)):
+            found = mean_distance(scores, away, facts["num_prefix_tokens"])
+            total[layer] += ops.convert_to_numpy(ops.sum(found, axis=0))
+    return total / len(images)
+
+
+def patch_distances(grid: tuple[int, int], patch_size: int) -> np.ndarray:
+    """Between the middles of any two patches, in pixels: [N, N], row by row."""
+    places = np.indices(grid).reshape(2, -1) * patch_size
+    offsets = places[:, :, None] - places[:, None, :]
+    distances: np.ndarray = np.sqrt((offsets**2).sum(0)).astype(np.float32)
+    return distances
+
+
+def mean_distance(scores: Tensor, away: np.ndarray, prefix: int) -> Tensor:
+    """Weighted by attention, over the queries: [B, k, T, T], [N, N] -> [B, k]."""
+    weights = scores[:, :, prefix:, prefix:]
+    weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+    return ops.mean(ops.sum(ops.multiply(weights, away), axis=-1), axis=-1)

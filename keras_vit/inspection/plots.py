@@ -77,6 +77,73 @@ def attention_maps(
     _save(figure, path)
 
 
+def figure_7(
+    filters: np.ndarray,
+    positions: np.ndarray,
+    distances: np.ndarray,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws what the embeddings and heads have learnt, as Figure 7, to a file.
+
+    Args:
+        filters: [n, P, P, C] of `embedding_filters`; the paper has 28.
+        positions: [rows, columns, rows, columns] of `position_similarity`; of a larger
+            grid, 7 x 7 patches all over the image are drawn, as many as the paper has.
+        distances: [L, k] of `attention_distance`, in pixels.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    figure = _figure(12, 4)
+    left, centre, right = figure.subfigures(1, 3, width_ratios=(1.1, 1, 1.1))
+    left.suptitle(f"embedding filters\n(first {len(filters)} principal components)")
+    _tiles(left, [_stretched(one) for one in filters], columns=7)
+    centre.suptitle("position embedding similarity\n(cosine, -1 to 1)")
+    rows, columns = positions.shape[:2]
+    chosen = [
+        positions[row, column]
+        for row in _spread(rows, 7)
+        for column in _spread(columns, 7)
+    ]
+    _tiles(centre, chosen, columns=min(columns, 7), vmin=-1, vmax=1)
+    axis = right.subplots()
+    layers = range(1, len(distances) + 1)
+    for distance in distances.T:
+        axis.plot(layers, distance, ".", color=COLORS[0], alpha=0.7, markersize=7)
+    right.suptitle("mean attention distance\n(a dot for each head)")
+    axis.set_xlabel("layer")
+    axis.set_ylabel("pixels")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Places all over 0..count - 1, `most` at most."""
+    places: np.ndarray = np.linspace(0, count - 1, min(count, most)).round()
+    return places.astype(int)
+
+
+def _stretched(image: np.ndarray) -> np.ndarray:
+    """An image from 0 to 1, whatever its values are."""
+    low, high = image.min(), image.max()
+    stretched: np.ndarray = (image - low) / max(high - low, np.finfo(image.dtype).tiny)
+    return stretched
+
+
+def _tiles(
+    figure: Any, images: Sequence[np.ndarray], columns: int, **options: Any
+) -> None:
+    """Small images side by side, row by row."""
+    rows = -(-len(images) // columns)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, image in zip(axes, images, strict=False):
+        axis.imshow(image, interpolation="nearest", cmap="viridis", **options)
+
+
 def reconstructions(
     pictures: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:

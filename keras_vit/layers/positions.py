@@ -81,11 +81,15 @@ class AddPositionEmbs(keras.layers.Layer):
         )
 
     def call(self, tokens: Tensor) -> Tensor:
-        if self.kind == "1d":
-            return tokens + self.pos_embedding
         if self.kind == "sincos2d":
             return tokens + ops.cast(self.constant, tokens.dtype)
-        return tokens + self._joined()
+        return tokens + self.table()
+
+    def table(self) -> Tensor:
+        """E_pos, what is added: [1, T, D]."""
+        if self.kind == "1d":
+            return self.pos_embedding
+        return self.constant if self.kind == "sincos2d" else self._joined()
 
     def _joined(self) -> Tensor:
         """The learned halves of every patch side by side, X first: [1, T, D]."""

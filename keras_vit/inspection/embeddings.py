@@ -1,0 +1,64 @@
+"""What the embeddings have learnt: filters and positions (4.5, D.4)."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import AddPositionEmbs
+from keras_vit.models.description import describe
+
+
+def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
+    """The first principal components of E's filters, Figure 7, left: [n, P, P, C].
+
+    The D columns of E are D patches; their mean is taken out. Components have length 1,
+    come by falling variance, and with the sign that makes their sum positive.
+
+    Args:
+        model: a ViT whose patches are of pixels.
+        components: n, at most D and at most P^2 C.
+
+    Raises:
+        ValueError: if there are not so many, or the patches are of a feature map.
+    """
+    facts = describe(model)
+    if facts["stride"] != 1:
+        raise ValueError(
+            "Expected patches of pixels. Received: a hybrid, "
+            f"model={model.name!r}, whose patches are of a feature map (3.1)"
+        )
+    kernel = ops.convert_to_numpy(model.get_layer("embedding").projection.kernel)
+    patch, hidden_size = kernel.shape[:-1], kernel.shape[-1]
+    filters = kernel.reshape(-1, hidden_size).T.astype(np.float64)  # [D, P^2 C]
+    if not 0 < components <= min(filters.shape):
+        raise ValueError(
+            f"Expected 1 to {min(filters.shape)} components, of filters {patch} and "
+            f"D={hidden_size}. Received: components={components}"
+        )
+    centered = filters - filters.mean(0)
+    found = np.linalg.svd(centered, full_matrices=False)[2][:components]
+    found *= np.where(found.sum(1, keepdims=True) < 0, -1, 1)
+    return found.reshape(-1, *patch)
+
+
+def position_similarity(model: keras.Model) -> np.ndarray:
+    """The cosine of any two patches' positions, Figures 7 and 10: [r, c, r, c].
+
+    `[row, column]` is the picture of one patch: its likeness to all others. Where every
+    layer adds positions of its own (D.4), they are the first layer's.
+
+    Raises:
+        ValueError: if the model adds no positions ("none", "relative").
+    """
+    facts = describe(model)
+    layers = [at for at in model.layers if isinstance(at, AddPositionEmbs)]
+    if not layers:
+        raise ValueError(
+            "Expected a model that adds positions to its tokens (D.4). Received: "
+            f"model={model.name!r}, whose positions are none or relative"
+        )
+    (table,) = ops.convert_to_numpy(layers[0].table()).astype(np.float64)
+    table = table[facts["num_prefix_tokens"] :]
+    table /= np.linalg.norm(table, axis=-1, keepdims=True)
+    cosines: np.ndarray = table @ table.T
+    return cosines.reshape(*facts["grid"], *facts["grid"])

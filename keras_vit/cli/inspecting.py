@@ -116,8 +116,9 @@ def costs(
         ),
     ] = None,
     image_size: Annotated[
-        str, typer.Option(help="Pixels, 384 or 384x512 (height x width).")
-    ] = "224",
+        str | None,
+        typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 224]."),
+    ] = None,
     classes: Annotated[
         int, typer.Option(min=0, help="Of the head; 0 leaves it out.")
     ] = 1000,
@@ -135,10 +136,11 @@ def costs(
     """
     from keras_vit.inspection import costs as count
 
-    if table6 == (model is not None):
+    if table6 == (model is not None) or (table6 and (image_size or by_layer)):
         raise ValueError(
-            "Expected a variant or --table6. "
-            f"Received: {'both' if table6 else 'neither'}"
+            "Expected a variant, or --table6 with --classes alone. Received: "
+            f"model={model}, table6={table6}, image_size={image_size}, "
+            f"by_layer={by_layer}"
         )
     if model is None:
         for line in _table_6(classes):
@@ -161,5 +163,8 @@ def _table_6(classes: int) -> Iterator[str]:
         mark = " *" if (variant, epochs) == ("R50+ViT-L/16", 7) else ""
         row = f"{variant:14}{epochs:>8}{ours:>10.1f}{exa:>10}{ours / exa:>8.3f}"
         yield row + mark
-    twice = paper.EXAFLOPS["R50+ViT-L/16", 14]
-    yield f"* Table 6 differs from itself: half of its own 14 epochs is {twice // 2}."
+    seven, twice = (paper.EXAFLOPS["R50+ViT-L/16", epochs] for epochs in (7, 14))
+    yield (
+        f"* The paper's {seven} contradicts its own {twice} at 14 epochs, of which "
+        f"half is {twice // 2}."
+    )

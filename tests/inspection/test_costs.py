@@ -1,6 +1,7 @@
 """Costs against built models, published sizes, Table 6 and XLA's cost analysis."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from keras_vit.inspection import costs
 from keras_vit.recipes import IMAGES
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
 from tests.models.test_vit import GAP_PARAMETERS, PARAMETERS
-from tests.test_docs import OTHER_PARAMETERS
+from tests.test_docs import OTHER_PARAMETERS, README
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -93,8 +94,7 @@ def test_parameters_of_gap_models_are_the_published(variant):
 
 
 def test_parameters_are_the_readmes():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = re.findall(r"^\| (\S+) \| `\w+` \| ([\d,]+) \|", readme, re.M)
+    rows = re.findall(r"^\| (\S+) \| `\w+` \| ([\d,]+) \|", README, re.M)
     assert len(rows) == 28
     for variant, parameters in rows:
         assert costs(variant).parameters == int(parameters.replace(",", ""))
@@ -139,49 +139,88 @@ def test_exaflops_are_table_6s(row):
         assert ours == pytest.approx(paper.EXAFLOPS[row], rel=0.03)
 
 
-# FLOPs that an image more costs: kernels are standardised once for all. The scope keeps
-# the variables from being filled, and they would be at its end. Compiled, since BiT's
-# pads become a convolution's only then; of the code it makes, level 0 is enough.
-XLA = """
-import json, os, jax, keras, keras_vit
+# Run apart, on JAX. The scope keeps variables from being filled, which they would be at
+# its end. `flops` are those of one image more: kernels are standardised once for all.
+# They are of compiled code, since only there BiT's pads become a convolution's; level 0
+# has the passes for that.
+JAX = """
+import json, math, os, jax, keras, keras_vit
+from tests.inspection.test_costs import KINDS, make
+from tests.models.families import SIZE
 
-def flops(model, batch):
+def lowered(model, batch, size, transform):
     weights = [
         [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
         for variables in (model.trainable_variables, model.non_trainable_variables)
     ]
-    images = jax.ShapeDtypeStruct((batch, 224, 224, 3), "float32")
+    images = jax.ShapeDtypeStruct((batch, *size, 3), "float32")
     call = lambda w, fixed, x: model.stateless_call(w, fixed, x, training=False)[0]
-    lowered = jax.jit(call).lower(*weights, images)
-    options = {"xla_backend_optimization_level": 0}
-    return lowered.compile(compiler_options=options).cost_analysis()["flops"]
+    return transform(call, *weights, images)
+
+def flops(model, batch):
+    compiled = lowered(
+        model, batch, (224, 224), lambda call, *a: jax.jit(call).lower(*a)
+    ).compile(compiler_options={"xla_backend_optimization_level": 0})
+    return compiled.cost_analysis()["flops"]
+
+def products(jaxpr):
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            inner = math.prod(shape[axis] for axis in contracted)
+            total += inner * math.prod(equation.outvars[0].aval.shape)
+        for inside in equation.params.values():
+            total += products(inside.jaxpr) if hasattr(inside, "jaxpr") else 0
+    return total
 
 with keras.StatelessScope():
-    told = {}
+    large, tiny = {}, {}
     for name in ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1"):
-        config = keras_vit.VARIANTS[name]
-        vit = isinstance(config, keras_vit.ViTConfig)
-        build = keras_vit.vit if vit else keras_vit.resnet
-        model = build(config, image_size=(224, 224), num_classes=1000)
-        told[name] = flops(model, 2) - flops(model, 1)
-    print(json.dumps(told), flush=True)
+        model = make(keras_vit.VARIANTS[name], (224, 224), 1000)
+        large[name] = flops(model, 2) - flops(model, 1)
+    for name, config in KINDS.items():
+        traced = lowered(
+            make(config, SIZE, 5), 1, SIZE, lambda call, *a: jax.make_jaxpr(call)(*a)
+        )
+        tiny[name] = products(traced.jaxpr)
+    print(json.dumps([large, tiny]), flush=True)
     os._exit(0)
 """
 
 
-def test_multiply_adds_are_xlas():
-    """XLA's count has norms, GELU and softmax too: 0.4, 0.7 and 0.9 % more."""
+@pytest.fixture(scope="module")
+def on_jax():
+    """XLA's FLOPs of an image by variant, multiply-adds of dot products by kind."""
     pytest.importorskip("jax")
     done = subprocess.run(
-        [sys.executable, "-c", XLA],
+        [sys.executable, "-c", JAX],
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
         check=True,
         capture_output=True,
         text=True,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    for variant, flops in told.items():
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_multiply_adds_are_xlas(on_jax):
+    """XLA's count has norms, GELU and softmax too: 0.4, 0.7 and 0.9 % more."""
+    assert len(on_jax[0]) == 3
+    for variant, flops in on_jax[0].items():
         assert 1 <= flops / (2 * costs(variant).multiply_adds) <= 1.01, variant
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrix_products_are_the_traced_ones(kind, on_jax):
+    """Every kind to the last multiply-add, but for what JAX calls a convolution."""
+    counted = costs(KINDS[kind], SIZE, num_classes=5)
+    convolved = sum(
+        counted.by_operation.get(name, 0)
+        for name in ("convolutions", "patch embedding")
+    )
+    assert counted.multiply_adds - convolved == on_jax[1][kind]
 
 
 @pytest.mark.parametrize("name", ["ViT-B/17", "EfficientNet-B0", None])
@@ -203,11 +242,17 @@ def test_a_model_with_lora_is_refused():
         costs(model)
 
 
-@pytest.mark.parametrize("size", [(0, 224), (224,), 224, (2.5, 2.5), (224, 225)])
-@pytest.mark.parametrize("variant", ["ViT-B/16", "BiT-R50x1"])
-def test_impossible_sizes_are_refused(size, variant):
-    if size == (224, 225) and variant == "BiT-R50x1":
-        return
+IMPOSSIBLE = [(0, 224), (224,), 224, (2.5, 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "size"),
+    [
+        *itertools.product(["ViT-B/16", "R50+ViT-B/16", "BiT-R50x1"], IMPOSSIBLE),
+        ("ViT-B/16", (224, 225)),
+    ],
+)
+def test_impossible_sizes_are_refused(variant, size):
     with pytest.raises(
         ValueError, match=r"Expected image_size .* Received: image_size="
     ):
@@ -228,16 +273,24 @@ def test_command(shell):
     assert "encoderblock_3 " in shell("costs", "ViT-B/16", "--by-layer")[1]
 
 
+def test_the_readme_prints_what_the_command_prints(shell):
+    (block,) = re.findall(r"```text\n\$ keras-vit costs (.*?)```", README, re.DOTALL)
+    words, _, printed = block.partition("\n")
+    assert shell("costs", *words.split())[1] == printed
+
+
 def test_command_of_table_6(shell):
     code, out, _ = shell("costs", "--table6")
     assert code == 0
     assert re.search(r"BiT-R200x3 +14 +3288.6 +3306 +0.995\n", out)
     assert re.search(r"R50\+ViT-L/16 +7 +832.5 +859 +0.969 \*\n", out)
-    assert "half of its own 14 epochs is 834" in out
+    assert "859 contradicts its own 1668 at 14 epochs, of which half is 834." in out
     assert out.count("*") == 2
 
 
-@pytest.mark.parametrize("words", [[], ["ViT-B/16", "--table6"], ["ViT-B/17"]])
+@pytest.mark.parametrize(
+    "words", [[], ["ViT-B/16", "--table6"], ["--table6", "--by-layer"], ["ViT-B/17"]]
+)
 def test_command_refuses(words, shell):
     code, _, err = shell("costs", *words)
     assert code == 1

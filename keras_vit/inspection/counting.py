@@ -7,8 +7,8 @@ head and its hidden layer. A tap of a convolution that falls on padding is not c
 as XLA's cost analysis does not; with them Table 6's ResNets come out 3 to 4 % high.
 
 Not counted are biases, norms, softmax, activations, pooling and residuals, for which
-XLA's analysis is higher, by 0.4 % of ViT-B/16, 0.7 % of R50+ViT-B/16 and 0.9 % of
-BiT-R50x1; nor the standardising of kernels, which is the same for any number of images.
+XLA's analysis of one image more is higher, by 0.4 % of ViT-B/16, 0.7 % of R50+ViT-B/16
+and 0.9 % of BiT-R50x1; nor the standardising of kernels, once for a whole batch.
 
 Glossary (the paper's letters): D: hidden size.   - T: tokens.   - k: heads.
 """
@@ -31,9 +31,7 @@ class Costs:
     """What `costs` counts; `print` shows it as a table."""
 
     parameters: int  # `model.count_params()`.
-    by_layer: dict[
-        str, int
-    ]  # Multiply-adds of one image, as `model.layers` names them.
+    by_layer: dict[str, int]  # Multiply-adds of one image, by a layer's name.
     by_operation: dict[str, int]  # The same sum by what is computed.
 
     @property
@@ -97,7 +95,7 @@ def costs(
 
     Raises:
         ValueError: if the name is unknown, `model` is no ViT, hybrid or ResNet of this
-            library, or it cannot have images of this size.
+            library, or it cannot be built for images or classes like these.
 
     Example:
         >>> from keras_vit.inspection import costs
@@ -108,18 +106,12 @@ def costs(
         224
     """
     config = _config(model)
-    size: Any = (224, 224)
-    classes, channels = 1000, 3
+    own: Any = ((224, 224), 1000, 3)
     if isinstance(model, keras.Model):
-        check_unadapted(model, "count it before, or its config")
-        size, channels = model.input_shape[1:3], model.input_shape[-1]
-        classes = _classes_of(model)
-    size = _checked(size if image_size is None else image_size)
-    classes = classes if num_classes is None else num_classes
-    channels = channels if num_channels is None else num_channels
-    if isinstance(config, ResNetConfig):
-        return _sums(_resnet(config, size, classes, channels))
-    return _sums(_vit(config, size, classes, channels))
+        own = _built_for(model, config)
+    given = (image_size, num_classes, num_channels)
+    numbers = [o if g is None else g for o, g in zip(own, given, strict=True)]
+    return _counted(config, *numbers)
 
 
 def _config(model: Any) -> ViTConfig | ResNetConfig:
@@ -137,10 +129,39 @@ def _config(model: Any) -> ViTConfig | ResNetConfig:
     )
 
 
-def _classes_of(model: keras.Model) -> int:
-    """K of a built model, 0 without a head."""
+def _built_for(
+    model: keras.Model, config: ViTConfig | ResNetConfig
+) -> tuple[Sides, int, int]:
+    """(H, W), K (0 without a head) and C of a model that its config is all of."""
+    check_unadapted(model, "count it before, or its config")
     heads = [layer.units for layer in model.layers if layer.name == "head"]
-    return heads[0] if heads else 0
+    _, *sides, channels = model.input_shape
+    own = (*sides,), heads[0] if heads else 0, channels
+    counted = _counted(config, *own).parameters
+    if counted != model.count_params():
+        raise ValueError(
+            "Expected a model as keras_vit.vit or resnet builds it. Received: "
+            f"model={model.name!r} with {model.count_params():,} parameters, of which "
+            f"a {type(config).__name__} has {counted:,}"
+        )
+    return own
+
+
+def _counted(
+    config: ViTConfig | ResNetConfig,
+    image_size: Any,
+    num_classes: int,
+    num_channels: int,
+) -> Costs:
+    sides = _checked(image_size)
+    if num_classes < 0 or num_channels < 1:
+        raise ValueError(
+            "Expected num_classes of 0 or more and num_channels of 1 or more. "
+            f"Received: num_classes={num_classes}, num_channels={num_channels}"
+        )
+    if isinstance(config, ResNetConfig):
+        return _sums(_resnet(config, sides, num_classes, num_channels))
+    return _sums(_vit(config, sides, num_classes, num_channels))
 
 
 def _checked(image_size: Any) -> Sides:
@@ -205,12 +226,12 @@ def _tokens(config: ViTConfig, grid: Sides) -> int:
 
 def _position_weights(config: ViTConfig, grid: Sides) -> int:
     """Of Equation 1's E_pos, of every layer that has its own (D.4)."""
-    table = {
-        "1d": _tokens(config, grid) * config.hidden_size,
-        "2d": sum(grid) * config.hidden_size // 2
-        + config.num_prefix_tokens * config.hidden_size,
+    halves = {  # "2d": half of D for a row, half for a column.
+        "1d": 2 * _tokens(config, grid),
+        "2d": 2 * config.num_prefix_tokens + sum(grid),
     }.get(config.position, 0)
-    return table * (config.num_layers if config.position_at == "every_layer" else 1)
+    tables = config.num_layers if config.position_at == "every_layer" else 1
+    return tables * halves * config.hidden_size // 2
 
 
 def _encoder_layer(config: ViTConfig, grid: Sides, layer: str) -> Iterator[_Part]:

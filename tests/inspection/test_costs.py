@@ -235,6 +235,16 @@ def test_another_librarys_model_is_refused():
         costs(model)
 
 
+def test_a_model_with_more_in_it_is_refused():
+    """The backbone alone would be counted."""
+    predictor = keras_vit.self_supervision.MaskedPatchPredictor(make(VIT, SIZE, None))
+    with pytest.raises(
+        ValueError, match=r"Expected a model as keras_vit.vit .*which a"
+    ):
+        costs(predictor)
+    assert costs(predictor.backbone) == costs(VIT, SIZE, num_classes=0)
+
+
 def test_a_model_with_lora_is_refused():
     model = make(VIT, SIZE, 5)
     model.get_layer("head").enable_lora(2)
@@ -257,6 +267,12 @@ def test_impossible_sizes_are_refused(variant, size):
         ValueError, match=r"Expected image_size .* Received: image_size="
     ):
         costs(variant, size)
+
+
+@pytest.mark.parametrize("wrong", [{"num_classes": -1}, {"num_channels": 0}])
+def test_impossible_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"Expected num_classes .* Received: "):
+        costs("BiT-R50x1", **wrong)
 
 
 def test_what_is_printed():

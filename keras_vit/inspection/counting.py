@@ -106,12 +106,15 @@ def costs(
         224
     """
     config = _config(model)
-    own: Any = ((224, 224), 1000, 3)
+    size, classes, channels = (224, 224), 1000, 3
     if isinstance(model, keras.Model):
-        own = _built_for(model, config)
-    given = (image_size, num_classes, num_channels)
-    numbers = [o if g is None else g for o, g in zip(own, given, strict=True)]
-    return _counted(config, *numbers)
+        size, classes, channels = _built_for(model, config)
+    return _counted(
+        config,
+        size if image_size is None else image_size,
+        classes if num_classes is None else num_classes,
+        channels if num_channels is None else num_channels,
+    )
 
 
 def _config(model: Any) -> ViTConfig | ResNetConfig:
@@ -135,8 +138,8 @@ def _built_for(
     """(H, W), K (0 without a head) and C of a model that its config is all of."""
     check_unadapted(model, "count it before, or its config")
     heads = [layer.units for layer in model.layers if layer.name == "head"]
-    _, *sides, channels = model.input_shape
-    own = (*sides,), heads[0] if heads else 0, channels
+    _, height, width, channels = model.input_shape
+    own = (height, width), heads[0] if heads else 0, channels
     counted = _counted(config, *own).parameters
     if counted != model.count_params():
         raise ValueError(

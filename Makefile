@@ -34,8 +34,8 @@ test-jax: $(VENV)/dev.done
 
 test-torch: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not tensorflow_only" \
-	  tests/layers tests/models tests/weights tests/evaluation tests/test_conformance.py \
-	  tests/test_reference.py
+	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
+	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py
 
 quick: $(VENV)/dev.done  ## TensorFlow alone, without the tests that take minutes.
 	$(QUIET) $(BIN)/pytest -q -m "not slow"

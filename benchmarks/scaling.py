@@ -19,10 +19,9 @@ checkpoints, and a network that others use too.
 import argparse
 import dataclasses
 
-from vit import multiply_adds
-
 from keras_vit import paper
-from keras_vit.configs import VIT_VARIANTS, ViTConfig
+from keras_vit.configs import VIT_VARIANTS
+from keras_vit.inspection import costs
 from keras_vit.recipes import FINETUNE, IMAGES, PRETRAIN, Recipe
 
 DAY = 86_400  # Seconds.
@@ -64,10 +63,6 @@ class Run:
     data: str
 
     @property
-    def config(self) -> ViTConfig:
-        return VIT_VARIANTS[self.variant]
-
-    @property
     def steps(self) -> float:
         """Updates."""
         recipe = self.recipe
@@ -77,11 +72,9 @@ class Run:
 
     @property
     def step_flops(self) -> float:
-        """FLOPs of an update: 2 a multiply-add, 3 passes."""
-        side = self.recipe.image_size[0]
-        tokens = (side // self.config.patch_size) ** 2 + 1
-        each = 6 * multiply_adds(self.config, tokens, side)
-        return self.recipe.batch_size * each
+        """FLOPs of an update: 2 a multiply-add, 3 passes; a head of 1000 classes."""
+        one_image = costs(self.variant, self.recipe.image_size)
+        return 6 * self.recipe.batch_size * one_image.multiply_adds
 
     @property
     def flops(self) -> float:
@@ -91,23 +84,8 @@ class Run:
     @property
     def gradient_bytes(self) -> int:
         """Of all gradients in float32."""
-        side = self.recipe.image_size[0]
-        return 4 * parameters(self.config, side, CLASSES[self.data])
-
-
-def parameters(config: ViTConfig, side: int, classes: int) -> int:
-    """Weights of a ViT with a class token and 1-D positions, head included.
-
-    Args:
-        config: of the model.
-        side: of the image, in pixels.
-        classes: of the head.
-    """
-    d, mlp = config.hidden_size, config.mlp_dim
-    patches = (side // config.patch_size) ** 2
-    stem = 3 * config.patch_size**2 * d + d + d + (patches + 1) * d
-    block = 4 * (d * d + d) + 2 * d * mlp + mlp + d + 4 * d
-    return stem + config.num_layers * block + 2 * d + (d + 1) * classes
+        size, classes = self.recipe.image_size, CLASSES[self.data]
+        return 4 * costs(self.variant, size, num_classes=classes).parameters
 
 
 def ring_bytes(gradients: float, devices: int) -> float:

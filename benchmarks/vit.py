@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 import keras_vit
+from keras_vit.inspection import costs
 from keras_vit.training.optim import MomentumSGD
 
 
@@ -67,7 +68,7 @@ def main() -> None:
     peak, peak_macs = matmul_peak(
         options.batch * tokens, config.hidden_size, config.mlp_dim
     )
-    macs = multiply_adds(config, tokens, options.image_size) * options.batch
+    macs = costs(model).multiply_adds * options.batch
     forward = lambda: model.predict_on_batch(images)  # noqa: E731
     train = lambda: model.train_on_batch(images, labels)  # noqa: E731
     for warm in (peak, forward, train, peak, forward, train):
@@ -90,15 +91,6 @@ def main() -> None:
             f"{name:10}{options.batch / best[name]:>10.2f}{rate / 1e9:>10.0f}"
             f"{rate / peak_rate:>9.2f}"
         )
-
-
-def multiply_adds(config: keras_vit.ViTConfig, tokens: int, side: int) -> int:
-    """Multiply-adds of one image: projections, attention's two products, head."""
-    d, layers = config.hidden_size, config.num_layers
-    patches = (side // config.patch_size) ** 2
-    embedding = patches * config.patch_size**2 * 3 * d
-    block = tokens * (4 * d * d + 2 * d * config.mlp_dim) + 2 * tokens**2 * d
-    return embedding + layers * block + d * 1000
 
 
 if __name__ == "__main__":

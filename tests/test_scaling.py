@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.test_vit import PARAMETERS
-
 pytestmark = pytest.mark.tensorflow_only
 
 ROOT = Path(__file__).parents[1]
@@ -45,12 +43,6 @@ def test_a_day_on_512_cores_is_table_2s(scaling):
     assert step.seconds == pytest.approx(step.compute, rel=1e-3)
     told = 512 * run.steps * step.seconds / scaling.DAY
     assert told / days == pytest.approx(1.25, abs=0.01)
-
-
-@pytest.mark.parametrize("variant", PARAMETERS)
-def test_parameters_are_the_models(variant, scaling):
-    config = scaling.VIT_VARIANTS[variant]
-    assert scaling.parameters(config, 224, 1000) == PARAMETERS[variant]
 
 
 def test_bytes_of_an_all_reduce(scaling):

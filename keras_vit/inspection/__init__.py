@@ -1,16 +1,19 @@
-"""Looking inside (section 4.5, D.7, D.8)."""
+"""Looking inside (section 4.5, D.5, D.7, D.8)."""
 
 from keras_vit.inspection.attention import (
     attention_distance,
     attention_rollout,
     attention_scores,
 )
+from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
 
 __all__ = [
+    "Costs",
     "attention_distance",
     "attention_rollout",
     "attention_scores",
+    "costs",
     "embedding_filters",
     "position_similarity",
 ]

@@ -269,6 +269,7 @@ class MaskedPatchPredictor(keras.Model):
             name=name,
             **kwargs,
         )
+        self.output_names = ["prediction"]  # What `compile` is to compare (Keras 3.12).
         # Not an attribute that Keras tracks: a head of it is saved, but not trained.
         self.__dict__["backbone"] = backbone
         self.target, self.corrupt, self.mask = target, corrupt, mask

@@ -24,11 +24,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.data.preprocessing import HALF, per_channel
 from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
 from keras_vit.models.description import config_of, describe
 from keras_vit.models.vit import after_embedding
+from keras_vit.normalization import HALF, per_channel
 
 Target = Literal["mean_color", "4x4", "l2"]
 SIDE = {"mean_color": 1, "4x4": 4}  # Of the small picture of a patch.

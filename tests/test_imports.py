@@ -18,7 +18,8 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "models": {"configs", "layers"},
     "files": set(),
     "launching": set(),
-    "data": {"files"},
+    "normalization": set(),
+    "data": {"files", "normalization"},
     "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
     "training": {
@@ -27,15 +28,16 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "files",
         "layers",
         "models",
+        "normalization",
         "paper",
         "recipes",
         "weights",
     },
     "inspection": {"configs", "files", "layers", "models", "weights"},
-    "self_supervision": {"data", "layers", "models"},
+    "self_supervision": {"layers", "models", "normalization"},
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),
-        *("data", "weights", "training", "inspection"),
+        *("data", "weights", "training", "inspection", "normalization"),
     },
 }
 STANDARD_LIBRARY_ONLY = (
@@ -43,6 +45,7 @@ STANDARD_LIBRARY_ONLY = (
     "evaluation/imagenet_classes.py",
     "files.py",
     "launching.py",
+    "normalization.py",
     "paper.py",
     "recipes.py",
     "weights/registry.py",

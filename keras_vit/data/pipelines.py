@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_vit.data import preprocessing
-from keras_vit.data.preprocessing import HALF, Channels, Size
+from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Split
+from keras_vit.normalization import HALF, Channels
 
 Shard: TypeAlias = tuple[int, int]  # This worker's index, and how many there are.
 ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> the same.

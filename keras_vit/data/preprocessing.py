@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_vit.normalization import HALF, Channels, per_channel
+
 Tensor: TypeAlias = Any
 Size: TypeAlias = tuple[int, int]
-Channels: TypeAlias = tuple[float, ...]
-
-HALF: Channels = (0.5, 0.5, 0.5)  # Scales 0..255 to [-1, 1], as the published weights.
 
 
 def decode(encoded: Tensor) -> Tensor:
@@ -194,28 +193,3 @@ def prepare(
     """An image as the model sees it in evaluation: [H, W, C] -> [*image_size, C]."""
     image = to_channels(resize(image, image_size), channels)
     return normalize(image, mean, std)
-
-
-def per_channel(values: Channels, channels: int) -> Channels:
-    """`values` for each of `channels`; equal values stretch to any number of them.
-
-    Raises:
-        ValueError: if there are neither `channels` values nor one value.
-    """
-    if len(values) == channels:
-        return tuple(values)
-    if len(set(values)) == 1:
-        return (values[0],) * channels
-    raise ValueError(
-        "Expected one value for each channel, or one for all. Received: "
-        f"{tuple(values)} for {channels} channels"
-    )
-
-
-def value_range(mean: Channels = HALF, std: Channels = HALF) -> tuple[float, float]:
-    """The least and the greatest value `normalize` can give."""
-    channels = max(len(mean), len(std))
-    pairs = list(
-        zip(per_channel(mean, channels), per_channel(std, channels), strict=True)
-    )
-    return min(-m / s for m, s in pairs), max((1 - m) / s for m, s in pairs)

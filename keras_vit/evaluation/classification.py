@@ -12,11 +12,11 @@ import keras
 import numpy as np
 
 from keras_vit.data import pipelines
-from keras_vit.data.preprocessing import HALF, Channels
 from keras_vit.data.sources import Source
 from keras_vit.data.splits import Split
 from keras_vit.evaluation.features import progress
 from keras_vit.evaluation.metrics import Counts, PerImage
+from keras_vit.normalization import HALF, Channels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

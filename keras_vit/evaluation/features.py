@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import pipelines, sources
-from keras_vit.data.preprocessing import HALF, Channels, Size
+from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Indexed, Split
 from keras_vit.models.transfer import read_by
+from keras_vit.normalization import HALF, Channels
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import keras
 import numpy as np
 
-from keras_vit.data.preprocessing import HALF, Channels, Size
+from keras_vit.data.preprocessing import Size
 from keras_vit.data.sources import Source
 from keras_vit.data.splits import Indexed
 from keras_vit.evaluation.features import (
@@ -25,6 +25,7 @@ from keras_vit.evaluation.features import (
     opened,
     progress,
 )
+from keras_vit.normalization import HALF, Channels
 
 Shots: TypeAlias = int | Literal["all"]
 Draws: TypeAlias = dict[tuple[Shots, int], np.ndarray | None]  # By shots and seed.

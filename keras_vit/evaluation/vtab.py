@@ -21,11 +21,11 @@ import keras
 
 from keras_vit import paper
 from keras_vit.data import vtab as data
-from keras_vit.data.preprocessing import HALF
 from keras_vit.data.sources import Source
 from keras_vit.data.vtab import GROUPS, TASKS, Task
 from keras_vit.files import replacing, write_json
 from keras_vit.models.description import weights_sha256
+from keras_vit.normalization import HALF
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers

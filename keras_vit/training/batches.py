@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import augmentation, pipelines, preprocessing, sources, splits
+from keras_vit.data import augmentation, pipelines, sources, splits
 from keras_vit.models.transfer import read_by
+from keras_vit.normalization import per_channel, value_range
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import generator_states
@@ -336,7 +337,7 @@ def _check_normalization(
 ) -> None:
     """Raises unless images are scaled as a model that looks at them itself expects."""
     channels = model.input_shape[-1]
-    given = [preprocessing.per_channel(values, channels) for values in (mean, std)]
+    given = [per_channel(values, channels) for values in (mean, std)]
     if given != [tuple(model.mean), tuple(model.std)]:
         raise ValueError(
             "Expected the mean and std that the model was made with: it makes its "
@@ -349,7 +350,7 @@ def _warn_out_of_range(
     images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
     """Warns if a batch is not scaled as the weights expect."""
-    low, high = preprocessing.value_range(mean, std)
+    low, high = value_range(mean, std)
     if images.min() < low - 0.01 or images.max() > high + 0.01:
         warnings.warn(
             f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "

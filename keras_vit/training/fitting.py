@@ -15,9 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data.preprocessing import HALF
 from keras_vit.files import replacing, write_json
 from keras_vit.layers import AxialBlock, TransformerBlock
+from keras_vit.normalization import HALF
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim, watching
 from keras_vit.training import resume as resuming

@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from keras_vit import paper
 from keras_vit.configs import VARIANTS
-from keras_vit.data.preprocessing import HALF
 from keras_vit.data.sources import Source, open_source
 from keras_vit.files import write_json
 from keras_vit.models import at_resolution, for_task
 from keras_vit.models.description import config_of, variant_of, weights_sha256
+from keras_vit.normalization import HALF
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting
 from keras_vit.training import resume as resuming

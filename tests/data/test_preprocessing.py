@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from keras_vit import normalization
 from keras_vit.data import preprocessing
 from tests.conftest import reference
 
@@ -216,7 +217,7 @@ def test_normalize_serves_any_number_of_channels(channels):
     ],
 )
 def test_per_channel(values, channels, expected):
-    assert preprocessing.per_channel(values, channels) == expected
+    assert normalization.per_channel(values, channels) == expected
 
 
 @pytest.mark.parametrize("channels", [1, 4])
@@ -224,13 +225,13 @@ def test_per_channel_does_not_guess(channels):
     with pytest.raises(
         ValueError, match=rf"Expected one value .*0\.485.* for {channels} channels"
     ):
-        preprocessing.per_channel(IMAGENET[0], channels)
+        normalization.per_channel(IMAGENET[0], channels)
 
 
 def test_value_range():
-    assert preprocessing.value_range() == (-1.0, 1.0)
-    assert preprocessing.value_range((0.0,), (1.0,)) == (0.0, 1.0)
-    low, high = preprocessing.value_range(*IMAGENET)
+    assert normalization.value_range() == (-1.0, 1.0)
+    assert normalization.value_range((0.0,), (1.0,)) == (0.0, 1.0)
+    low, high = normalization.value_range(*IMAGENET)
     assert low == pytest.approx(-0.485 / 0.229)
     assert high == pytest.approx((1 - 0.406) / 0.225)
 
@@ -238,7 +239,7 @@ def test_value_range():
 def test_value_range_is_what_normalize_reaches():
     ends = np.array([[[0] * 3, [255] * 3]], np.uint8)
     values = preprocessing.normalize(ends, *IMAGENET).numpy()
-    expected = preprocessing.value_range(*IMAGENET)
+    expected = normalization.value_range(*IMAGENET)
     assert (values.min(), values.max()) == pytest.approx(expected, abs=1e-6)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.data.preprocessing import HALF
+from keras_vit.normalization import HALF
 from keras_vit.recipes import Recipe
 from keras_vit.training import fit, fitting
 from keras_vit.training.optim import MomentumSGD, WarmupDecay

@@ -37,16 +37,16 @@ def train(folder, source, settings=SETTINGS, **options):  # noqa: F811
     return model, result
 
 
-def everything(folder):
+def everything(folder, steps):
     """The final weights, optimizer state and history, as the run's files have them."""
     saved = resume.Checkpoints(folder / "checkpoints").newest()
-    assert saved.step == SETTINGS.total_steps
+    assert saved.step == steps
     return saved.variables, (folder / "history.jsonl").read_text()
 
 
-def assert_same_run(folder, other):
-    ours, lines = everything(folder)
-    theirs, other_lines = everything(other)
+def assert_same_run(folder, other, steps=SETTINGS.total_steps):
+    ours, lines = everything(folder, steps)
+    theirs, other_lines = everything(other, steps)
     assert lines == other_lines
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():

@@ -9,11 +9,12 @@ from keras_vit.cli.shell import app, errors
 
 # In the order of `keras-vit --help`.
 # isort: off
-from keras_vit.cli import training, evaluating, transferring, inspecting, machine
-from keras_vit.cli import files
+from keras_vit.cli import training, evaluating, transferring, inspecting, costing
+from keras_vit.cli import machine, files
 # isort: on
 
 __all__ = [
+    "costing",
     "evaluating",
     "files",
     "inspecting",

@@ -3,8 +3,8 @@
 Tables 2, 5, 6, 7 and 9, each number as it is printed, with Table 2's core-days and
 Table 6's exaFLOPs. What the figures show of them: Figure 2's groups are means of Table
 9's tasks (BiT-L, VIVI and S4L, which it has too, are in no table), Figure 3's points
-Table 5's ImageNet columns (BiT's are in no table). Figure 4's points are in no table at
-all, and so not here.
+Table 5's ImageNet columns (BiT's are in no table), Figure 5's are Table 6. Figure 4's
+points are in no table at all, and so not here.
 
 The paper differs from itself in places, which stay as they are printed: Table 6 has
 other numbers of ViT-H/14 than Table 5, and Table 2's ViT-L/16 were trained apart from
@@ -369,3 +369,38 @@ def figure_3() -> dict[str, dict[str, float]]:
         if row.dataset == "imagenet2012":
             points.setdefault(row.model, {})[row.pretrained_on] = row.percent
     return points
+
+
+# Figure 5's "Average-5". The paper does not list them: they are the five of which Table
+# 7 prints the average (ReaL is left out), and so of its two models in Table 6.
+AVERAGE_5 = (
+    "imagenet2012",
+    "cifar10",
+    "cifar100",
+    "oxford_iiit_pet",
+    "oxford_flowers102",
+)
+
+
+def figure_5() -> dict[tuple[str, int], dict[str, float]]:
+    """Accuracy of Table 6's models in percent, by (model, epochs on JFT-300M).
+
+    "average" is the mean over `AVERAGE_5`, "imagenet2012" is ImageNet's. The compute
+    that they are drawn against is `EXAFLOPS`, or `inspection.costs`' own count.
+    """
+    points: dict[tuple[str, int], dict[str, float]] = {}
+    for (model, epochs), cells in _TABLE_6.items():
+        percents = dict(zip(_TABLE_6_DATASETS, cells, strict=True))
+        mean = sum(percents[dataset] for dataset in AVERAGE_5) / len(AVERAGE_5)
+        points[model, epochs] = {
+            "average": mean,
+            "imagenet2012": percents["imagenet2012"],
+        }
+    return points
+
+
+def kind(model: str) -> str:
+    """What Figure 5 calls a model of Table 6."""
+    if model.startswith("ViT"):
+        return "Transformer (ViT)"
+    return "ResNet (BiT)" if model.startswith("BiT") else "Hybrid"

@@ -88,4 +88,4 @@ def test_no_private_keras():
 
 def test_matplotlib_is_imported_by_plots_alone():
     users = {m for m in MODULES if any("matplotlib" in name for name in imported(m))}
-    assert users == {"inspection/plots.py"}
+    assert users == {"inspection/plots/canvas.py"}

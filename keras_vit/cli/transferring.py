@@ -312,7 +312,16 @@ def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
 @app.command()
 def paper(
     table: Annotated[
-        Literal["table2", "table5", "table6", "table7", "table9", "figure2", "figure3"]
+        Literal[
+            "table2",
+            "table5",
+            "table6",
+            "table7",
+            "table9",
+            "figure2",
+            "figure3",
+            "figure5",
+        ]
         | None,
         typer.Argument(help="One table or figure [default: all tables]."),
     ] = None,
@@ -321,7 +330,9 @@ def paper(
     ] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(help="Of figure3: draw it. `keras-vit vtab` draws figure2."),
+        typer.Option(
+            help="Of figure3 and figure5: draw it. `keras-vit vtab` draws figure2."
+        ),
     ] = None,
     cards: Annotated[
         list[str] | None,
@@ -332,14 +343,21 @@ def paper(
         ),
     ] = None,
 ) -> None:
-    """Prints the paper's own accuracies, a line for each."""
+    """Prints the paper's own accuracies, a line for each.
+
+    Of figure5, beside the exaFLOPs that `keras-vit costs` counts.
+    """
     from keras_vit.paper import TABLES, figure_2, figure_3
 
-    if (picture is not None or cards) and table != "figure3":
+    drawn = ("figure3", "figure5")
+    if (picture is not None and table not in drawn) or (cards and table != "figure3"):
         raise ValueError(
-            "Expected --picture and --card with figure3. Received: "
-            f"{table or 'all tables'}"
+            "Expected --picture with figure3 or figure5, and --card with figure3. "
+            f"Received: {table or 'all tables'}"
         )
+    if table == "figure5":
+        _figure_5(as_json, picture)
+        return
     if table in ("figure2", "figure3"):
         points = figure_3() | _points(cards or [])
         if table == "figure2":
@@ -411,6 +429,61 @@ def _draw_figure_3(points: dict[str, dict[str, float]], picture: Path) -> None:
     }
     plots.pretraining(shares, picture)
     console.print(f"Figure 3: {picture}")
+
+
+def _figure_5(as_json: bool, picture: Path | None) -> None:
+    """Table 6's points by the exaFLOPs that we count."""
+    from keras_vit.inspection import costs
+    from keras_vit.paper import figure_5, kind
+    from keras_vit.recipes import IMAGES
+
+    points = [
+        {
+            "model": model,
+            "kind": kind(model),
+            "epochs": epochs,
+            "exaflops": costs(model).exaflops(epochs * IMAGES["jft300m"]),
+            **percents,
+        }
+        for (model, epochs), percents in figure_5().items()
+    ]
+    if as_json:
+        print(json.dumps(points, indent=2))
+    else:
+        console.print(_figure_5_table(points))
+    if picture is not None:
+        _draw_figure_5(points, picture)
+
+
+def _figure_5_table(points: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("epochs", "exaFLOPs", "Average-5", "ImageNet"):
+        table.add_column(column, justify="right")
+    for point in points:
+        table.add_row(
+            Text(point["model"]),
+            str(point["epochs"]),
+            f"{point['exaflops']:.1f}",
+            f"{point['average']:.2f}",
+            f"{point['imagenet2012']:.2f}",
+        )
+    return table
+
+
+def _draw_figure_5(points: list[dict[str, Any]], picture: Path) -> None:
+    from keras_vit.inspection import plots
+
+    panels = {"Average-5": "average", "ImageNet": "imagenet2012"}
+    accuracy: dict[str, dict[str, list[tuple[float, float]]]] = {
+        title: {} for title in panels
+    }
+    for title, column in panels.items():
+        for point in points:
+            of_kind = accuracy[title].setdefault(point["kind"], [])
+            of_kind.append((point["exaflops"], point[column] / 100))
+    plots.figure_5(accuracy, picture)
+    console.print(f"Figure 5: {picture}")
 
 
 def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:

@@ -1,5 +1,6 @@
 """Pictures of numbers: what is drawn is what was given."""
 
+import contextlib
 import sys
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from keras_vit.inspection import plots
+from keras_vit.inspection.plots import canvas
 
 ACCURACY = {"ViT": {1000: 0.5, 10: 0.25}, "ResNet": {10: 0.5, 100: 0.75, 1000: 1.0}}
 
@@ -14,10 +16,15 @@ ACCURACY = {"ViT": {1000: 0.5, 10: 0.25}, "ResNet": {10: 0.5, 100: 0.75, 1000: 1
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are made, as they are."""
-    made, make = [], plots._figure
-    monkeypatch.setattr(
-        plots, "_figure", lambda *size: made.append(make(*size)) or made[-1]
-    )
+    made, picture = [], canvas.picture
+
+    @contextlib.contextmanager
+    def kept(*where):
+        with picture(*where) as figure:
+            made.append(figure)
+            yield figure
+
+    monkeypatch.setattr(canvas, "picture", kept)
     return made
 
 

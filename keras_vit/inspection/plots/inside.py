@@ -1,0 +1,290 @@
+"""What a model looks at and has learnt (4.5, 4.6, D.4, D.7, D.8)."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vit.inspection.plots import canvas
+
+_TILES = 7  # A side: Figure 7 has 7 x 7 positions of ViT-L/32.
+
+
+def attention_maps(
+    images: np.ndarray,
+    maps: np.ndarray,
+    titles: list[str],
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws images above what the output attends to (D.8), to a file.
+
+    Args:
+        images: [B, H, W, C] in [0, 1].
+        maps: [B, rows, columns], e.g. of `attention_rollout`.
+        titles: one for each image.
+        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    with canvas.picture(path, 1.6 * len(images), 3.8) as figure:
+        axes = figure.subplots(2, len(images), squeeze=False)
+        for column, (image, attention, title) in enumerate(
+            zip(images, maps, titles, strict=True)
+        ):
+            height, width = image.shape[:2]
+            axes[0, column].imshow(image, interpolation="nearest")
+            axes[0, column].set_title(title, fontsize=9)
+            axes[1, column].imshow(
+                attention, cmap="viridis", extent=(0, width, height, 0), vmin=0
+            )
+            for axis in axes[:, column]:
+                axis.set_xticks([])
+                axis.set_yticks([])
+        axes[0, 0].set_ylabel("input")
+        axes[1, 0].set_ylabel("attention (rollout)")
+
+
+def figure_6(
+    images: np.ndarray,
+    maps: np.ndarray,
+    path: str | os.PathLike[str],
+    columns: int = 1,
+) -> None:
+    """Draws images beside what the output attends to of them, as Figure 6, to a file.
+
+    An image is multiplied by its map over the map's maximum: what is not attended to is
+    black (D.8).
+
+    Args:
+        images: [B, H, W, C] in [0, 1], C 1 or 3.
+        maps: [B, H, W], 0 or more, of `attention_rollout`.
+        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        columns: pairs side by side; Figure 6 has 3 pairs in one column.
+
+    Raises:
+        ValueError: if there are no images, or not a map for each of its pixels.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    if not len(images) or maps.shape != images.shape[:3]:
+        raise ValueError(
+            "Expected images [B, H, W, C] and maps [B, H, W], one or more (D.8). "
+            f"Received: images {images.shape}, maps {maps.shape}"
+        )
+    images = canvas.colored(images)
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    brightest = maps.max(axis=(1, 2), keepdims=True)
+    shares = maps / np.maximum(brightest, np.finfo(maps.dtype).tiny)
+    height, width = images.shape[1:3]
+    gap = max(1, width // 28)
+    pairs = [images, np.ones((*images.shape[:2], gap, 3)), images * shares[..., None]]
+    pair = 2 * width + gap
+    inches = 3.2 if columns < 4 else 1.6  # Of a pair.
+    side = inches * height / width / 2
+    with canvas.picture(path, inches * columns + 0.2, side * rows + 0.4) as figure:
+        axes = figure.subplots()
+        joined = canvas.mosaic(np.concatenate(pairs, axis=2), columns, 3 * gap, 1.0)
+        axes.imshow(joined)
+        starts = np.arange(columns)[:, None] * (pair + 3 * gap)
+        middles = starts + np.array([width / 2, gap + 1.5 * width])
+        axes.set_xticks(middles.ravel(), ["input", "attention"] * columns)
+        axes.set_yticks([])
+        axes.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False)
+        axes.tick_params(length=0, labelsize=10 if columns < 4 else 8)
+        axes.spines[:].set_visible(False)
+
+
+def figure_14(
+    images: np.ndarray, maps: np.ndarray, path: str | os.PathLike[str]
+) -> None:
+    """Draws many images as `figure_6` does, eight pairs side by side, to a file.
+
+    Args:
+        images: [B, H, W, C] in [0, 1]; the paper has 128 at random.
+        maps: [B, H, W], 0 or more, of `attention_rollout`.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ValueError: if there are no images, or not a map for each of its pixels.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    figure_6(images, maps, path, columns=8)
+
+
+def figure_7(
+    filters: np.ndarray,
+    positions: np.ndarray,
+    distances: np.ndarray,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws what the embeddings and heads have learnt, as Figure 7, to a file.
+
+    Args:
+        filters: [n, P, P, C] of `embedding_filters`; the paper has 28.
+        positions: [rows, columns, rows, columns] of `position_similarity`; of a larger
+            grid, 7 x 7 patches all over the image are drawn, as many as the paper has.
+        distances: [L, k] of `attention_distance`, in pixels.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    with canvas.picture(path, 13, 4.2) as figure:
+        left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1.15, 1.1))
+        tiles = canvas.colored(np.stack([_stretched(one) for one in filters]))
+        gap = max(1, tiles.shape[2] // 10)
+        left.imshow(canvas.mosaic(tiles, 7, gap, 1.0), interpolation="nearest")
+        left.set_axis_off()
+        left.set_title(
+            f"embedding filters\n(first {len(filters)} principal components)"
+        )
+        similarity = _positions(centre, positions, _TILES)
+        centre.set_title("position embedding similarity")
+        _similarity_bar(figure, similarity, centre)
+        _distances(right, distances)
+        right.set_ylabel("mean attention distance [pixels]")
+        right.set_title("attention distance\n(a dot for each head)")
+
+
+def figure_10(
+    similarities: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str],
+    most: int = 14,
+) -> None:
+    """Draws the positions of several trainings side by side, as Figure 10, to a file.
+
+    Args:
+        similarities: by title, [rows, columns, rows, columns] of `position_similarity`.
+            Figure 10 has three trainings of ViT-L/16.
+        path: of the picture; its suffix is the format.
+        most: tiles a side; of a larger grid, so many from all over the image.
+
+    Raises:
+        ValueError: if there are none, or an array is no similarity of two patches.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    wrong = [
+        f"{title!r} {array.shape}"
+        for title, array in similarities.items()
+        if array.ndim != 4 or array.shape[:2] != array.shape[2:]
+    ]
+    if wrong or not similarities:
+        raise ValueError(
+            "Expected similarities [rows, columns, rows, columns] by title (D.4). "
+            f"Received: {', '.join(wrong) or 'none'}"
+        )
+    with canvas.picture(path, 3.5 * len(similarities) + 0.9, 4) as figure:
+        row = figure.subplots(1, len(similarities), squeeze=False)[0]
+        for axes, (title, array) in zip(row, similarities.items(), strict=True):
+            similarity = _positions(axes, array, most)
+            axes.set_title(title, fontsize=10)
+        _similarity_bar(figure, similarity, list(row))
+
+
+def figure_11(
+    distances: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> None:
+    """Draws the size of the attended area by head and depth (D.7), to a file.
+
+    As in Figure 11, a panel for each model; the paper has ViT-L/16 and R50+ViT-L/16,
+    the mean over 128 images.
+
+    Args:
+        distances: by the model's name, [L, k] of `attention_distance`, in pixels.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ValueError: if there are none, or an array has not a row for each layer.
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    wrong = [f"{n!r} {one.shape}" for n, one in distances.items() if one.ndim != 2]
+    if wrong or not distances:
+        raise ValueError(
+            "Expected distances [L, k] by the model's name (D.7). Received: "
+            f"{', '.join(wrong) or 'none'}"
+        )
+    with canvas.picture(path, 4.5 * len(distances) + 0.4, 4) as figure:
+        row = figure.subplots(1, len(distances), squeeze=False, sharey=True)[0]
+        for axes, (model, found) in zip(row, distances.items(), strict=True):
+            _distances(axes, found)
+            axes.set_title(f"{model}\n(a dot for each of {found.shape[1]} heads)")
+        row[0].set_ylabel("mean attention distance [pixels]")
+
+
+def _distances(axes: Any, distances: np.ndarray) -> None:
+    layers = range(1, len(distances) + 1)
+    for head in distances.T:
+        axes.plot(layers, head, ".", color=canvas.COLORS[0], markersize=8)
+    axes.set_xlabel("network depth [layer]")
+    canvas.whole_numbers(axes.xaxis)
+    axes.set_ylim(bottom=0)
+    canvas.plain(axes)
+
+
+def _positions(axes: Any, similarity: np.ndarray, most: int) -> Any:
+    """A tile for each patch: its likeness to all others; returns matplotlib's image."""
+    height, width = similarity.shape[:2]
+    rows, columns = _spread(height, most), _spread(width, most)
+    tiles = similarity[np.ix_(rows, columns)].reshape(-1, height, width)
+    gap = max(1, width // 8)
+    joined = canvas.mosaic(tiles, len(columns), gap, np.nan)
+    drawn = axes.imshow(
+        joined, interpolation="nearest", cmap="viridis", vmin=-1, vmax=1
+    )
+    for places, side, ticks in (
+        (columns, width, axes.set_xticks),
+        (rows, height, axes.set_yticks),
+    ):
+        middles = np.arange(len(places)) * (side + gap) + (side - 1) / 2
+        ticks(middles, [str(place + 1) for place in places])
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("input patch column")
+    axes.set_ylabel("input patch row")
+    return drawn
+
+
+def _similarity_bar(figure: Any, similarity: Any, axes: Any) -> None:
+    bar = figure.colorbar(similarity, ax=axes, shrink=0.8)
+    bar.set_label("cosine similarity", labelpad=-2)
+    bar.set_ticks([-1, 0, 1])
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Places all over 0..count - 1, `most` at most."""
+    places: np.ndarray = np.linspace(0, count - 1, min(count, most)).round()
+    return places.astype(int)
+
+
+def _stretched(image: np.ndarray) -> np.ndarray:
+    """An image from 0 to 1, whatever its values are."""
+    low, high = image.min(), image.max()
+    stretched: np.ndarray = (image - low) / max(high - low, np.finfo(image.dtype).tiny)
+    return stretched
+
+
+def reconstructions(
+    pictures: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> None:
+    """Draws what masked patch prediction sees and says (4.6), to a file.
+
+    Args:
+        pictures: by the name of their row, [B, H, W, C] in [0, 1]: "original",
+            "corrupted", "predicted", as `MaskedPatchPredictor.reconstruct` gives them.
+        path: of the picture; its suffix is the format.
+
+    Raises:
+        ImportError: without matplotlib, the extra `plots`.
+    """
+    count, height, width = next(iter(pictures.values())).shape[:3]
+    tall = 1.5 * len(pictures) * height / width
+    with canvas.picture(path, 1.5 * count + 0.4, tall) as figure:
+        axes = figure.subplots(len(pictures), count, squeeze=False)
+        for row, (name, images) in zip(axes, pictures.items(), strict=True):
+            for axis, image in zip(row, canvas.colored(images), strict=True):
+                axis.imshow(image, interpolation="nearest")
+                axis.set_xticks([])
+                axis.set_yticks([])
+            row[0].set_ylabel(name)

@@ -51,6 +51,7 @@ def figure_6(
     maps: np.ndarray,
     path: str | os.PathLike[str],
     columns: int = 1,
+    quantile: float = 1.0,
 ) -> None:
     """Draws images beside what the output attends to of them, as Figure 6, to a file.
 
@@ -62,9 +63,13 @@ def figure_6(
         maps: [B, H, W], 0 or more, of `attention_rollout`.
         path: of the picture; its suffix is the format (.png, .svg, .pdf).
         columns: pairs side by side; Figure 6 has 3 pairs in one column.
+        quantile: the share of a map that is not drawn in full light, in (0, 1]; 1 is
+            the paper's maximum. Where single patches outshine all (arXiv:2309.16588,
+            on DINOv2), less shows the others.
 
     Raises:
-        ValueError: if there are no images, or not a map for each of its pixels.
+        ValueError: if there are no images, not a map for each of their pixels, or the
+            quantile is out of range.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not len(images) or maps.shape != images.shape[:3]:
@@ -72,11 +77,13 @@ def figure_6(
             "Expected images [B, H, W, C] and maps [B, H, W], one or more (D.8). "
             f"Received: images {images.shape}, maps {maps.shape}"
         )
+    if not 0 < quantile <= 1:
+        raise ValueError(f"Expected quantile in (0, 1]. Received: quantile={quantile}")
     images = canvas.colored(images)
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    brightest = maps.max(axis=(1, 2), keepdims=True)
-    shares = maps / np.maximum(brightest, np.finfo(maps.dtype).tiny)
+    brightest = np.quantile(maps, quantile, axis=(1, 2), keepdims=True)
+    shares = np.minimum(maps / np.maximum(brightest, np.finfo(float).tiny), 1)
     height, width = images.shape[1:3]
     gap = max(1, width // 28)
     pairs = [images, np.ones((*images.shape[:2], gap, 3)), images * shares[..., None]]
@@ -97,7 +104,10 @@ def figure_6(
 
 
 def figure_14(
-    images: np.ndarray, maps: np.ndarray, path: str | os.PathLike[str]
+    images: np.ndarray,
+    maps: np.ndarray,
+    path: str | os.PathLike[str],
+    quantile: float = 1.0,
 ) -> None:
     """Draws many images as `figure_6` does, eight pairs side by side, to a file.
 
@@ -105,12 +115,13 @@ def figure_14(
         images: [B, H, W, C] in [0, 1]; the paper has 128 at random.
         maps: [B, H, W], 0 or more, of `attention_rollout`.
         path: of the picture; its suffix is the format.
+        quantile: see `figure_6`.
 
     Raises:
-        ValueError: if there are no images, or not a map for each of its pixels.
+        ValueError: as `figure_6`.
         ImportError: without matplotlib, the extra `plots`.
     """
-    figure_6(images, maps, path, columns=8)
+    figure_6(images, maps, path, columns=8, quantile=quantile)
 
 
 def figure_7(
@@ -132,6 +143,7 @@ def figure_7(
         ImportError: without matplotlib, the extra `plots`.
     """
     with canvas.picture(path, 13, 4.2) as figure:
+        figure.get_layout_engine().set(wspace=0.06)
         left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1.15, 1.1))
         tiles = canvas.colored(np.stack([_stretched(one) for one in filters]))
         gap = max(1, tiles.shape[2] // 10)

@@ -1,0 +1,168 @@
+r"""Section 4.5, D.4, D.7, D.8: what a trained ViT has learnt, on one's own photos.
+
+Draws Figures 6, 7, 10, 11 and 14 of a weights file (anything `from_checkpoint` reads)
+and a folder of photos, and Figure 5 of the paper's own accuracies with the exaFLOPs
+that `inspection.costs` counts. By default it is a ViT-S/14 and 240 photos of flowers;
+the paper has ViT-L/16, in Figure 7 ViT-L/32, and R50+ViT-L/16 beside it in Figure 11.
+
+    python examples/inside.py --weights file.npz --name ViT-B/16 --gelu tanh \
+        --photos photos --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --quantile 1
+
+As in Figures 11 and 14, distances are the mean over 128 photos, and as many are shown.
+The default weights, of DINOv2, look at single patches of no interest more than at all
+else (arXiv:2309.16588); so the brightest 3 % of a map are drawn alike, where the paper
+scales by the maximum (--quantile 1).
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+import keras_vit
+from keras_vit import data, inspection, paper, recipes
+from keras_vit.data import pipelines
+from keras_vit.inspection import plots
+
+WEIGHTS = "../shared/real/vit_s14/vit_s14_224_google.npz"
+PHOTOS = "../shared/real/flowers12"
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def main(
+    weights: str = WEIGHTS,
+    photos: str = PHOTOS,
+    output: str = "runs/inside",
+    *,
+    name: str = "ViT-S/14",
+    count: int = 128,
+    gelu: str = "erf",
+    layer_norm_epsilon: float = 1e-6,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+    quantile: float = 0.97,
+    components: int = 28,
+) -> np.ndarray:
+    """Returns the attention distances in pixels, [L, k]."""
+    folder = Path(output)
+    model = keras_vit.from_checkpoint(
+        weights, gelu=gelu, layer_norm_epsilon=layer_norm_epsilon
+    )
+    images = some_images(photos, count, model.input_shape[1:3], mean, std)
+    shown = np.clip(images * std + mean, 0, 1)
+    maps = np.concatenate(
+        [
+            inspection.attention_rollout(model, images[start : start + 16])
+            for start in range(0, len(images), 16)
+        ]
+    )
+    distances = inspection.attention_distance(model, images)
+    positions = inspection.position_similarity(model)
+    filters = inspection.embedding_filters(model, components)
+
+    plots.figure_5(figure_5(), folder / "figure_5.png")
+    plots.figure_6(shown[:3], maps[:3], folder / "figure_6.png", quantile=quantile)
+    plots.figure_7(filters, positions, distances, folder / "figure_7.png")
+    plots.figure_10({name: positions}, folder / "figure_10.png", most=16)
+    plots.figure_11({name: distances}, folder / "figure_11.png")
+    plots.figure_14(shown, maps, folder / "figure_14.png", quantile)
+    tell(maps, positions, distances)
+    print(f"Figures 5, 6, 7, 10, 11 and 14: {folder}")
+    return distances
+
+
+def some_images(
+    photos: str,
+    count: int,
+    image_size: tuple[int, int],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> np.ndarray:
+    """Test photos drawn at random, all if they are fewer: [N, H, W, C]."""
+    split = data.open_source(photos).test
+    drawn = np.random.default_rng(0).permutation(len(split))[:count]
+    batches = pipelines.eval_pipeline(
+        split.take(drawn), image_size=image_size, batch_size=32, mean=mean, std=std
+    )
+    return np.concatenate([images for images, _ in batches.as_numpy_iterator()])
+
+
+def figure_5() -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Panels of Table 6's accuracies, by the compute that we count."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for (model, epochs), percents in paper.figure_5().items():
+        exaflops = inspection.costs(model).exaflops(epochs * recipes.IMAGES["jft300m"])
+        for title, key in (("Average-5", "average"), ("ImageNet", "imagenet2012")):
+            kinds = panels.setdefault(title, {})
+            points = kinds.setdefault(paper.kind(model), [])
+            points.append((exaflops, percents[key] / 100))
+    return panels
+
+
+def tell(maps: np.ndarray, positions: np.ndarray, distances: np.ndarray) -> None:
+    """Prints the numbers behind the pictures."""
+    print("layer  attention distance [pixels]: least  mean  greatest of the heads")
+    for layer, heads in enumerate(distances, 1):
+        print(f"{layer:>5}{heads.min():>35.1f}{heads.mean():>6.1f}{heads.max():>10.1f}")
+    falling = -np.sort(-maps.reshape(len(maps), -1), axis=1)
+    running = np.cumsum(falling, axis=1) / falling.sum(axis=1, keepdims=True)
+    area = (running < 0.5).mean()
+    print(f"half of the rollout's attention falls on {area:.0%} of an image")
+    down, across = neighbours(positions)
+    print(
+        f"cosine of positions: {down:.2f} one row apart, {across:.2f} one column, "
+        f"{positions.mean():.2f} on average"
+    )
+
+
+def neighbours(positions: np.ndarray) -> tuple[float, float]:
+    """Mean likeness to the patch below, and to the patch at the right."""
+    rows, columns = positions.shape[:2]
+    down = [positions[i, j, i + 1, j] for i, j in np.ndindex(rows - 1, columns)]
+    across = [positions[i, j, i, j + 1] for i, j in np.ndindex(rows, columns - 1)]
+    return float(np.mean(down)), float(np.mean(across))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--weights", default=WEIGHTS, help="a checkpoint of any dialect: %(default)s"
+    )
+    parser.add_argument(
+        "--photos", default=PHOTOS, help="a folder or an .npz: %(default)s"
+    )
+    parser.add_argument(
+        "--name", default="ViT-S/14", help="of the model, in titles: %(default)s"
+    )
+    parser.add_argument(
+        "--count", type=int, default=128, help="photos at most: %(default)s"
+    )
+    parser.add_argument(
+        "--gelu", default="erf", choices=("tanh", "erf"), help="%(default)s"
+    )
+    parser.add_argument(
+        "--layer-norm-epsilon", type=float, default=1e-6, help="%(default)s"
+    )
+    for option, default in (("--mean", IMAGENET_MEAN), ("--std", IMAGENET_STD)):
+        parser.add_argument(
+            option,
+            type=float,
+            nargs=3,
+            metavar="X",
+            default=default,
+            help="of the input, by channel, in the 0..1 range: ImageNet's %(default)s",
+        )
+    parser.add_argument(
+        "--quantile",
+        type=float,
+        default=0.97,
+        help="of a rollout, from which it is drawn in full light: %(default)s",
+    )
+    parser.add_argument(
+        "--output", default="runs/inside", help="a folder for the pictures: %(default)s"
+    )
+    given = vars(parser.parse_args())
+    main(**given | {key: tuple(given[key]) for key in ("mean", "std")})

@@ -1,5 +1,6 @@
 """Every example, in smoke size."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -37,6 +38,7 @@ def test_every_example_is_tested_and_listed():
     tested = {
         *("quickstart", "finetune_folder", "finetune_cifar10"),
         *("data_size", "adam_vs_sgd", "masked_patches"),
+        *("inside", "appendix_d"),
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
     listed = (EXAMPLES / "README.md").read_text()
@@ -126,6 +128,53 @@ def test_masked_patches(cifar10, tmp_path, capsys):
     for name in ("reconstructions", "pretraining", "finetuning"):
         picture = tmp_path / "runs" / "masked_patches" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_inside(cifar10, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    distances = example("inside").main(
+        REFERENCE / "vit_mini.npz", cifar10, "pictures", count=9, gelu="tanh"
+    )
+    assert distances.shape == (2, 4)
+    written = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert written == {f"figure_{number}.png" for number in (5, 6, 7, 10, 11, 14)}
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    row = (distances[1].min(), distances[1].mean(), distances[1].max())
+    assert ["2", *(f"{pixels:.1f}" for pixels in row)] in printed
+
+
+def test_appendix_d(cifar10, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    numbers = example("appendix_d").main(cifar10, smoke=True)
+    printed = capsys.readouterr().out
+    for figure in ("8", "9", "10", "13"):
+        picture = tmp_path / "runs" / "appendix_d" / f"figure_{figure}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert f"figure_{figure}.png: " in printed
+    ((base, (relative, accuracy)),) = numbers["8"].values()
+    assert base[0] == 1
+    assert f"{relative:.2f}{accuracy:>8.1%}" in printed
+    ((name, points),) = numbers["9"].items()
+    assert f"{name:<20}{points[1]:>7.1%}" in printed
+    assert numbers["10"]["1-D"].shape == (8, 8, 8, 8)
+    (model,) = numbers["13"]
+    exaflops, speed, accuracy = numbers["13"][model]
+    assert exaflops > 0
+    assert f"{speed:.0f}{accuracy:>8.1%}" in printed
+
+
+def test_shapes_of_figure_8_differ_from_the_base_in_what_they_say():
+    module = example("appendix_d")
+    base = dataclasses.asdict(module.BASE)
+    fields = {"depth": "num_layers", "patch size": "patch_size", "width MLP": "mlp_dim"}
+    for name, field in fields.items():
+        for config in module.SHAPES[name]:
+            changed = dataclasses.asdict(config).items() - base.items()
+            assert [key for key, _ in changed] == [field]
+    for config in module.SHAPES["width"]:
+        head = config.hidden_size / config.num_heads
+        assert head == base["hidden_size"] / base["num_heads"]
+        assert config.mlp_dim == base["mlp_dim"]
 
 
 def test_classes_are_chosen_and_numbered_from_0(cifar10):

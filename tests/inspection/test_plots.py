@@ -1,6 +1,5 @@
 """Pictures of numbers: what is drawn is what was given."""
 
-import contextlib
 import sys
 
 import numpy as np
@@ -8,24 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from keras_vit.inspection import plots
-from keras_vit.inspection.plots import canvas
 
 ACCURACY = {"ViT": {1000: 0.5, 10: 0.25}, "ResNet": {10: 0.5, 100: 0.75, 1000: 1.0}}
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are made, as they are."""
-    made, picture = [], canvas.picture
-
-    @contextlib.contextmanager
-    def kept(*where):
-        with picture(*where) as figure:
-            made.append(figure)
-            yield figure
-
-    monkeypatch.setattr(canvas, "picture", kept)
-    return made
 
 
 def test_data_size_draws_a_line_a_model(figures, tmp_path):

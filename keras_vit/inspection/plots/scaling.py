@@ -272,9 +272,10 @@ def _draw(
     canvas.check_count(names, "lines", most)
     for panel in panels:
         _check_positive(panel, logarithmic)
-    columns = min(len(names), 3 * len(panels))
-    rows = -(-len(names) // columns)
-    width, height = 4.4 * len(panels), 3.6 + 0.25 * rows
+    width = 4.4 * len(panels)
+    entry = 0.7 + 0.08 * max(map(len, names))  # Inches of the legend.
+    columns = max(1, min(len(names), int(width / entry)))
+    height = 3.6 + 0.25 * -(-len(names) // columns)
     with canvas.picture(path, width, height) as figure:
         row = figure.subplots(1, len(panels), squeeze=False)[0]
         handles = {}

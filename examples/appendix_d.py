@@ -67,18 +67,19 @@ HEADS = {  # Figure 9: (classifier, base learning rate; the paper's are 8e-4, 3e
     "GAP, lr=7.5e-4": ("gap", 7.5e-4),
 }
 FINE = dataclasses.replace(BASE, patch_size=4)  # A grid of 8 x 8.
+_GRID = dataclasses.replace(FINE, num_layers=2)
 POSITIONS = {  # Figure 10: (config, base learning rate, times the epochs).
-    "1-D": (FINE, 2e-3, 1),
-    "1-D, lr/4": (FINE, 5e-4, 1),
-    "1-D, twice the epochs": (FINE, 2e-3, 2),
-    "2-D": (dataclasses.replace(FINE, position="2d"), 2e-3, 1),
+    "1-D": (_GRID, 2e-3, 1),
+    "1-D, lr/4": (_GRID, 5e-4, 1),
+    "1-D, twice the epochs": (_GRID, 2e-3, 2),
+    "2-D": (dataclasses.replace(_GRID, position="2d"), 2e-3, 1),
     "1-D, every layer": (
-        dataclasses.replace(FINE, position_at="every_layer"),
+        dataclasses.replace(_GRID, position_at="every_layer"),
         2e-3,
         1,
     ),
     "1-D, every layer, shared": (
-        dataclasses.replace(FINE, position_at="every_layer_shared"),
+        dataclasses.replace(_GRID, position_at="every_layer_shared"),
         2e-3,
         1,
     ),

@@ -51,12 +51,7 @@ def main(
     )
     images = some_images(photos, count, model.input_shape[1:3], mean, std)
     shown = np.clip(images * std + mean, 0, 1)
-    maps = np.concatenate(
-        [
-            inspection.attention_rollout(model, images[start : start + 16])
-            for start in range(0, len(images), 16)
-        ]
-    )
+    maps = inspection.attention_rollout(model, images)
     distances = inspection.attention_distance(model, images)
     positions = inspection.position_similarity(model)
     filters = inspection.embedding_filters(model, components)

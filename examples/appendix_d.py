@@ -66,30 +66,29 @@ HEADS = {  # Figure 9: (classifier, base learning rate; the paper's are 8e-4, 3e
     "GAP, lr=2e-3": ("gap", 2e-3),
     "GAP, lr=7.5e-4": ("gap", 7.5e-4),
 }
-FINE = dataclasses.replace(BASE, patch_size=4)  # A grid of 8 x 8.
-_GRID = dataclasses.replace(FINE, num_layers=2)
+GRID = dataclasses.replace(BASE, num_layers=2, patch_size=4)  # 8 x 8 patches.
 POSITIONS = {  # Figure 10: (config, base learning rate, times the epochs).
-    "1-D": (_GRID, 2e-3, 1),
-    "1-D, lr/4": (_GRID, 5e-4, 1),
-    "1-D, twice the epochs": (_GRID, 2e-3, 2),
-    "2-D": (dataclasses.replace(_GRID, position="2d"), 2e-3, 1),
+    "1-D": (GRID, 2e-3, 1),
+    "1-D, lr/4": (GRID, 5e-4, 1),
+    "1-D, twice the epochs": (GRID, 2e-3, 2),
+    "2-D": (dataclasses.replace(GRID, position="2d"), 2e-3, 1),
     "1-D, every layer": (
-        dataclasses.replace(_GRID, position_at="every_layer"),
+        dataclasses.replace(GRID, position_at="every_layer"),
         2e-3,
         1,
     ),
     "1-D, every layer, shared": (
-        dataclasses.replace(_GRID, position_at="every_layer_shared"),
+        dataclasses.replace(GRID, position_at="every_layer_shared"),
         2e-3,
         1,
     ),
 }
 _AXIAL = {"classifier": "gap", "attention": "axial"}
 MODELS: dict[str, ViTConfig | ResNetConfig] = {  # Figure 13.
-    "Axial-ViT/8": dataclasses.replace(BASE, **_AXIAL),
-    "Axial-ViT/4": dataclasses.replace(FINE, **_AXIAL),
-    "ViT/8": BASE,
-    "ViT/4": FINE,
+    "Axial-ViT/8": dataclasses.replace(GRID, patch_size=8, **_AXIAL),
+    "Axial-ViT/4": dataclasses.replace(GRID, **_AXIAL),
+    "ViT/8": dataclasses.replace(GRID, patch_size=8),
+    "ViT/4": GRID,
     "Axial-ResNet": ResNetConfig(num_layers=(1, 1), width=32, unit="axial"),
     "ResNet": ResNetConfig(num_layers=(1, 1), width=32),
 }

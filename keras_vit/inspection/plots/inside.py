@@ -165,7 +165,9 @@ def figure_10(
     path: str | os.PathLike[str],
     most: int = 14,
 ) -> None:
-    """Draws the positions of several trainings side by side, as Figure 10, to a file.
+    """Draws the positions of several trainings, as Figure 10, to a file.
+
+    As there, three side by side.
 
     Args:
         similarities: by title, [rows, columns, rows, columns] of `position_similarity`.
@@ -187,12 +189,21 @@ def figure_10(
             "Expected similarities [rows, columns, rows, columns] by title (D.4). "
             f"Received: {', '.join(wrong) or 'none'}"
         )
-    with canvas.picture(path, 3.5 * len(similarities) + 0.9, 4) as figure:
-        row = figure.subplots(1, len(similarities), squeeze=False)[0]
-        for axes, (title, array) in zip(row, similarities.items(), strict=True):
+    columns = min(len(similarities), 3)
+    rows = -(-len(similarities) // columns)
+    with canvas.picture(path, 3.5 * columns + 0.9, 3.7 * rows) as figure:
+        figure.get_layout_engine().set(hspace=0.06)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for axes in panels.ravel()[len(similarities) :]:
+            axes.set_axis_off()
+        for axes, (title, array) in zip(
+            panels.ravel(), similarities.items(), strict=False
+        ):
             similarity = _positions(axes, array, most)
             axes.set_title(title, fontsize=10)
-        _similarity_bar(figure, similarity, list(row))
+        for axes in panels[:, 1:].ravel():
+            axes.set_ylabel("")
+        _similarity_bar(figure, similarity, panels)
 
 
 def figure_11(
@@ -259,7 +270,7 @@ def _positions(axes: Any, similarity: np.ndarray, most: int) -> Any:
 
 
 def _similarity_bar(figure: Any, similarity: Any, axes: Any) -> None:
-    bar = figure.colorbar(similarity, ax=axes, shrink=0.8)
+    bar = figure.colorbar(similarity, ax=axes, shrink=0.8, aspect=25)
     bar.set_label("cosine similarity", labelpad=-2)
     bar.set_ticks([-1, 0, 1])
 

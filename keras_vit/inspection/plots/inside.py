@@ -142,7 +142,7 @@ def figure_7(
     Raises:
         ImportError: without matplotlib, the extra `plots`.
     """
-    with canvas.picture(path, 13, 4.2) as figure:
+    with canvas.picture(path, 12, 4) as figure:
         figure.get_layout_engine().set(wspace=0.06)
         left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1.15, 1.1))
         tiles = canvas.colored(np.stack([_stretched(one) for one in filters]))
@@ -191,7 +191,7 @@ def figure_10(
         )
     columns = min(len(similarities), 3)
     rows = -(-len(similarities) // columns)
-    with canvas.picture(path, 3.5 * columns + 0.9, 3.7 * rows) as figure:
+    with canvas.picture(path, 3.5 * columns + 0.9, 4.1 * rows) as figure:
         figure.get_layout_engine().set(hspace=0.06)
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.ravel()[len(similarities) :]:

@@ -15,7 +15,8 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --soft: #a7b0ba;
   --page: #14171a; --panel: #1e2226; --line: #3a4148; --faint: #2c3237;
   --accent: #56b4e9; } }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
 header p, .note { color: var(--soft); margin: .3rem 0 0; }

@@ -161,6 +161,8 @@ function startAttention() {
   canvas.setAttribute("aria-labelledby", "said");
   canvas.style.height = 100 * data.covered[0] + "%";
   canvas.style.width = 100 * data.covered[1] + "%";
+  const across = heads < 5 ? Math.max(3, heads) : Math.max(3, Math.ceil(Math.sqrt(heads)));
+  document.querySelector(".heads").style.gridTemplateColumns = `repeat(${across}, 1fr)`;
   for (const id of ["layer", "head", "rollout", "view", "strength"]) {
     at(id).addEventListener("input", showAttention);
   }
@@ -186,12 +188,13 @@ function showPositions() {
     Array.from(positions.bytes.subarray(start, start + size)), PAINTS.map(255));
   at("row-value").textContent = `${row + 1} of ${tall}`;
   at("column-value").textContent = `${column + 1} of ${wide}`;
-  const frame = document.querySelector("#here rect");
-  frame.setAttribute("x", column);
-  frame.setAttribute("y", row);
+  document.querySelectorAll("#here rect").forEach((frame) => {
+    frame.setAttribute("x", column);
+    frame.setAttribute("y", row);
+  });
   at("positions").setAttribute("aria-label", "How alike the position of the patch in " +
     `row ${row + 1}, column ${column + 1} is to all others`);
-  drawScale("cosine", low.toFixed(2), "1");
+  drawScale("cosine", low.toFixed(2).replace("-", "\u2212"), "1");
 }
 
 function startPositions() {

@@ -31,8 +31,8 @@ def html(page: "Page") -> str:
         "</div>",
         '<div class="panels">',
         _distance(page),
-        _filters(page),
         _positions(page),
+        _filters(page),
         f"<section><h2>Model</h2>{table((), page.facts, 'facts')}</section>",
         "</div>",
         "</main>",
@@ -58,8 +58,9 @@ def _line(page: "Page") -> str:
         if what in facts
     ]
     count = len(page.photos)
-    variant = [facts["variant"]] if "variant" in facts else []
-    return ", ".join([*variant, *told, f"{count} image{'s' * (count > 1)}"])
+    variant = facts.get("variant", page.title)
+    named = [] if variant == page.title else [variant]
+    return ", ".join([*named, *told, f"{count} image{'s' * (count > 1)}"])
 
 
 # What the sliders read.
@@ -132,7 +133,7 @@ def _photo_file(photo: np.ndarray) -> bytes:
 
     if min(photo.shape[:2]) < _LOSSLESS:
         return bytes(tf.io.encode_png(photo).numpy())
-    return bytes(tf.io.encode_jpeg(photo, quality=90).numpy())
+    return bytes(tf.io.encode_jpeg(photo, quality=85).numpy())
 
 
 def _chooser(page: "Page") -> str:
@@ -183,6 +184,7 @@ def _prediction(best: tuple[str, float]) -> str:
 
 
 def _controls(page: "Page") -> str:
+    """Sliders, and a small map for each head, which is a button."""
     if page.attention is None:
         return _without(page, "Layers and heads", "attention")
     layers, heads = page.attention.shape[1:3]
@@ -313,7 +315,7 @@ def _positions(page: "Page") -> str:
     return f"""<section><h2>Position embeddings</h2>
 <div class="positions"><canvas id="positions"></canvas>
 <svg id="here" viewBox="0 0 {cols} {rows}" preserveAspectRatio="none"
-aria-hidden="true"><rect width="1" height="1"/></svg></div>
+aria-hidden="true"><rect width="1" height="1"/><rect width="1" height="1"/></svg></div>
 {_slider("row", "Row", 0, most_row, most_row // 2)}
 {_slider("column", "Column", 0, most_col, most_col // 2)}
 {_colour_bar("cosine", "cosine of the chosen patch's position and each one's")}

@@ -19,7 +19,7 @@ from keras_vit.cli.shell import app, console
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_vit.data.sources import Split
+    from keras_vit.data.splits import Split
 
 T = TypeVar("T")
 
@@ -81,10 +81,11 @@ def inspect(
         return
     names, batch = _read(images, network, run, count)
     page = output or folder / "inspect.html"
-    size = _write_page(network, run, names, batch, Path(model).name, page)
+    title = Path(model).name if Path(model).exists() else model
+    size = _write_page(network, run, names, batch, title, page)
     console.print(
-        f"wrote {page}: {len(batch)} images, {size / 2**20:.2f} MiB, one file to open "
-        "in a browser"
+        f"wrote {page}: {len(batch)} image{'s' * (len(batch) > 1)}, "
+        f"{size / 2**20:.2f} MiB, one file to open in a browser"
     )
 
 
@@ -139,6 +140,8 @@ def _spread(items: Sequence[T], count: int) -> list[T]:
 
 def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.ndarray]":
     """Test images of what a run was trained on, from all over the set."""
+    import numpy as np
+
     from keras_vit.data import pipelines, sources
     from keras_vit.data.splits import Indexed
 
@@ -155,7 +158,7 @@ def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.nda
     )
     split: Split = source.test or source.train
     if isinstance(split, Indexed):
-        split = split.take(_spread(range(len(split)), count))
+        split = split.take(np.asarray(_spread(range(len(split)), count)))
     batches = pipelines.eval_pipeline(
         split,
         image_size=network.input_shape[1:3],

@@ -169,7 +169,7 @@ def test_a_page_says_what_a_model_lacks(fields, absent):
 
 
 def test_hybrids_have_no_filters():
-    resnet = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32)
+    resnet = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32, unit="v1")
     page = Page.of(
         tiny(patch_size=2, resnet=resnet), np.zeros((1, 16, 24, 3), np.float32)
     )
@@ -189,7 +189,8 @@ def test_gray_images_and_few_filters():
 
 
 def test_what_has_no_page():
-    bit = keras_vit.BiT_R50x1(weights=None, classes=3, input_shape=(32, 32, 3))
+    config = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32)
+    bit = keras_vit.resnet(config, image_size=(32, 32), num_classes=3)
     with pytest.raises(ValueError, match=r"a ResNet \(4.1\), which has neither"):
         Page.of(bit, np.zeros((1, 32, 32, 3), np.float32))
     with pytest.raises(ValueError, match=r"Expected images to look at. Received: none"):

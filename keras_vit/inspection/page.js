@@ -109,7 +109,7 @@ function showAttention() {
   at("head-value").textContent = head ? `${head} of ${heads}` : `mean of ${heads}`;
   at("strength-value").textContent = at("strength").value + " %";
   at("layer").disabled = at("head").disabled = rollout;
-  at("strength").disabled = at("view").value !== "heat";
+  at("strength").disabled = at("view").value === "map";
   at("heads").hidden = rollout;
   const map = rollout ? rolloutMap() : head ? headMap(layer, head) : meanMap(layer);
   const most = Math.max(...map.values);
@@ -121,7 +121,7 @@ function showAttention() {
     `${brightest % cols + 1}, has ${percent(most)}.`;
   const view = at("view").value, canvas = at("map");
   draw(canvas, rows, cols, map.values, PAINTS[view](most));
-  canvas.style.opacity = view === "heat" ? at("strength").value / 100 : 1;
+  canvas.style.opacity = view === "map" ? 1 : at("strength").value / 100;
   drawScale("scale", "0 %", percent(most), view);
   showHeads(layer, rollout ? 0 : head);
   showDots(rollout ? 0 : layer, head);

@@ -197,10 +197,11 @@ def test_three_ways_to_see_it(opened):
     tab.select_option("#view", "mask")
     np.testing.assert_allclose(drawn(tab)[..., 3], 255 * (1 - shares), atol=2)
     assert drawn(tab)[..., :3].max() == 0
-    assert tab.is_disabled("#strength")
+    assert tab.eval_on_selector("#map", "(map) => map.style.opacity") == "0.5"
     assert drawn(tab, "#scale")[0, -1].tolist() == [255, 255, 255, 255]
     tab.select_option("#view", "map")
     assert tab.eval_on_selector("#map", "(map) => map.style.opacity") == "1"
+    assert tab.is_disabled("#strength")
     assert (drawn(tab)[..., 3] == 255).all()
 
 

@@ -4,6 +4,7 @@ from keras_vit.inspection.attention import (
     attention_distance,
     attention_rollout,
     attention_scores,
+    output_attention,
 )
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
@@ -15,5 +16,6 @@ __all__ = [
     "attention_scores",
     "costs",
     "embedding_filters",
+    "output_attention",
     "position_similarity",
 ]

@@ -177,6 +177,17 @@ def test_cosines_of_positions(changes):
         assert found[i, j, k, m] == pytest.approx(cosine, abs=1e-6)
 
 
+def test_positions_of_every_layer_are_its_own():
+    model = tiny(position_at="every_layer")
+    for layer, name in enumerate(["posembed_input", "posembed_1"]):
+        table = model.get_layer(name).get_weights()[0][0, 1:].astype(float)
+        table /= np.linalg.norm(table, axis=1, keepdims=True)
+        found = position_similarity(model, layer).reshape(24, 24)
+        np.testing.assert_allclose(found, table @ table.T, atol=1e-6)
+    with pytest.raises(ValueError, match=r"0 to 1 .*Received: layer=2"):
+        position_similarity(model, 2)
+
+
 @pytest.mark.parametrize("position", ["none", "relative"])
 def test_positions_that_are_not_added(position):
     with pytest.raises(ValueError, match="none or relative"):

@@ -98,7 +98,7 @@ def _write_page(
     page: Path,
 ) -> int:
     from keras_vit.evaluation.features import progress
-    from keras_vit.inspection.page import Page
+    from keras_vit.inspection import Page
 
     return Page.of(
         network,

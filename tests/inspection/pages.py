@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_vit.inspection.page import Page
+from keras_vit.inspection import Page
 
 HOSTILE = (
     '</script><script>alert("x")</script><img src=x onerror=alert(1)>&amp;' + "y" * 99

@@ -12,6 +12,7 @@ import pytest
 
 import keras_vit
 from keras_vit.inspection import (
+    Page,
     attention_distance,
     attention_rollout,
     embedding_filters,
@@ -19,7 +20,6 @@ from keras_vit.inspection import (
     page_html,
     position_similarity,
 )
-from keras_vit.inspection.page import Page
 from tests.conftest import REFERENCE
 from tests.inspection import pages
 

@@ -23,8 +23,6 @@ from keras_vit.inspection import (
 from tests.conftest import REFERENCE
 from tests.inspection import pages
 
-pytestmark = pytest.mark.tensorflow_only
-
 
 class Reader(html.parser.HTMLParser):
     """Tags and their nesting, texts, pictures, and the data of the sliders."""
@@ -102,7 +100,7 @@ def test_the_page_holds_what_the_model_does(mini, tmp_path):
     cosines = data["low"] + cosines.reshape(positions.shape) * (1 - data["low"])
     assert np.abs(cosines - positions).max() <= (1 - data["low"]) / 510 + 1e-6
 
-    scores = np.asarray(keras.ops.softmax(model(images)))
+    scores = keras.ops.convert_to_numpy(keras.ops.softmax(model(images)))
     for row, best in zip(scores, page.predictions, strict=True):
         assert [name for name, _ in best] == [
             f"class {i}" for i in np.argsort(-row)[:3]
@@ -113,6 +111,7 @@ def test_the_page_holds_what_the_model_does(mini, tmp_path):
         assert f"{100 * probability:.2f}" in found.text
 
 
+@pytest.mark.tensorflow_only
 def test_photos_are_what_the_model_was_given():
     rng = np.random.default_rng(0)
     photo = rng.integers(0, 256, (1, 32, 48, 3), dtype=np.uint8)
@@ -140,6 +139,7 @@ def tiny(**fields):
     return keras_vit.vit(config, image_size=(16, 24), num_classes=3)
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
@@ -168,6 +168,7 @@ def test_a_page_says_what_a_model_lacks(fields, absent):
     assert all(getattr(page, field) is not None for field in given)
 
 
+@pytest.mark.tensorflow_only
 def test_hybrids_have_no_filters():
     resnet = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32, unit="v1")
     page = Page.of(
@@ -177,6 +178,7 @@ def test_hybrids_have_no_filters():
     assert "The model is a hybrid (3.1)" in " ".join(read(page).text)
 
 
+@pytest.mark.tensorflow_only
 def test_gray_images_and_few_filters():
     config = keras_vit.ViTConfig(
         patch_size=4, num_layers=1, hidden_size=16, mlp_dim=16, num_heads=1
@@ -188,6 +190,7 @@ def test_gray_images_and_few_filters():
     assert len(read(page).all("rect")) >= 3
 
 
+@pytest.mark.tensorflow_only
 def test_what_has_no_page():
     config = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32)
     bit = keras_vit.resnet(config, image_size=(32, 32), num_classes=3)
@@ -197,6 +200,7 @@ def test_what_has_no_page():
         Page.of(tiny(), np.zeros((0, 16, 24, 3), np.float32))
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("make", [pages.page, pages.bare])
 def test_names_are_text(make):
     page = make(title=pages.HOSTILE, names=[pages.HOSTILE, "b"])
@@ -213,6 +217,7 @@ def test_names_are_text(make):
     assert next(img["alt"] for img in found.all("img")) == pages.HOSTILE
 
 
+@pytest.mark.tensorflow_only
 def test_nothing_is_asked_of_a_network():
     text = page_html.html(pages.page())
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -226,6 +231,7 @@ def test_nothing_is_asked_of_a_network():
     assert "@import" not in text
 
 
+@pytest.mark.tensorflow_only
 def test_all_that_is_asked_has_a_label():
     found = read(pages.page())
     labelled = {label["for"] for label in found.all("label") if "for" in label}
@@ -235,6 +241,7 @@ def test_all_that_is_asked_has_a_label():
     assert all("alt" in img for img in found.all("img"))
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize(
     ("pixels", "patch", "layers", "heads", "step"),
     [
@@ -266,6 +273,7 @@ def test_eight_images_take_less_than_5_mb(pixels, patch, layers, heads, step, tm
     assert len(base64.b64decode(found.data["positions"]["bytes"])) == kept
 
 
+@pytest.mark.tensorflow_only
 def test_equal_maps_are_no_division_by_zero():
     zero, ones = np.zeros((1, 2, 3)), np.ones((1, 2, 3))
     for values, byte in ((zero, 0), (ones, 255)):

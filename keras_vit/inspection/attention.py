@@ -83,13 +83,15 @@ def attention_rollout(
     Raises:
         ValueError: if there are no images, or the model attends along rows and columns.
     """
-    facts = describe(model)
     maps = np.concatenate(
-        [_rollout(model, one) for one in _batches(images, batch_size)]
+        [
+            ops.convert_to_numpy(rollout(model, at))
+            for at in _batches(images, batch_size)
+        ]
     )
-    maps = maps[:, facts["num_prefix_tokens"] :].reshape(-1, *facts["grid"])
     if not resized:
         return maps
+    facts = describe(model)
     step = facts["stride"] * facts["patch_size"]
     down, across = (
         _between_middles(count, step, pixels)
@@ -99,8 +101,8 @@ def attention_rollout(
     return large
 
 
-def _rollout(model: keras.Model, images: Tensor) -> np.ndarray:
-    """The row of what the head reads: [B, H, W, C] -> [B, T]."""
+def rollout(model: keras.Model, images: Tensor) -> Tensor:
+    """`attention_rollout`'s formula in ops: [B, H, W, C] -> [B, rows, columns]."""
     blocks = _blocks(model)
     probes = [layer for layer in model.layers if isinstance(layer, MAPHead)]
     inputs = _inputs(model, images, [*blocks, *probes])
@@ -111,11 +113,11 @@ def _rollout(model: keras.Model, images: Tensor) -> np.ndarray:
         scores = ops.mean(block.attention_scores(z), axis=1)  # [B, T, T]
         joint = ops.matmul((scores + ops.eye(tokens)) / 2, joint)
     for probe, z in zip(probes, inputs, strict=True):
-        asked = ops.convert_to_numpy(probe.attention_scores(z)).mean(1)[:, 0]
-        prefix = tokens - asked.shape[-1]
-        readers = np.pad(asked, ((0, 0), (prefix, 0)))
+        asked = ops.mean(probe.attention_scores(z), axis=1)[:, 0]  # [B, patches]
+        readers = ops.pad(asked, ((0, 0), (tokens - asked.shape[-1], 0)))
     row = ops.matmul(readers[:, None], joint)[:, 0]
-    return np.asarray(ops.convert_to_numpy(row))
+    facts = describe(model)
+    return ops.reshape(row[:, facts["num_prefix_tokens"] :], (-1, *facts["grid"]))
 
 
 def _readers(model: keras.Model) -> np.ndarray:

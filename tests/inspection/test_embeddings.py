@@ -66,7 +66,7 @@ def test_distances_of_the_references_attention(name, agree):
     patch_size = reference["images"].shape[1] // 4
     expected = distances_by_hand(theirs, (4, 4), patch_size, prefix)
     found = attention_distance(model, reference["images"], batch_size=1)
-    agree(f"{name}: attention distance", found, expected, 1e-4)
+    agree(f"attention distance of {name}", found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("changes", [{}, {"classifier": "gap"}, {"num_registers": 2}])

@@ -122,7 +122,8 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> int:
         """Writes the page, whole or not at all; returns its size in bytes."""
-        encoded = page_html.html(self).encode("utf-8")
+        # A file's name need not be text; what is none becomes question marks.
+        encoded = page_html.html(self).encode("utf-8", "replace")
         with replacing(path) as temporary:
             temporary.write_bytes(encoded)
         return len(encoded)
@@ -142,12 +143,21 @@ def _look(model: keras.Model, config: ViTConfig, image: np.ndarray) -> _Seen:
     scores = _probabilities(model, image)[0] if _classifies(model) else None
     if config.attention != "full":
         return _Seen(scores, None, None, None)
-    return _Seen(
-        scores,
-        output_attention(model, image)[0],
-        attention_rollout(model, image, resized=False)[0],
-        attention_distance(model, image),
-    )
+    attention = _finite(model, output_attention(model, image)[0])
+    rollout = _finite(model, attention_rollout(model, image, resized=False)[0])
+    return _Seen(scores, attention, rollout, attention_distance(model, image))
+
+
+def _finite(model: keras.Model, values: np.ndarray) -> np.ndarray:
+    """In float32, whatever the model computes in."""
+    finite = np.asarray(values, np.float32)
+    if not np.isfinite(finite).all():
+        raise ValueError(
+            "Expected finite attention and probabilities. Received: "
+            f"model={model.name!r}, which gives NaN or infinity; its training may have "
+            "diverged, or an image holds one"
+        )
+    return finite
 
 
 def _config(model: keras.Model) -> ViTConfig:
@@ -174,8 +184,7 @@ def _probabilities(model: keras.Model, image: np.ndarray) -> np.ndarray:
     outputs = model(image, training=False)
     if _head(model).activation is keras.activations.linear:
         outputs = ops.softmax(outputs)
-    probabilities: np.ndarray = ops.convert_to_numpy(outputs)
-    return probabilities
+    return _finite(model, ops.convert_to_numpy(outputs))
 
 
 def _best(

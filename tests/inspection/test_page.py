@@ -201,6 +201,41 @@ def test_what_has_no_page():
 
 
 @pytest.mark.tensorflow_only
+def test_a_model_that_diverged_is_an_error():
+    model = tiny()
+    block = model.get_layer("encoderblock_1")
+    block.set_weights([np.full(weight.shape, np.nan) for weight in block.weights])
+    with pytest.raises(ValueError, match="its training may have diverged"):
+        Page.of(model, np.zeros((1, 16, 24, 3), np.float32))
+
+
+@pytest.mark.tensorflow_only
+def test_half_precision_and_a_single_patch():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        config = keras_vit.ViTConfig(
+            patch_size=8, num_layers=1, hidden_size=16, mlp_dim=16, num_heads=1
+        )
+        model = keras_vit.vit(config, image_size=(8, 8), num_classes=3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    page = Page.of(model, np.zeros((1, 8, 8, 3), np.float32))
+    assert page.attention.shape == (1, 1, 1, 1, 1)
+    assert page.attention.dtype == np.float32
+    np.testing.assert_array_equal(page.distance, 0)
+    assert read(page).data["attention"]["most"] == [
+        float(f"{page.attention.max():.6g}")
+    ]
+
+
+@pytest.mark.tensorflow_only
+def test_file_names_that_are_no_text(tmp_path):
+    name = b"\xff.jpg".decode("utf-8", "surrogateescape")
+    pages.page(names=[name, "b"]).write(tmp_path / "page.html")
+    assert 'alt="?.jpg"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("make", [pages.page, pages.bare])
 def test_names_are_text(make):
     page = make(title=pages.HOSTILE, names=[pages.HOSTILE, "b"])

@@ -36,6 +36,7 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
 tr:first-child > * { border-top: 0; }
 th, td:first-child { color: var(--soft); font-weight: normal; }
 .names td { color: inherit; }
+.facts td:first-child { overflow-wrap: break-word; width: 8rem; }
 figure { margin: 0; }
 figure img { max-width: 100%; display: block; margin: 0 auto; }
 figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem; }

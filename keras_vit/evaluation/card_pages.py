@@ -196,7 +196,10 @@ def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
         f'<div class="columns">{"".join(map(_figure, *_pairs(pictures)))}</div>',
         *(_html_classes(card) if card.has_classes else ()),
         '<div class="columns">',
-        *(f"<section><h2>{t}</h2>{table((), r)}</section>" for t, r in _facts(card)),
+        *(
+            f"<section><h2>{t}</h2>{table((), r, 'facts')}</section>"
+            for t, r in _facts(card)
+        ),
         "</div>",
     ]
     if card.command:

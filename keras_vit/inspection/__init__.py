@@ -8,9 +8,11 @@ from keras_vit.inspection.attention import (
 )
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
+from keras_vit.inspection.page import Page
 
 __all__ = [
     "Costs",
+    "Page",
     "attention_distance",
     "attention_rollout",
     "attention_scores",

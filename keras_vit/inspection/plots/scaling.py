@@ -273,9 +273,9 @@ def _draw(
     for panel in panels:
         _check_positive(panel, logarithmic)
     width = 4.4 * len(panels)
-    entry = 0.7 + 0.08 * max(map(len, names))  # Inches of the legend.
-    columns = max(1, min(len(names), int(width / entry)))
-    height = 3.6 + 0.25 * -(-len(names) // columns)
+    entry = 0.6 + 0.075 * max(map(len, names))  # Inches of the legend.
+    rows = -(-len(names) // max(1, int(width / entry)))
+    height = 3.6 + 0.25 * rows
     with canvas.picture(path, width, height) as figure:
         row = figure.subplots(1, len(panels), squeeze=False)[0]
         handles = {}
@@ -296,7 +296,7 @@ def _draw(
             [handles[name] for name in names],
             names,
             loc="outside lower center",
-            ncols=columns,
+            ncols=-(-len(names) // rows),
             frameon=False,
             fontsize=9,
         )

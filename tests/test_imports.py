@@ -33,7 +33,9 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "recipes",
         "weights",
     },
-    "inspection": {"configs", "files", "layers", "models", "weights"},
+    "inspection": {
+        *("configs", "files", "layers", "models", "paper", "recipes", "weights"),
+    },
     "self_supervision": {"layers", "models", "normalization"},
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),

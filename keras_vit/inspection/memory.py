@@ -16,9 +16,10 @@ kernels that a ResNet standardises, once for a batch. With "bfloat16" (Keras's
 "mixed_bfloat16") activations have two bytes but for the softmax, which is kept in
 float32 and in bfloat16, and kernels are there in bfloat16 too.
 
-Not in it: masks of dropout, the images themselves, an accumulator of gradients, fragmentation, a
-compiler's and an allocator's own memory. TensorFlow without XLA keeps more (every step
-of a GELU and of a norm), and so does JAX on a CPU. `benchmarks/memory.py` measures.
+Not in it: masks of dropout, the images themselves, an accumulator of gradients,
+fragmentation, a compiler's and an allocator's own memory. TensorFlow without XLA keeps
+more (every step of a GELU and of a norm), and so does JAX on a CPU.
+`benchmarks/memory.py` measures.
 """
 
 import dataclasses

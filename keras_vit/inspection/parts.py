@@ -222,9 +222,7 @@ def _features(config: ResNetConfig) -> int:
     return 4 * config.width * 2 ** (stages - 1) if stages else config.width
 
 
-def _stem(
-    config: ResNetConfig, image_size: Sides, num_channels: int
-) -> Iterator[Part]:
+def _stem(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
     """Root and stages, up to the feature map."""
     yield from _root(config, image_size, num_channels)
     places, channels = _strided(image_size, 4), config.width
@@ -242,9 +240,7 @@ def _stem(
         yield _norm(math.prod(places), channels)
 
 
-def _root(
-    config: ResNetConfig, image_size: Sides, num_channels: int
-) -> Iterator[Part]:
+def _root(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
     """A convolution, in "v1" a norm, and the maximum, which keeps what it reads."""
     yield _Convolution(config, "conv_root", image_size)(
         num_channels, config.width, 7, 2

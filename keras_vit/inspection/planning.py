@@ -7,7 +7,6 @@ from typing import Any
 
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.devices import (
-    DAY,
     DEVICES,
     PAPERS_UTILISATION,
     Device,
@@ -68,8 +67,9 @@ class Plan:
                 "Expected a batch that is a multiple of the devices. Received: "
                 f"batch={self.images_an_update}, devices={self.devices}"
             )
-        self.hours  # What else is wrong is said now.  # noqa: B018
-        self.euros  # noqa: B018
+        self.counted().euros(  # What else is wrong is said now.
+            1, price=self.price or 0, device=self.device, utilisation=self.utilisation
+        )
 
     @property
     def recipe(self) -> tuple[str, Recipe]:
@@ -131,6 +131,12 @@ class Plan:
             device=self.device,
             utilisation=self.utilisation,
         )
+
+    @property
+    def rematerializes(self) -> bool:
+        """Whether there are Transformer blocks, which `remat` is for."""
+        memory = self.counted().memory
+        return memory.rematerialized != memory.training
 
     def fit(self, rematerialized: bool) -> Fit | None:
         """In how few parts a device's share fits; None if one image does not."""
@@ -203,14 +209,15 @@ def _lines(run: Plan) -> Iterator[str]:
     yield f"on {run.devices} x {run.device} ({peak} each), bfloat16, {recipe.optimizer}"
     share = run.images_an_update // run.devices
     yield _line("images a device", f"{share:,}")
-    for rematerialized in (False, True):
-        yield _fit_line(run.fit(rematerialized), rematerialized, device, share)
-    used = f"at {run.utilisation:.0%} of the peak"
-    again = f"{run.hours * 4 / 3:,.1f} rematerialised"
-    yield _line("hours", f"{run.hours:,.1f}", f"{used}; {again}")
+    yield _fit_line("memory of a device", run.fit(False), device, share)
+    remark = f"at {run.utilisation:.1%} of the peak"
+    if run.rematerializes:
+        yield _fit_line("  rematerialised", run.fit(True), device, share)
+        remark += f"; rematerialised {run.hours * 4 / 3:,.1f}"
+    yield _line("hours", f"{run.hours:,.1f}", remark)
     yield _line("device-hours", f"{run.device_hours:,.1f}")
     core_days = run.counted().core_days(run.images_seen, run.utilisation)
-    yield _line("TPUv3-core-days", f"{core_days:,.1f}", f"at {run.utilisation:.0%}")
+    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "as Table 2 has them")
     if run.euros is not None:
         yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
 
@@ -219,12 +226,9 @@ def _line(name: str, value: str, remark: str = "") -> str:
     return f"{name:24}{value:>18}   {remark}".rstrip()
 
 
-def _fit_line(
-    fit: Fit | None, rematerialized: bool, device: Device, share: int
-) -> str:
-    name = "  rematerialised" if rematerialized else "memory of a device"
+def _fit_line(name: str, fit: Fit | None, device: Device, share: int) -> str:
     if fit is None:
-        room = f"{device.memory / 2**30:.0f} GiB"
+        room = f"{USABLE * device.memory / 2**30:.1f} GiB"
         return _line(name, "does not fit", f"one image needs more than {room}")
     parts = "1 part" if fit.parts == 1 else f"{fit.parts} parts"
     images = share // fit.parts

@@ -5,7 +5,7 @@
 
 Each row is two processes, one with the batch and one with a quarter of it. Memory is
 what the first held at most (VmHWM) in two updates less what the second did: activations
-of three quarters of the batch, without gradients, optimizer and what the compiler takes.
+of three quarters of a batch, without gradients, optimizer and what the compiler takes.
 Predicted is the same difference. Seconds are of the second update of the batch.
 """
 

@@ -19,6 +19,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
     "files": set(),
     "launching": set(),
     "normalization": set(),
+    "pages": set(),
     "data": {"files", "normalization"},
     "weights": {"configs", "files", "layers", "models"},
     "applications": {"configs", "layers", "models", "weights"},
@@ -34,12 +35,13 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "weights",
     },
     "inspection": {
-        *("configs", "files", "layers", "models", "paper", "recipes", "weights"),
+        *("configs", "files", "layers", "models", "pages", "paper", "recipes"),
+        "weights",
     },
     "self_supervision": {"layers", "models", "normalization"},
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),
-        *("data", "weights", "training", "inspection", "normalization"),
+        *("data", "weights", "training", "inspection", "normalization", "pages"),
     },
 }
 STANDARD_LIBRARY_ONLY = (
@@ -48,6 +50,7 @@ STANDARD_LIBRARY_ONLY = (
     "files.py",
     "launching.py",
     "normalization.py",
+    "pages.py",
     "paper.py",
     "recipes.py",
     "weights/registry.py",

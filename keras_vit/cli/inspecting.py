@@ -1,27 +1,37 @@
 """`keras-vit inspect`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from keras_vit.cli.opening import (
     Run,
     image_files,
-    open_run,
+    open_any,
     predicts_patches,
     read_image,
 )
+from keras_vit.cli.options import Gelu, MeanOption, StdOption
 from keras_vit.cli.shell import app, console
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from keras_vit.data.splits import Split
 
-@app.command(epilog="Example: keras-vit inspect runs/pretrain photos --count 6")
+T = TypeVar("T")
+
+
+@app.command(epilog="Example: keras-vit inspect runs/photos photos/test --count 8")
 def inspect(
     model: Annotated[
-        Path, typer.Argument(help="A folder that `pretrain` or `finetune` wrote.")
+        str,
+        typer.Argument(
+            help="A folder that `pretrain` or `finetune` wrote, a weights file, or a "
+            "variant, e.g. ViT-B/16."
+        ),
     ],
     images: Annotated[
         list[Path] | None,
@@ -31,43 +41,104 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a variant: a tag, a file, or 'none' [default: "
+            "imagenet21k+imagenet2012]."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The picture [default: reconstructions.png or attention.png in the "
-            "folder]."
+            help="The page, or of masked patches the picture [default: inspect.html or "
+            "reconstructions.png, in the run's folder or else here]."
         ),
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="Images at most.")] = 8,
+    count: Annotated[
+        int, typer.Option(min=1, help="Images at most, from all over those given.")
+    ] = 8,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
 ) -> None:
-    """Draws what a trained model does with images.
+    """Shows what a trained model does with images, as one page of HTML.
 
-    Of masked patch prediction (4.6): the image, what the model saw, what it predicted.
-    Of a classifier: what its answer looked at (attention rollout, D.8).
+    Predictions, attention of every layer and head, rollout (D.8), attention distance,
+    filters and positions (Figure 7); the page needs no network. Of masked patch
+    prediction (4.6) it is a picture: the image, what the model saw, what it predicted.
     """
+    from keras_vit.inspection import plots
+
+    network, run = open_any(model, weights, gelu, mean, std)
+    folder = Path(model) if Path(model).is_dir() and run.details else Path()
+    if predicts_patches(network):
+        plots.check()
+        _, batch = _read(images, network, run, count)
+        picture = output or folder / "reconstructions.png"
+        plots.reconstructions(network.reconstruct(batch), picture)
+        console.print(f"wrote {picture}")
+        return
+    names, batch = _read(images, network, run, count)
+    page = output or folder / "inspect.html"
+    title = Path(model).name if Path(model).exists() else model
+    size = _write_page(network, run, names, batch, title, page)
+    console.print(
+        f"wrote {page}: {len(batch)} image{'s' * (len(batch) > 1)}, "
+        f"{size / 2**20:.2f} MiB, one file to open in a browser"
+    )
+
+
+def _write_page(
+    network: Any,
+    run: Run,
+    names: list[str],
+    batch: "np.ndarray",
+    title: str,
+    page: Path,
+) -> int:
+    from keras_vit.evaluation.features import progress
+    from keras_vit.inspection import Page
+
+    return Page.of(
+        network,
+        batch,
+        mean=run.mean,
+        std=run.std,
+        title=title,
+        names=names,
+        classes=run.classes,
+        progress=lambda items: progress(items, "looking inside", len(batch), True),
+    ).write(page)
+
+
+def _read(
+    images: list[Path] | None, network: Any, run: Run, count: int
+) -> "tuple[list[str], np.ndarray]":
+    """Names and images, [B, H, W, C], as the network takes them."""
     import numpy as np
 
-    from keras_vit.inspection import attention_rollout, plots
-
-    plots.check()
-    network, run = open_run(model, None, None)
-    if images:
-        files = [file for path in images for file in image_files(path)][:count]
-        batch = np.stack([read_image(file, network, run) for file in files])
-    else:
-        batch = _test_images(network, run, count)
-    if predicts_patches(network):
-        picture = output or model / "reconstructions.png"
-        plots.reconstructions(network.reconstruct(batch), picture)
-    else:
-        picture = output or model / "attention.png"
-        shown = (batch * run.std + run.mean).clip(0, 1)
-        maps = attention_rollout(network, batch)
-        plots.attention_maps(shown, maps, _answers(network, batch, run), picture)
-    console.print(f"wrote {picture}")
+    if not images:
+        return _test_images(network, run, count)
+    files = _spread([file for path in images for file in image_files(path)], count)
+    batch = np.stack([read_image(file, network, run) for file in files])
+    return [_name(file) for file in files], batch
 
 
-def _test_images(network: Any, run: Run, count: int) -> "np.ndarray":
+def _name(file: Path) -> str:
+    """A file and the folder it is in, which is often its class."""
+    return str(Path(*file.absolute().parts[-2:]))
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """As many at most, from all over: they may lie class by class."""
+    import numpy as np
+
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
+    return [items[place] for place in places]
+
+
+def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.ndarray]":
     """Test images of what a run was trained on, from all over the set."""
     import numpy as np
 
@@ -76,17 +147,18 @@ def _test_images(network: Any, run: Run, count: int) -> "np.ndarray":
 
     data = run.details.get("data")
     if data is None:
-        raise ValueError("Expected images to look at. Received: none")
+        raise ValueError(
+            "Expected images to look at: files, or folders of them. Received: none"
+        )
     source = sources.open_source(
         data,
         seed=run.details.get("seed", 0),
         on_corrupt="skip",  # It names them; the run may have done without them too.
         labels=not predicts_patches(network),
     )
-    split = source.test or source.train
-    if isinstance(split, Indexed):  # They may lie class by class.
-        count = min(count, len(split))
-        split = split.take(np.linspace(0, len(split) - 1, count).astype(int))
+    split: Split = source.test or source.train
+    if isinstance(split, Indexed):
+        split = split.take(np.asarray(_spread(range(len(split)), count)))
     batches = pipelines.eval_pipeline(
         split,
         image_size=network.input_shape[1:3],
@@ -95,10 +167,11 @@ def _test_images(network: Any, run: Run, count: int) -> "np.ndarray":
         std=run.std,
         channels=network.input_shape[-1],
     )
-    images: np.ndarray = next(iter(batches.as_numpy_iterator()))[0]
-    return images
+    images, labels = next(iter(batches.as_numpy_iterator()))[:2]
+    return [_told(run.classes, int(label)) for label in labels], images
 
 
-def _answers(network: Any, batch: "np.ndarray", run: Run) -> list[str]:
-    logits = network.predict(batch, verbose=0)
-    return [run.classes[best] for best in logits.argmax(-1)]
+def _told(classes: list[str], label: int) -> str:
+    """What data without file names says of an image."""
+    known = 0 <= label < len(classes)
+    return f"test image of {classes[label]}" if known else "test image"

@@ -250,7 +250,7 @@ def check_variant(variant: str) -> None:
         known = ", ".join(variant for variant in built if "_" not in variant)
         raise ValueError(
             f"Expected one of {known}, or a folder that `keras-vit "
-            f"finetune` or `pretrain` wrote. Received: --model {variant}"
+            f"finetune` or `pretrain` wrote. Received: {variant}"
         )
 
 
@@ -275,7 +275,6 @@ def open_model(
 ) -> tuple[Any, Run]:
     """A trained model and its run: from a run's folder, a variant, or a file."""
     import keras_vit
-    from keras_vit.applications import imagenet2012_labels
 
     if model is not None and Path(model).is_dir():
         network, run = open_run(Path(model), mean, std)
@@ -293,18 +292,66 @@ def open_model(
             weights=weights or "imagenet21k+imagenet2012",
             classifier_activation=None,
         )
-    if "head" not in {layer.name for layer in network.layers}:
+    classes = _class_names(network)
+    if not classes:
         raise ValueError(
             "Expected weights with a head, one output for each class. Received: "
             f"{weights} without. keras-vit finetune makes one"
         )
-    count = network.output_shape[-1]
-    classes = (
-        list(imagenet2012_labels())
-        if count == 1000
-        else [f"class {i}" for i in range(count)]
-    )
     return network, Run(classes, *_normalization(weights, mean, std), {})
+
+
+def open_any(
+    model: str,
+    weights: str | None,
+    gelu: str | None,
+    mean: Triple | None,
+    std: Triple | None,
+) -> tuple[Any, Run]:
+    """A model as it is, with a head or without, and its run.
+
+    From a run's folder, a weights file, or a variant's `weights`.
+    """
+    import keras_vit
+
+    is_file = _is_checkpoint(model)
+    is_run = Path(model).is_dir() and not is_file
+    if (is_file or is_run) and weights is not None:
+        raise ValueError(
+            "Expected --weights with a variant. Received: --weights "
+            f"{weights} and {model}, which has its own"
+        )
+    if is_run:
+        if gelu is not None:
+            raise ValueError(
+                "Expected --gelu with a variant or a weights file. Received: --gelu "
+                f"{gelu} and {model}, a run that has its own"
+            )
+        return open_run(Path(model), mean, std)
+    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
+    if is_file:
+        network = keras_vit.from_checkpoint(model, **overrides)
+        console.print(str(network.checkpoint_report).splitlines()[0])
+    else:
+        network = _builder(model)(
+            weights=_none(weights or "imagenet21k+imagenet2012"),
+            classifier_activation=None,
+            **overrides,
+        )
+    normalization = _normalization(model if is_file else weights, mean, std)
+    return network, Run(_class_names(network), *normalization, {})
+
+
+def _class_names(network: Any) -> list[str]:
+    """Of the outputs of a published head; none without a head."""
+    from keras_vit.applications import imagenet2012_labels
+
+    if "head" not in {layer.name for layer in network.layers}:
+        return []
+    count = network.output_shape[-1]
+    if count == 1000:
+        return list(imagenet2012_labels())
+    return [f"class {i}" for i in range(count)]
 
 
 def image_files(path: Path) -> list[Path]:

@@ -1,17 +1,16 @@
 """A results card as a page: Markdown beside its pictures, HTML with them inside."""
 
-import base64
 import html as entities
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_vit.pages import Row, document, escaped, picture, table
+
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.metrics import Estimate
-
-Row = tuple[str, ...]
 
 _TITLES = {
     "top_1": "top-1 accuracy",
@@ -176,37 +175,6 @@ def _caption(picture: str) -> str:
 # HTML.
 
 
-_STYLE = """
-:root { color: #1b1f24; background: #f5f6f8; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
-header p, .note { color: #59636e; margin: .3rem 0 0; }
-section { background: white; border: 1px solid #d9dee3; border-radius: 8px;
-  padding: 1rem 1.2rem; margin: 1rem 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr));
-  gap: 1rem; margin: 1rem 0; }
-.tiles section { margin: 0; }
-.tiles b { display: block; font-size: 1.7rem; font-variant-numeric: tabular-nums; }
-.tiles span { color: #59636e; font-size: .9rem; display: block; }
-.columns { display: grid; gap: 1rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
-.columns section { margin: 0; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
-  border-top: 1px solid #eceff2; overflow-wrap: anywhere; }
-tr:first-child > * { border-top: 0; }
-th, td:first-child { color: #59636e; font-weight: normal; }
-.names td { color: inherit; }
-figure { margin: 0; }
-figure img { max-width: 100%; display: block; margin: 0 auto; }
-figcaption { color: #59636e; font-size: .9rem; margin-top: .5rem; }
-pre { background: #f5f6f8; padding: .8rem; margin: 0; border-radius: 6px;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-summary { cursor: pointer; }
-"""
-
-
 def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
     """The card as one page of HTML with the pictures, PNG by name, inside."""
     title = f"{card.name} on {card.data['name']}"
@@ -220,8 +188,8 @@ def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
         for value, interval in [shown(key, card.results[key])]
     )
     body = [
-        f"<header><h1>{_h(title)}</h1><p>{_h(str(card.model['variant']))}, {images}</p>"
-        "</header>",
+        f"<header><h1>{escaped(title)}</h1>"
+        f"<p>{escaped(str(card.model['variant']))}, {images}</p></header>",
         f'<div class="tiles">{tiles}</div>',
         f'<p class="note">{_INTERVALS}</p>',
         _html_scaling(card),
@@ -229,24 +197,16 @@ def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
         *(_html_classes(card) if card.has_classes else ()),
         '<div class="columns">',
         *(
-            f"<section><h2>{t}</h2>{_html_table((), r)}</section>"
+            f"<section><h2>{t}</h2>{table((), r, 'facts')}</section>"
             for t, r in _facts(card)
         ),
         "</div>",
     ]
     if card.command:
-        body.append(f"<section><h2>Command</h2><pre>{_h(card.command)}</pre></section>")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_h(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, body))
-        + "\n</body>\n</html>\n"
-    )
-
-
-def _h(text: str) -> str:
-    return entities.escape(text, quote=True)
+        body.append(
+            f"<section><h2>Command</h2><pre>{escaped(card.command)}</pre></section>"
+        )
+    return document(title, body)
 
 
 def _pairs(pictures: Mapping[str, bytes]) -> tuple[list[str], list[bytes]]:
@@ -254,35 +214,24 @@ def _pairs(pictures: Mapping[str, bytes]) -> tuple[list[str], list[bytes]]:
 
 
 def _figure(name: str, png: bytes) -> str:
-    encoded = base64.b64encode(png).decode("ascii")
     return (
-        f'<section><figure><img alt="{_h(name)}" src="data:image/png;base64,{encoded}">'
-        f"<figcaption>{_h(_caption(name))}</figcaption></figure></section>"
+        f'<section><figure><img alt="{escaped(name)}" src="{picture(png)}">'
+        f"<figcaption>{escaped(_caption(name))}</figcaption></figure></section>"
     )
-
-
-def _html_table(head: Row, rows: Sequence[Row], kind: str = "") -> str:
-    lines = [f"<tr>{''.join(f'<th>{_h(cell)}</th>' for cell in head)}</tr>"] * bool(
-        head
-    )
-    lines += [
-        f"<tr>{''.join(f'<td>{_h(cell)}</td>' for cell in row)}</tr>" for row in rows
-    ]
-    return f'<table class="{kind}">{"".join(lines)}</table>'
 
 
 def _html_scaling(card: "Card") -> str:
     if not card.temperatures:
         return ""
     rows = [row for row in _results(card) if "scaled" in row[0]]
-    table = _html_table(("", "value", "95 % interval"), rows)
-    note = f'<p class="note">{_h(_scaling(card))}</p>'
-    return f"<section><h2>Temperature scaling</h2>{table}{note}</section>"
+    values = table(("", "value", "95 % interval"), rows)
+    note = f'<p class="note">{escaped(_scaling(card))}</p>'
+    return f"<section><h2>Temperature scaling</h2>{values}{note}</section>"
 
 
 def _html_classes(card: "Card") -> list[str]:
-    confused = _html_table(("class", "taken for", "images"), _confused(card), "names")
-    classes = _html_table(("class", "accuracy", "images"), _per_class(card), "names")
+    confused = table(("class", "taken for", "images"), _confused(card), "names")
+    classes = table(("class", "accuracy", "images"), _per_class(card), "names")
     return [
         f"<section><h2>Most confused</h2>{confused}</section>",
         "<section><details><summary>Every class, the hardest first</summary>"

@@ -4,16 +4,20 @@ from keras_vit.inspection.attention import (
     attention_distance,
     attention_rollout,
     attention_scores,
+    output_attention,
 )
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
+from keras_vit.inspection.page import Page
 
 __all__ = [
     "Costs",
+    "Page",
     "attention_distance",
     "attention_rollout",
     "attention_scores",
     "costs",
     "embedding_filters",
+    "output_attention",
     "position_similarity",
 ]

@@ -1,7 +1,7 @@
 """Attention as numbers (Appendix A, D.7, D.8)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -9,18 +9,27 @@ import numpy as np
 from keras import ops
 
 from keras_vit.configs import CLASS_TOKENS
-from keras_vit.layers import TransformerBlock
+from keras_vit.layers import MAPHead, TransformerBlock
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models.description import config_of, describe
 
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
-    """Returns every layer's attention on `images`: [B, H, W, C] -> [B, L, k, T, T]."""
+    """Returns every layer's attention on `images`: [B, H, W, C] -> [B, L, k, T, T].
+
+    The whole of it; what follows here never holds more than one layer's.
+    """
     return ops.stack(list(_layer_scores(model, images)), axis=1)
 
 
 def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
     """Each layer's attention in turn, [B, k, T, T]: never all of them at once."""
+    blocks = _blocks(model)
+    for block, z in zip(blocks, _inputs(model, images, blocks), strict=True):
+        yield block.attention_scores(z)
+
+
+def _blocks(model: keras.Model) -> list[TransformerBlock]:
     facts = describe(model)  # Raises where there is nothing to look into.
     blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
     if len(blocks) != facts["num_layers"]:
@@ -29,33 +38,135 @@ def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
             f"Received: model={model.name!r}, which attends along rows and columns "
             "(D.6)"
         )
-    inputs = keras.Model(model.input, [block.input for block in blocks])(images)
-    for block, z in zip(blocks, keras.tree.flatten(inputs), strict=True):
-        yield block.attention_scores(z)
+    return blocks
 
 
-def attention_rollout(model: keras.Model, images: Tensor) -> np.ndarray:
-    """How much the output looks at each patch, D.8: [B, H, W, C] -> [B, rows, cols].
+def _inputs(
+    model: keras.Model, images: Tensor, layers: Sequence[keras.layers.Layer]
+) -> Iterator[Tensor]:
+    """What each of `layers` reads, in turn: from one to the next, nothing is kept."""
+    place, z = model.input, images
+    for layer in layers:
+        z = keras.Model(place, layer.input)(z)
+        place = layer.input
+        yield z
+
+
+def _batches(images: Any, batch_size: int) -> Iterator[Any]:
+    if not len(images):
+        raise ValueError("Expected images to look at. Received: none")
+    for start in range(0, len(images), batch_size):
+        yield images[start : start + batch_size]
+
+
+def attention_rollout(
+    model: keras.Model, images: Any, batch_size: int = 16, resized: bool = True
+) -> np.ndarray:
+    """How much the output looks at each place, D.8, Figures 6 and 14: -> [N, H, W].
 
     Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
-    the residual connections, rows renormalised, layers multiplied. The map is the class
-    token's row over the patches; without a class token, the mean over their rows.
+    the residual connections, rows renormalised, layers multiplied. The map is the row
+    of what the head reads, over the patches: the class token's; without one, the mean
+    of the patches', which MAP's probe weighs; the mean of both of DeiT's tokens.
+
+    Args:
+        model: a ViT or a hybrid.
+        images: [N, H, W, C], scaled as for the model; an array, read in batches.
+        batch_size: images at once. No more is held than one layer's attention on them.
+        resized: whether maps are as large as the images, bilinear between the middles
+            of patches; else [N, rows, columns], a number for each patch.
 
     Returns:
-        NumPy array of shares; each map sums to at most 1.
+        NumPy array of shares: those of an image's patches sum to at most 1, the rest is
+        of tokens that are no patches.
+
+    Raises:
+        ValueError: if there are no images, or the model attends along rows and columns.
+    """
+    maps = np.concatenate(
+        [
+            ops.convert_to_numpy(rollout(model, at))
+            for at in _batches(images, batch_size)
+        ]
+    )
+    if not resized:
+        return maps
+    facts = describe(model)
+    step = facts["stride"] * facts["patch_size"]
+    down, across = (
+        _between_middles(count, step, pixels)
+        for count, pixels in zip(facts["grid"], model.input_shape[1:3], strict=True)
+    )
+    large: np.ndarray = down @ maps @ across.T
+    return large
+
+
+def rollout(model: keras.Model, images: Tensor) -> Tensor:
+    """`attention_rollout`'s formula in ops: [B, H, W, C] -> [B, rows, columns]."""
+    blocks = _blocks(model)
+    probes = [layer for layer in model.layers if isinstance(layer, MAPHead)]
+    inputs = _inputs(model, images, [*blocks, *probes])
+    readers = _readers(model)[None]
+    tokens = readers.shape[-1]
+    joint = ops.eye(tokens)
+    for block, z in zip(blocks, inputs, strict=False):
+        scores = ops.mean(block.attention_scores(z), axis=1)  # [B, T, T]
+        joint = ops.matmul((scores + ops.eye(tokens)) / 2, joint)
+    for probe, z in zip(probes, inputs, strict=True):
+        asked = ops.mean(probe.attention_scores(z), axis=1)[:, 0]  # [B, patches]
+        readers = ops.pad(asked, ((0, 0), (tokens - asked.shape[-1], 0)))
+    row = ops.matmul(readers[:, None], joint)[:, 0]
+    facts = describe(model)
+    return ops.reshape(row[:, facts["num_prefix_tokens"] :], (-1, *facts["grid"]))
+
+
+def _readers(model: keras.Model) -> np.ndarray:
+    """What share of the head each token has, where all are asked alike: [T]."""
+    facts = describe(model)
+    config: Any = config_of(model)
+    prefix, patches = facts["num_prefix_tokens"], math.prod(facts["grid"])
+    shares = np.zeros(prefix + patches, np.float32)
+    own = CLASS_TOKENS[config.classifier]
+    asked = slice(0, own) if own else slice(prefix, None)
+    shares[asked] = 1 / len(shares[asked])
+    return shares
+
+
+def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:
+    """Bilinear weights of patches for pixels: [pixels, count].
+
+    The middle of a patch of `step` pixels has its number; outside of the first and last
+    middles it is theirs.
+    """
+    places = ((np.arange(pixels) + 0.5) / step - 0.5).clip(0, count - 1)
+    away = np.abs(places[:, None] - np.arange(count))
+    weights: np.ndarray = np.maximum(0, 1 - away).astype(np.float32)
+    return weights
+
+
+def output_attention(
+    model: keras.Model, images: Any, batch_size: int = 16
+) -> np.ndarray:
+    """What each head of each layer looks at: [N, H, W, C] -> [N, L, k, rows, columns].
+
+    The class token's row of A (Appendix A) over the patches; without one the mean of
+    the patches' rows. Arguments and errors are `attention_rollout`'s.
     """
     facts = describe(model)
-    tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
-    joint = ops.eye(tokens)
-    for scores in _layer_scores(model, images):
-        mixed = (ops.mean(scores, axis=1) + ops.eye(tokens)) / 2  # [B, T, T]
-        joint = ops.matmul(mixed, joint)
-    prefix = facts["num_prefix_tokens"]
-    config: Any = config_of(model)
-    has_token = CLASS_TOKENS[config.classifier]
-    row = joint[:, 0] if has_token else ops.mean(joint[:, prefix:], axis=1)
-    maps = np.asarray(ops.convert_to_numpy(row))[:, prefix:]
-    return maps.reshape(-1, *facts["grid"])
+    prefix, grid = facts["num_prefix_tokens"], facts["grid"]
+    readers = _readers(model)
+    found = [
+        np.stack(
+            [
+                ops.convert_to_numpy(ops.matmul(readers, scores))
+                for scores in _layer_scores(model, batch)
+            ],
+            axis=1,
+        )
+        for batch in _batches(images, batch_size)
+    ]
+    rows = np.concatenate(found)[..., prefix:]  # [N, L, k, patches]
+    return rows.reshape(*rows.shape[:3], *grid)
 
 
 def attention_distance(
@@ -65,26 +176,16 @@ def attention_distance(
 
     The distance between a query's patch and the keys', weighted by attention, in the
     mean over queries and images; the paper takes 128. Tokens that are no patches have
-    no place: they are left out, and the weights of the others add up to 1.
-
-    Args:
-        model: a ViT or a hybrid; of a hybrid, patches lie a patch of pixels apart.
-        images: scaled as for the model; an array, read in batches.
-        batch_size: images at once. No more is held than one layer's attention on them.
+    no place: they are left out, and the weights of the others add up to 1. Of a hybrid,
+    patches lie a patch of pixels apart. Arguments and errors are `attention_rollout`'s.
 
     Returns:
         NumPy array, float64, a row for each layer and a column for each head.
-
-    Raises:
-        ValueError: if there are no images, or the model attends along rows and columns.
     """
-    if not len(images):
-        raise ValueError("Expected images to look at. Received: none")
     facts = describe(model)
     away = patch_distances(facts["grid"], facts["stride"] * facts["patch_size"])
     total = np.zeros((facts["num_layers"], facts["num_heads"]))
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
+    for batch in _batches(images, batch_size):
         for layer, scores in enumerate(_layer_scores(model, batch)):
             found = mean_distance(scores, away, facts["num_prefix_tokens"])
             total[layer] += ops.convert_to_numpy(ops.sum(found, axis=0))

@@ -41,14 +41,17 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
     return found.reshape(-1, *patch)
 
 
-def position_similarity(model: keras.Model) -> np.ndarray:
+def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
     """The cosine of any two patches' positions, Figures 7 and 10: [r, c, r, c].
 
-    `[row, column]` is the picture of one patch: its likeness to all others. Where every
-    layer adds positions of its own (D.4), they are the first layer's.
+    `[row, column]` is the picture of one patch: its likeness to all others.
+
+    Args:
+        model: of any of D.4's kinds that adds positions.
+        layer: whose positions, where every layer adds some of its own (D.4).
 
     Raises:
-        ValueError: if the model adds no positions ("none", "relative").
+        ValueError: if the model adds no positions ("none", "relative"), or none there.
     """
     facts = describe(model)
     layers = [at for at in model.layers if isinstance(at, AddPositionEmbs)]
@@ -57,7 +60,12 @@ def position_similarity(model: keras.Model) -> np.ndarray:
             "Expected a model that adds positions to its tokens (D.4). Received: "
             f"model={model.name!r}, whose positions are none or relative"
         )
-    (table,) = ops.convert_to_numpy(layers[0].table()).astype(np.float64)
+    if not 0 <= layer < len(layers):
+        raise ValueError(
+            f"Expected a layer from 0 to {len(layers) - 1} that adds positions of its "
+            f"own (D.4). Received: layer={layer}"
+        )
+    (table,) = ops.convert_to_numpy(layers[layer].table()).astype(np.float64)
     table = table[facts["num_prefix_tokens"] :]
     table /= np.linalg.norm(table, axis=-1, keepdims=True)
     cosines: np.ndarray = table @ table.T

@@ -25,8 +25,8 @@ SIZES = (64, 128, 224, 384, 512)  # Pixels a side.
 MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Table 6's that a CPU runs.
 # How a child, or the backend inside it, says that it is out of memory.
 _SAYS = (
-    *("memory", "MemoryError", "bad_alloc", "bad alloc", "OOM", "RESOURCE_EXHAUSTED"),
-    *("Resource exhausted", "ResourceExhausted", "thread constructor failed"),
+    *("MemoryError", "out of memory", "Out of memory", "allocate memory", "bad_alloc"),
+    *("OOM", "RESOURCE_EXHAUSTED", "ResourceExhausted", "failed to allocate"),
 )
 _READY = "ready"
 

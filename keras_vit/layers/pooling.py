@@ -69,16 +69,26 @@ class MAPHead(Composite):
         return [self.query, self.key_value, self.out, self.layer_norm, self.mlp]
 
     def call(self, z: Tensor) -> Tensor:
-        _, tokens, depth = z.shape
-        per_head = depth // self.num_heads
-        q = ops.reshape(self.query(self.probe), (self.num_heads, 1, per_head))
-        kv = ops.reshape(self.key_value(z), (-1, tokens, 2, self.num_heads, per_head))
-        kv = ops.transpose(kv, (2, 0, 3, 1, 4))  # [2, B, k, T, D_h]
-        logits = ops.matmul(q * per_head**-0.5, ops.swapaxes(kv[0], -1, -2))
-        weights = ops.cast(over_keys(logits), kv.dtype)
-        x = ops.matmul(weights, kv[1])  # [B, k, 1, D_h]
-        x = self.out(ops.reshape(x, (-1, 1, depth)))
+        keys_values = self._keys_and_values(z)
+        k, v = keys_values[0], keys_values[1]
+        x = ops.matmul(ops.cast(self._scores(k), v.dtype), v)  # [B, k, 1, D_h]
+        x = self.out(ops.reshape(x, (-1, 1, z.shape[-1])))
         return (x + self.mlp(self.layer_norm(x)))[:, 0]
+
+    def attention_scores(self, z: Tensor) -> Tensor:
+        """Returns what the probe looks at, in float32: [B, T, D] -> [B, k, 1, T]."""
+        return self._scores(self._keys_and_values(z)[0])
+
+    def _keys_and_values(self, z: Tensor) -> Tensor:
+        """[B, T, D] -> [2, B, k, T, D_h]."""
+        _, tokens, depth = z.shape
+        heads = (-1, tokens, 2, self.num_heads, depth // self.num_heads)
+        return ops.transpose(ops.reshape(self.key_value(z), heads), (2, 0, 3, 1, 4))
+
+    def _scores(self, k: Tensor) -> Tensor:
+        per_head = k.shape[-1]
+        q = ops.reshape(self.query(self.probe), (self.num_heads, 1, per_head))
+        return over_keys(ops.matmul(q * per_head**-0.5, ops.swapaxes(k, -1, -2)))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape[0], input_shape[-1]

@@ -1,11 +1,20 @@
 """Attention scores and rollout against the reference's, and the picture of them."""
 
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.inspection import attention_rollout, attention_scores
+from keras_vit.inspection import (
+    attention_rollout,
+    attention_scores,
+    output_attention,
+)
 from tests.conftest import REFERENCE
 
 
@@ -57,12 +66,161 @@ def test_rollout_is_the_formulas(classifier, size):
     model = keras_vit.vit(config, image_size=size, num_classes=10)
     images = np.random.default_rng(0).uniform(-9, 9, (2, *size, 3)).astype(np.float32)
     grid = (size[0] // 16, size[1] // 16)
-    maps = attention_rollout(model, images)
+    maps = attention_rollout(model, images, resized=False)
     assert maps.shape == (2, *grid)
     by_hand = rollout_by_hand(scores_of(model, images), classifier == "token", grid)
     np.testing.assert_allclose(maps, by_hand, atol=1e-6)
     assert np.ptp(maps, axis=(1, 2)).min() > 1e-4  # Not uniform: the order is tested.
     assert maps.sum((1, 2)).max() <= 1 + 1e-6
+
+
+TINY = keras_vit.ViTConfig(
+    patch_size=8, num_layers=2, hidden_size=16, mlp_dim=32, num_heads=2
+)
+
+
+def looking(monkeypatch, model, patterns):
+    """Lets each layer of `model` attend as [T, T] `patterns` say, in all heads."""
+    for layer, pattern in enumerate(patterns):
+        block = model.get_layer(f"encoderblock_{layer}")
+        answer = keras.ops.convert_to_tensor(pattern[None, None], "float32")
+        monkeypatch.setattr(block, "attention_scores", lambda z, answer=answer: answer)
+
+
+def looks(tokens, **at):
+    """Attention of each token on itself, but for those that look `at` another one."""
+    pattern = np.eye(tokens)
+    for query, key in at.items():
+        pattern[int(query[1:])] = np.eye(tokens)[key]
+    return pattern
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_hand_made_attention_gives_the_hand_computed_picture(registers, monkeypatch):
+    """The class token looks at patch 2, which looked at patch 5: half of a half."""
+    config = dataclasses.replace(TINY, num_registers=registers)
+    model = keras_vit.vit(config, image_size=(16, 24), num_classes=3)
+    first = registers + 1
+    below = looks(first + 6, **{f"t{first + 2}": first + 5})
+    above = looks(first + 6, t0=first + 2)
+    looking(monkeypatch, model, [below, above])
+    maps = attention_rollout(model, np.zeros((1, 16, 24, 3), np.float32), resized=False)
+    np.testing.assert_allclose(maps, [[[0, 0, 0.25], [0, 0, 0.25]]], atol=1e-7)
+
+
+def test_gap_models_average_the_rows_of_the_patches(monkeypatch):
+    """Registers are not read; every patch looks at patch 4 and, itself, at itself."""
+    config = dataclasses.replace(TINY, classifier="gap", num_registers=1)
+    model = keras_vit.vit(config, image_size=(16, 24), num_classes=3)
+    all_at_4 = looks(7, **{f"t{1 + patch}": 1 + 4 for patch in range(6)})
+    looking(monkeypatch, model, [all_at_4, np.eye(7)])
+    images = np.zeros((1, 16, 24, 3), np.float32)
+    maps = attention_rollout(model, images, resized=False)
+    ours = np.full((2, 3), 1 / 12)  # A sixth of the half that the identity leaves.
+    ours[1, 1] += 1 / 2
+    np.testing.assert_allclose(maps, [ours], atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 56)])
+def test_maps_are_resized_as_pillow_resizes(size):
+    """Bilinear between middles of patches, as the paper's notebook does by OpenCV."""
+    image = pytest.importorskip("PIL.Image")
+    model = keras_vit.vit(TINY, image_size=size, num_classes=3)
+    images = np.random.default_rng(0).uniform(-9, 9, (3, *size, 3)).astype(np.float32)
+    small = attention_rollout(model, images, resized=False)
+    large = attention_rollout(model, images, batch_size=2)
+    assert large.shape == (3, *size)
+    for one, other in zip(small, large, strict=True):
+        theirs = image.fromarray(one).resize(size[::-1], image.Resampling.BILINEAR)
+        np.testing.assert_allclose(other, np.asarray(theirs), atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [33, 72])
+def test_a_hybrids_maps_fit_images_that_its_patches_do_not(side):
+    """Patches of 16 px: 3 over 33 px, which stick out; 5 over 72, the last one half."""
+    resnet = dataclasses.replace(
+        keras_vit.VARIANTS["R50+ViT-B/16"].resnet, num_layers=(1,), width=32
+    )
+    config = dataclasses.replace(TINY, patch_size=4, resnet=resnet)
+    model = keras_vit.vit(config, image_size=(side, 64), num_classes=3)
+    images = np.random.default_rng(0).normal(size=(2, side, 64, 3)).astype(np.float32)
+    small = attention_rollout(model, images, resized=False)
+    large = attention_rollout(model, images)
+    assert large.shape == (2, side, 64)
+    # Between 7 and 8, where the first row of patches has its middle.
+    np.testing.assert_allclose(
+        large[:, 7:9, 7:9].mean((1, 2)),
+        small[:, 0, 0]
+        + (small[:, 0, 1] - small[:, 0, 0] + small[:, 1, 0] - small[:, 0, 0]) / 64,
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("classifier", ["token", "gap", "map"])
+def test_what_the_output_attends_to_is_the_heads_row(classifier):
+    config = dataclasses.replace(TINY, classifier=classifier, num_registers=1)
+    model = keras_vit.vit(config, image_size=(16, 24), num_classes=3)
+    images = np.random.default_rng(0).uniform(-9, 9, (3, 16, 24, 3)).astype(np.float32)
+    scores = scores_of(model, images)
+    prefix = config.num_prefix_tokens
+    rows = (
+        scores[..., 0, :] if classifier == "token" else scores[..., prefix:, :].mean(-2)
+    )
+    found = output_attention(model, images, batch_size=2)
+    np.testing.assert_allclose(
+        found, rows[..., prefix:].reshape(3, 2, 2, 2, 3), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("function", [attention_rollout, output_attention])
+def test_no_images(function):
+    model = keras_vit.vit(TINY, image_size=(16, 24), num_classes=3)
+    with pytest.raises(ValueError, match="Received: none"):
+        function(model, np.zeros((0, 16, 24, 3), np.float32))
+
+
+PEAK = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import keras_vit
+
+def held(what):  # KiB that this process holds, or held at most.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+model = keras_vit.ViT_B16(weights=None, include_top=False)
+images = np.random.default_rng(0).normal(size=(64, 224, 224, 3)).astype("float32")
+before = held("VmRSS")
+if sys.argv[1] == "plain":
+    model.predict(images, batch_size=64, verbose=0)
+else:
+    keras_vit.inspection.attention_rollout(model, images, batch_size=64)
+print(held("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow_only
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_rollout_holds_less_than_two_plain_forward_passes(agree):
+    """64 images at 224 px on ViT-B/16, at once; beyond what the model itself holds."""
+    plain, rollout = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", PEAK, what],
+                check=True,
+                capture_output=True,
+                text=True,
+                cwd=Path(__file__).parents[2],
+            ).stdout
+        )
+        for what in ("plain", "rollout")
+    )
+    agree("rollout's memory over a plain pass's", rollout / plain, 1, 1)
+    assert rollout < 2 * plain
 
 
 def test_rollout_needs_this_librarys_model():

@@ -66,7 +66,7 @@ def test_distances_of_the_references_attention(name, agree):
     patch_size = reference["images"].shape[1] // 4
     expected = distances_by_hand(theirs, (4, 4), patch_size, prefix)
     found = attention_distance(model, reference["images"], batch_size=1)
-    agree(f"{name}: attention distance", found, expected, 1e-4)
+    agree(f"attention distance of {name}", found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("changes", [{}, {"classifier": "gap"}, {"num_registers": 2}])
@@ -175,6 +175,17 @@ def test_cosines_of_positions(changes):
         a, b = table[6 * i + j].astype(float), table[6 * k + m].astype(float)
         cosine = a @ b / np.sqrt((a @ a) * (b @ b))
         assert found[i, j, k, m] == pytest.approx(cosine, abs=1e-6)
+
+
+def test_positions_of_every_layer_are_its_own():
+    model = tiny(position_at="every_layer")
+    for layer, name in enumerate(["posembed_input", "posembed_1"]):
+        table = model.get_layer(name).get_weights()[0][0, 1:].astype(float)
+        table /= np.linalg.norm(table, axis=1, keepdims=True)
+        found = position_similarity(model, layer).reshape(24, 24)
+        np.testing.assert_allclose(found, table @ table.T, atol=1e-6)
+    with pytest.raises(ValueError, match=r"0 to 1 .*Received: layer=2"):
+        position_similarity(model, 2)
 
 
 @pytest.mark.parametrize("position", ["none", "relative"])

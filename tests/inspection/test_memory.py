@@ -23,7 +23,7 @@ HYBRID = dataclasses.replace(
         keras_vit.VARIANTS["R26+ViT-S/32"].resnet, num_layers=(1, 1)
     ),
 )
-BIT = keras_vit.ResNetConfig(num_layers=(1, 1, 1))
+BIT = keras_vit.ResNetConfig(num_layers=(2, 3, 2))
 BATCH, SIZE = 16, (128, 128)
 CASES = {  # config, rematerialised.
     "ViT": (VIT, False),

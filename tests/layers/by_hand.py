@@ -174,17 +174,28 @@ def vit(model, images, config):
     )
 
 
-def map_head(z, layer):
-    """big_vision's MAP of one image: x = MHA(probe, z);  x + MLP(LN(x))."""
+def probe_attention(z, layer):
+    """What MAP's probe looks at in one image's tokens: [T, D] -> [k, T]."""
     tokens, depth = z.shape
     heads = layer.num_heads
     size = depth // heads
     query = dense(values(layer.probe)[0], layer.query).reshape(heads, size)
-    kv = dense(z, layer.key_value).reshape(tokens, 2, heads, size)
-    mixed = []
-    for head in range(heads):
-        logits = [query[head] @ key / math.sqrt(size) for key in kv[:, 0, head]]
-        mixed.append(softmax(np.array(logits)) @ kv[:, 1, head])
+    keys = dense(z, layer.key_value).reshape(tokens, 2, heads, size)[:, 0]
+    return np.stack(
+        [
+            softmax(keys[:, head] @ query[head] / math.sqrt(size))
+            for head in range(heads)
+        ]
+    )
+
+
+def map_head(z, layer):
+    """big_vision's MAP of one image: x = MHA(probe, z);  x + MLP(LN(x))."""
+    tokens, depth = z.shape
+    heads = layer.num_heads
+    answers = dense(z, layer.key_value).reshape(tokens, 2, heads, depth // heads)[:, 1]
+    asked = probe_attention(z, layer)
+    mixed = [asked[head] @ answers[:, head] for head in range(heads)]
     x = dense(np.concatenate(mixed), layer.out)
     return x + mlp(layer_norm(x, layer.layer_norm), layer.mlp)
 

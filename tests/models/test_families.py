@@ -1,6 +1,7 @@
 """Every family alike: saved, resized, given a task, looked into, described."""
 
 import dataclasses
+import math
 
 import keras
 import numpy as np
@@ -11,7 +12,6 @@ from keras_vit.inspection import attention_rollout, attention_scores
 from keras_vit.layers import AddPositionEmbs, TransformerBlock
 from keras_vit.layers.embeddings import Composite
 from keras_vit.models.description import config_of
-from tests.inspection.test_attention import rollout_by_hand
 from tests.layers import by_hand
 from tests.models.families import FAMILIES, RESNETS, SIZE, VITS, build, names, vit
 
@@ -212,17 +212,26 @@ def test_rollout_reads_the_row_the_head_reads(name, fields):
     by_hand.randomize(model, 0.3)
     prefix = config.num_prefix_tokens
     grid = (4, 6)
-    maps = attention_rollout(model, IMAGES)
-    scores = numpy(attention_scores(model, IMAGES))
-    if config.classifier in ("gap", "map"):  # No token of the class: all patches'.
-        expected = []
-        for image in scores:
-            joint = np.eye(image.shape[-1])
-            for layer in image:
-                joint = (layer.mean(0) + np.eye(len(joint))) / 2 @ joint
-            expected.append(joint[prefix:, prefix:].mean(0).reshape(grid))
+    maps = attention_rollout(model, IMAGES, resized=False)
+    readers = np.zeros((len(IMAGES), prefix + math.prod(grid)))
+    if config.classifier == "map":  # The probe asks.
+        probe = model.get_layer("MAPHead_0")
+        z = by_hand.values(keras.Model(model.input, probe.input)(IMAGES))
+        for image in range(len(IMAGES)):
+            readers[image, prefix:] = by_hand.probe_attention(z[image], probe).mean(0)
+    elif config.classifier == "gap":  # All patches are read, no register.
+        readers[:, prefix:] = 1 / math.prod(grid)
     else:
-        expected = rollout_by_hand(scores, prefix, grid)
+        own = 2 if config.classifier == "distilled" else 1
+        readers[:, :own] = 1 / own
+    expected = []
+    for image, asked in zip(
+        numpy(attention_scores(model, IMAGES)), readers, strict=True
+    ):
+        joint = np.eye(image.shape[-1])
+        for layer in image:
+            joint = (layer.mean(0) + np.eye(len(joint))) / 2 @ joint
+        expected.append((asked @ joint)[prefix:].reshape(grid))
     np.testing.assert_allclose(maps, expected, atol=1e-6)
     assert np.ptp(maps, axis=(1, 2)).min() > 1e-5
 

@@ -313,9 +313,9 @@ def test_the_commands(source, tmp_path, shell):  # noqa: F811
     )
     assert code == 0, err
     assert "test accuracy" in out
-    code, out, err = shell("inspect", tuned, "--output", tmp_path / "attention.svg")
+    code, out, err = shell("inspect", tuned)
     assert code == 0, err
-    assert "<svg" in (tmp_path / "attention.svg").read_text()
+    assert "Predictions" in (tuned / "inspect.html").read_text()
 
     code, out, err = shell(
         *("fewshot", "--model", run, "--data", data, "--shots", 2, "--seeds", 1)

@@ -1,0 +1,287 @@
+"""What a model does with images, as one page to leaf through (4.5, D.7, D.8)."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.configs import CLASS_TOKENS, ResNetConfig, ViTConfig
+from keras_vit.files import replacing
+from keras_vit.inspection import page_html
+from keras_vit.inspection.attention import (
+    attention_distance,
+    attention_rollout,
+    output_attention,
+)
+from keras_vit.inspection.embeddings import embedding_filters, position_similarity
+from keras_vit.models.description import (
+    config_of,
+    describe,
+    variant_of,
+    weights_sha256,
+)
+
+Triple = tuple[float, ...]
+
+_FILTERS = 28  # Figure 7 has as many.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Page:
+    """One model and B images, and all that the page shows of them.
+
+    What a model does not have is None, and `absent` says why, by the field's name.
+
+    Attributes:
+        title: the model's name.
+        facts: (what, value), in the order of the page.
+        photos: uint8 [B, H, W, 3], as the model was given them.
+        names: of the photos.
+        predictions: for each photo (class, probability in 0..1), the best first.
+        attention: [B, L, k, rows, cols], shares of 1.
+        rollout: [B, rows, cols], shares of 1.
+        query: whose attention these are: "the class token", "the mean of the patches".
+        covered: (rows, cols), the share of the photo's sides that the patches cover.
+        distance: [L, k], pixels.
+        filters: [n, P, P, C].
+        positions: [rows, cols, rows, cols], cosines.
+    """
+
+    title: str
+    facts: list[tuple[str, str]]
+    photos: np.ndarray
+    names: list[str]
+    predictions: list[list[tuple[str, float]]] | None = None
+    attention: np.ndarray | None = None
+    rollout: np.ndarray | None = None
+    query: str = "the class token"
+    covered: tuple[float, float] = (1.0, 1.0)
+    distance: np.ndarray | None = None
+    filters: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: keras.Model,
+        images: np.ndarray,
+        *,
+        mean: Triple = (0.5,),
+        std: Triple = (0.5,),
+        title: str | None = None,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] = (),
+        top: int = 5,
+        progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    ) -> Self:
+        """Looks at images, one at a time, and at the model's weights.
+
+        Args:
+            model: a ViT or a hybrid, with or without a head.
+            images: [B, H, W, C], as `mean` and `std` left them.
+            mean: of the channels, in 0..1; one for all, or one each.
+            std: their deviations.
+            title: the model's name [default: its variant's].
+            names: of the images [default: image 1, image 2, ...].
+            classes: names of the head's outputs [default: class 0, class 1, ...].
+            top: predictions for each image.
+            progress: goes through the images, e.g. under a bar.
+
+        Raises:
+            ValueError: without images; if the model has no patches (a BiT ResNet), or
+                is not made of this library's layers.
+        """
+        if not len(images):
+            raise ValueError("Expected images to look at. Received: none")
+        config = _config(model)
+        seen = [_look(model, config, image[None]) for image in progress(images)]
+        attention = [one.attention for one in seen if one.attention is not None]
+        rollout = [one.rollout for one in seen if one.rollout is not None]
+        distance = [one.distance for one in seen if one.distance is not None]
+        scores = [one.scores for one in seen if one.scores is not None]
+        return cls(
+            title=title or variant_of(config) or model.name,
+            facts=_facts(model, config, mean, std),
+            photos=_photos(images, mean, std),
+            names=list(names or (f"image {i + 1}" for i in range(len(images)))),
+            predictions=[_best(row, classes, top) for row in scores] or None,
+            attention=np.stack(attention) if attention else None,
+            rollout=np.stack(rollout) if rollout else None,
+            query=_query(config),
+            covered=_covered(model),
+            distance=np.mean(distance, axis=0) if distance else None,
+            filters=_filters(model, config),
+            positions=None if _lacks_positions(config) else position_similarity(model),
+            absent=_absent(model, config),
+        )
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Writes the page, whole or not at all; returns its size in bytes."""
+        # A file's name need not be text; what is none becomes question marks.
+        encoded = page_html.html(self).encode("utf-8", "replace")
+        with replacing(path) as temporary:
+            temporary.write_bytes(encoded)
+        return len(encoded)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What a model does with one image."""
+
+    scores: np.ndarray | None  # [K]
+    attention: np.ndarray | None  # [L, k, rows, cols]
+    rollout: np.ndarray | None  # [rows, cols]
+    distance: np.ndarray | None  # [L, k]
+
+
+def _look(model: keras.Model, config: ViTConfig, image: np.ndarray) -> _Seen:
+    scores = _probabilities(model, image)[0] if _classifies(model) else None
+    if config.attention != "full":
+        return _Seen(scores, None, None, None)
+    attention = _finite(model, output_attention(model, image)[0])
+    rollout = _finite(model, attention_rollout(model, image, resized=False)[0])
+    return _Seen(scores, attention, rollout, attention_distance(model, image))
+
+
+def _finite(model: keras.Model, values: np.ndarray) -> np.ndarray:
+    """In float32, whatever the model computes in."""
+    finite = np.asarray(values, np.float32)
+    if not np.isfinite(finite).all():
+        raise ValueError(
+            "Expected finite attention and probabilities. Received: "
+            f"model={model.name!r}, which gives NaN or infinity; its training may have "
+            "diverged, or an image holds one"
+        )
+    return finite
+
+
+def _config(model: keras.Model) -> ViTConfig:
+    config = config_of(model)
+    if isinstance(config, ResNetConfig):
+        raise ValueError(
+            "Expected a Vision Transformer or a hybrid: the page shows patches and "
+            f"attention (3.1). Received: model={model.name!r}, a ResNet (4.1), which "
+            "has neither"
+        )
+    return config
+
+
+def _head(model: keras.Model) -> Any:
+    return next((layer for layer in model.layers if layer.name == "head"), None)
+
+
+def _classifies(model: keras.Model) -> bool:
+    """Whether there is a head, and it says one thing of an image."""
+    return _head(model) is not None and len(model.output_shape) == 2
+
+
+def _probabilities(model: keras.Model, image: np.ndarray) -> np.ndarray:
+    outputs = model(image, training=False)
+    if _head(model).activation is keras.activations.linear:
+        outputs = ops.softmax(outputs)
+    return _finite(model, ops.convert_to_numpy(outputs))
+
+
+def _best(
+    scores: np.ndarray, classes: Sequence[str], top: int
+) -> list[tuple[str, float]]:
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [(classes[i] if classes else f"class {i}", float(scores[i])) for i in order]
+
+
+def _photos(images: np.ndarray, mean: Triple, std: Triple) -> np.ndarray:
+    """As they were before `mean` and `std`: [B, H, W, C] -> uint8 [B, H, W, 3]."""
+    shares = np.clip(images * np.asarray(std) + np.asarray(mean), 0, 1)
+    pixels: np.ndarray = np.rint(255 * shares).astype(np.uint8)
+    # Of other than three channels, the first one in gray.
+    return pixels if pixels.shape[-1] == 3 else np.repeat(pixels[..., :1], 3, axis=-1)
+
+
+def _query(config: ViTConfig) -> str:
+    asked = {1: "the class token", 2: "the class and distillation tokens, in the mean,"}
+    return asked.get(CLASS_TOKENS[config.classifier], "the mean of the patches")
+
+
+def _covered(model: keras.Model) -> tuple[float, float]:
+    """The share of an image's sides under patches: less than 1 where E crops."""
+    facts = describe(model)
+    patch = facts["stride"] * facts["patch_size"]
+    (height, width), (rows, cols) = model.input_shape[1:3], facts["grid"]
+    return min(1.0, rows * patch / height), min(1.0, cols * patch / width)
+
+
+def _filters(model: keras.Model, config: ViTConfig) -> np.ndarray | None:
+    if config.resnet is not None:
+        return None
+    size = config.patch_size**2 * describe(model)["num_channels"]
+    return embedding_filters(model, min(_FILTERS, size, config.hidden_size))
+
+
+def _lacks_positions(config: ViTConfig) -> bool:
+    return config.position in ("none", "relative")
+
+
+def _absent(model: keras.Model, config: ViTConfig) -> dict[str, str]:
+    """Field: why the model has nothing for it."""
+    absent = {}
+    if not _classifies(model):
+        headless = _head(model) is None
+        absent["predictions"] = (
+            "The model has no head, one output for each class; it gives features."
+            if headless
+            else "The model's head answers for every token, not for the image (D.3)."
+        )
+    if config.attention != "full":
+        absent["attention"] = (
+            "The model attends along rows and columns (D.6); no token looks at all "
+            "patches at once."
+        )
+        absent["distance"] = absent["attention"]
+    if config.resnet is not None:
+        absent["filters"] = (
+            "The model is a hybrid (3.1): its patches are of a feature map, and its "
+            "filters no pictures."
+        )
+    if _lacks_positions(config):
+        absent["positions"] = (
+            "The model adds no positions to its tokens (D.4)."
+            if config.position == "none"
+            else "The model's positions are relative (D.4): no patch has its own."
+        )
+    return absent
+
+
+def _facts(
+    model: keras.Model, config: ViTConfig, mean: Triple, std: Triple
+) -> list[tuple[str, str]]:
+    facts = describe(model)
+    height, width, channels = model.input_shape[1:]
+    rows, cols = facts["grid"]
+    patch = facts["stride"] * facts["patch_size"]
+    stem = "" if config.resnet is None else ", of a ResNet's feature map"
+    variant = variant_of(config)
+    return [
+        *([] if variant is None else [("variant", variant)]),
+        ("parameters", f"{model.count_params():,}"),
+        ("image", f"{height} x {width} pixels, {channels} channels"),
+        ("patches", f"{rows} x {cols} of {patch} x {patch} pixels{stem}"),
+        ("layers", str(config.num_layers)),
+        ("heads", str(config.num_heads)),
+        ("hidden size", str(config.hidden_size)),
+        ("MLP size", str(config.mlp_dim)),
+        ("classifier", config.classifier.replace("_", " ")),
+        ("positions", config.position),
+        ("GELU", config.gelu),
+        ("mean", _numbers(mean)),
+        ("standard deviation", _numbers(std)),
+        ("sha256 of the weights", weights_sha256(model)),
+    ]
+
+
+def _numbers(values: Triple) -> str:
+    return ", ".join(f"{value:g}" for value in values)

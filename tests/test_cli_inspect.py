@@ -1,0 +1,142 @@
+"""`keras-vit inspect`: a run's folder, a file or a variant in, one page out."""
+
+import re
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+
+pytest.importorskip("typer")
+tf = pytest.importorskip("tensorflow")
+
+from keras_vit.cli.opening import Run  # noqa: E402
+from tests.inspection.test_page import Reader, maps  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow_only
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Four photos of each of three kinds."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for kind in ("a", "b", "c"):
+        (root / kind).mkdir()
+        for i in range(4):
+            pixels = rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+            png = tf.io.encode_png(pixels).numpy()
+            (root / kind / f"{i}.png").write_bytes(png)
+    return root
+
+
+def tiny(classes):
+    keras.utils.set_random_seed(0)
+    config = keras_vit.ViTConfig(
+        patch_size=8, num_layers=2, hidden_size=16, mlp_dim=16, num_heads=2
+    )
+    return keras_vit.vit(config, image_size=(32, 32), num_classes=classes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, photos):
+    """As `finetune` leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    folder.mkdir()
+    tiny(3).save(folder / "model.keras")
+    Run(["a", "b", "c"], MEAN, STD, {"data": str(photos)}).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "tiny.npz"
+    keras_vit.weights.save(tiny(0), path)
+    return path
+
+
+def test_of_a_run(run, photos, shell):
+    code, out, err = shell("inspect", run, photos, "--count", 3)
+    assert code == 0, err
+    page = run / "inspect.html"
+    size = f"{page.stat().st_size / 2**20:.2f} MiB"
+    assert f"wrote {page}: 3 images, {size}, one file to open in a browser" in out
+    found = Reader(page.read_text(encoding="utf-8"))
+    assert found.data["names"] == ["a/0.png", "b/1.png", "c/3.png"]  # All over it.
+    assert {"tiny", "a", "b", "c", "0.4, 0.5, 0.6", "0.2, 0.25, 0.3"} <= {*found.text}
+
+    model = keras.models.load_model(run / "model.keras")
+    image = tf.image.decode_png((photos / "c" / "3.png").read_bytes())
+    image = keras_vit.data.preprocessing.prepare(image, (32, 32), MEAN, STD, 3)
+    attention = keras_vit.inspection.output_attention(model, image[None])
+    shown, most = maps(found.data["attention"], (3, *attention.shape[1:]))
+    assert (np.abs(shown[2] - attention[0]) <= most[2] / 510 + 1e-6).all()
+
+
+def test_of_a_run_and_its_own_test_images(run, shell, tmp_path):
+    output = tmp_path / "pages" / "own.html"
+    code, _, err = shell("inspect", run, "--count", 2, "--output", output)
+    assert code == 0, err
+    names = Reader(output.read_text(encoding="utf-8")).data["names"]
+    assert len(names) == 2
+    assert all(re.fullmatch("test image of [abc]", name) for name in names)
+
+
+def test_of_a_file_without_a_head(file, photos, shell, tmp_path, monkeypatch):
+    """In the working directory, and without matplotlib."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    numbers = ("--mean", *MEAN, "--std", *STD, "--gelu", "erf")
+    code, out, err = shell("inspect", file, photos / "a" / "0.png", *numbers)
+    assert code == 0, err
+    assert "tiny.npz: " in out
+    text = " ".join(Reader((tmp_path / "inspect.html").read_text("utf-8")).text)
+    for told in ("erf", "0.4, 0.5, 0.6", "has no head", "1 image"):
+        assert told in text
+
+
+def test_of_a_variant(photos, shell, tmp_path):
+    output = tmp_path / "page.html"
+    code, _, err = shell(
+        *("inspect", "ViT-Ti/16", photos / "a" / "0.png", "--weights", "none"),
+        *("--output", output),
+    )
+    assert code == 0, err
+    found = Reader(output.read_text(encoding="utf-8"))
+    assert found.data["attention"]["shape"] == [1, 12, 3, 14, 14]
+    assert "ViT-Ti/16" in found.text
+    assert any("tench" in text for text in found.text)  # The first of equal classes.
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{file}"], "Expected images to look at: files, or folders of them"),
+        (["{file}", "{tmp}"], "Expected images (.bmp"),
+        (["{file}", "{tmp}/no.png"], "Expected an image or a folder. Received:"),
+        (["{file}", "{file}"], "tiny.npz: not a readable image"),
+        (["{file}", "{photos}", "--weights", "sam"], "which has its own"),
+        (["{run}", "{photos}", "--weights", "sam"], "which has its own"),
+        (["{run}", "{photos}", "--gelu", "erf"], "a run that has its own"),
+        (["{tmp}", "{photos}"], "without model.keras and run.json"),
+        (["ViT-Z/16", "{photos}"], "Received: ViT-Z/16"),
+        (["{bit}", "{photos}"], "a ResNet (4.1), which has neither"),
+    ],
+)
+def test_errors(words, told, run, file, photos, shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bit = tmp_path / "bit" / "bit.npz"
+    if "{bit}" in words:
+        bit.parent.mkdir()
+        config = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32)
+        network = keras_vit.resnet(config, image_size=(32, 32), num_classes=3)
+        keras_vit.weights.save(network, bit)
+    places = {"run": run, "file": file, "photos": photos, "tmp": tmp_path, "bit": bit}
+    code, _, err = shell("inspect", *(word.format(**places) for word in words))
+    assert code == 1
+    assert told in err
+    assert not (tmp_path / "inspect.html").exists()

@@ -106,9 +106,8 @@ def costs(
 
     Of matrix products and convolutions; taps on padding are left out.
     """
-    given = {name: value for name, value in locals().items() if value}
-    if classes == 0:
-        given["classes"] = 0
+    words = locals().items()
+    given = {name: at for name, at in words if at is not None and at is not False}
     way = _way(given)
     if way == "--table6":
         for line in _table_6(1000 if classes is None else classes):

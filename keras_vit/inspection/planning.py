@@ -174,8 +174,8 @@ def plan(sentence: str, **changes: Any) -> Plan:
     Example:
         >>> from keras_vit.inspection.planning import plan
         >>> run = plan("ViT-L/16 jft300m 14 epochs on 512xTPUv3-core")
-        >>> round(run.exaflops)  # Table 6: 1567; with the head of 18,291 classes.
-        0
+        >>> round(run.exaflops)  # Table 6.
+        1567
     """
     words = _SENTENCE.fullmatch(" ".join(sentence.split()))
     if words is None:

@@ -1,7 +1,7 @@
 """What computes: the peaks of devices, and the share of one that the paper reached.
 
-A peak is that of dense products of bfloat16 with sums in float32; V100 and T4 have
-float16 instead. What a device costs an hour is its user's to say.
+A peak is that of dense products of bfloat16 with sums in float32; the
+T4 has float16 instead. What a device costs an hour is its user's to say.
 """
 
 import dataclasses
@@ -31,8 +31,11 @@ DEVICES = {
     "A100-40GB": Device(teraflops=312, memory=40 * _GB, source=_NVIDIA + "A100"),
     "A100-80GB": Device(teraflops=312, memory=80 * _GB, source=_NVIDIA + "A100"),
     "H100": Device(teraflops=989.4, memory=80 * _GB, source=_NVIDIA + "h100"),
-    # "The same GPUs with more and faster memory."
-    "H200": Device(teraflops=989.4, memory=141 * _GB, source=_NVIDIA + "h100"),
+    "H200": Device(
+        teraflops=989.4,
+        memory=141 * _GB,
+        source="hmc-tech.com/gpu/nvidia-h100-vs-nvidia-h200-sxm-vs-nvidia-gb200",
+    ),
     "RTX4090": Device(
         teraflops=165.2,
         memory=24 * _GB,

@@ -1,11 +1,12 @@
-"""Peak memory of a training with and without rematerialisation, and what it costs.
+"""Peak memory of a training, measured, beside what `inspection.costs` says of it.
 
-    python benchmarks/memory.py                          # ViT-B/16, 224 px, batch 16
-    python benchmarks/memory.py --no-xla --variant ViT-S/16 --batch 32
+    python benchmarks/memory.py                          # three families, batch 32
+    python benchmarks/memory.py --no-xla --variant ViT-B/16 --batch 16
 
-Each row is a process of its own, which makes three updates. Memory is the most that the
-process held (VmHWM) less what it held before the first update: activations, gradients,
-and the compiler's working memory. Seconds are of the fastest update.
+Each row is two processes, one with the batch and one with a quarter of it. Memory is
+what the first held at most (VmHWM) in two updates less what the second did: activations
+of three quarters of a batch, without gradients, optimizer and what the compiler takes.
+Predicted is the same difference. Seconds are of the second update of the batch.
 """
 
 import argparse
@@ -15,19 +16,29 @@ import sys
 import time
 from pathlib import Path
 
+VARIANTS = ("ViT-S/16", "R26+ViT-S/32", "BiT-R50x1")
 
-def held(what: str) -> float:
-    """GiB that this process holds now (VmRSS) or held at most (VmHWM); Linux alone."""
+
+def held() -> float:
+    """GiB that this process held at most (VmHWM); Linux alone."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(what)
+        if line.startswith("VmHWM")
     )
     return int(line.split()[1]) / 2**20
 
 
+def predicted(variant: str, remat: bool, batch: int, image_size: int) -> float:
+    """GiB of activations of an update."""
+    from keras_vit.inspection import costs
+
+    memory = costs(variant, (image_size, image_size), batch).memory
+    return (memory.rematerialized if remat else memory.training) / 2**30
+
+
 def measure(options: argparse.Namespace) -> None:
-    """Prints one row."""
+    """Prints GiB and seconds."""
     import keras
     import numpy as np
 
@@ -36,8 +47,11 @@ def measure(options: argparse.Namespace) -> None:
     from keras_vit.training.optim import MomentumSGD
 
     size = (options.image_size, options.image_size)
-    config = keras_vit.VARIANTS[options.variant]
-    model = keras_vit.vit(config, image_size=size, num_classes=1000)
+    (variant,) = options.variant
+    config = keras_vit.VARIANTS[variant]
+    is_resnet = isinstance(config, keras_vit.ResNetConfig)
+    build = keras_vit.resnet if is_resnet else keras_vit.vit
+    model = build(config, image_size=size, num_classes=1000)
     for layer in model.layers:
         if isinstance(layer, TransformerBlock):
             layer.remat = options.only == "remat"
@@ -49,20 +63,32 @@ def measure(options: argparse.Namespace) -> None:
     model.optimizer.build(model.trainable_variables)
     images = np.random.default_rng(0).normal(size=(options.batch, *size, 3))
     images, labels = images.astype(np.float32), np.arange(options.batch)
-    before, seconds = held("VmRSS"), []
-    for _ in range(3):
+    for _ in range(2):
         start = time.perf_counter()
         model.train_on_batch(images, labels)
-        seconds.append(time.perf_counter() - start)
-    peak = held("VmHWM") - before
-    print(f"{options.only:6} {peak:14.2f} {min(seconds):14.2f}", flush=True)
+        seconds = time.perf_counter() - start
+    print(held(), seconds, flush=True)
+
+
+def measured(options: argparse.Namespace, *words: str) -> tuple[float, float]:
+    """GiB and seconds of a process of its own."""
+    size = ("--image-size", str(options.image_size))
+    xla = ("--no-xla",) * options.no_xla
+    done = subprocess.run(
+        [sys.executable, sys.argv[0], *words, *size, *xla],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    peak, seconds = done.stdout.split()[-2:]
+    return float(peak), float(seconds)
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--variant", default="ViT-B/16")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--variant", nargs="+", default=VARIANTS)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--no-xla", action="store_true", help="jit_compile=False")
     parser.add_argument("--only", choices=("plain", "remat"), help=argparse.SUPPRESS)
@@ -71,13 +97,27 @@ def main() -> None:
         measure(options)
         return
     print(
-        f"{options.variant} {options.image_size} px, batch {options.batch}, float32, "
+        f"{options.image_size} px, float32, "
         f"backend {os.environ.get('KERAS_BACKEND', 'tensorflow')}, "
-        f"XLA {'off' if options.no_xla else 'on'}"
+        f"XLA {'off' if options.no_xla else 'on'}; GiB"
     )
-    print(f"{'':6} {'GiB':>14} {'s an update':>14}")
-    for row in ("plain", "remat"):
-        subprocess.run([sys.executable, *sys.argv, "--only", row], check=True)
+    heads = f"{'measured':>10} {'predicted':>10} {'ratio':>6} {'s an update':>12}"
+    print(f"{'':14} {'':6} {'batch':>6} {heads}", flush=True)
+    for variant in options.variant:
+        for row in ("plain", "remat") if "ViT" in variant else ("plain",):
+            own = ("--variant", variant, "--only", row)
+            batches = options.batch, options.batch // 4
+            (peak, seconds), (quarter, _) = (
+                measured(options, *own, "--batch", str(batch)) for batch in batches
+            )
+            whole, part = (
+                predicted(variant, row == "remat", batch, options.image_size)
+                for batch in batches
+            )
+            ours, theirs = whole - part, peak - quarter
+            line = f"{variant:14} {row:6} {options.batch:>6} {theirs:>10.2f} "
+            line += f"{ours:>10.2f} {ours / theirs:>6.2f} {seconds:>12.2f}"
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,16 @@ import dataclasses
 from keras_vit import paper
 from keras_vit.configs import VIT_VARIANTS
 from keras_vit.inspection import costs
+from keras_vit.inspection.devices import DAY
+from keras_vit.inspection.devices import DEVICES as PEAKS
+from keras_vit.inspection.planning import CLASSES
 from keras_vit.recipes import FINETUNE, IMAGES, PRETRAIN, Recipe
 
-DAY = 86_400  # Seconds.
-TPU_V3_CORE = 61.5e12  # FLOP/s in bfloat16: half of a chip's 123e12.
+TPU_V3_CORE, A100, H100 = (  # FLOP/s.
+    PEAKS[name].teraflops * 1e12 for name in ("TPUv3-core", "A100-80GB", "H100")
+)
 # Bytes of a JPEG of ImageNet: MLPerf Storage's ResNet-50 has 114,660.
 IMAGE_BYTES = 110_000
-# 18k classes: section 4.1. 21,843: the published ImageNet-21k checkpoints.
-CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,8 @@ class Device:
 DEVICES = {  # docs/scaling.md has the sources.
     # One of a chip's four links: 340 TB/s of all-reduce by 1024 chips.
     "tpu-v3": Device(peak=TPU_V3_CORE, link=83e9, machine=8, network=83e9),
-    "a100": Device(peak=312e12, link=300e9, machine=8, network=12.5e9),
-    "h100": Device(peak=989e12, link=450e9, machine=8, network=200e9),
+    "a100": Device(peak=A100, link=300e9, machine=8, network=12.5e9),
+    "h100": Device(peak=H100, link=450e9, machine=8, network=200e9),
 }
 
 

@@ -34,7 +34,10 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "recipes",
         "weights",
     },
-    "inspection": {"configs", "files", "layers", "models", "pages", "weights"},
+    "inspection": {
+        *("configs", "files", "layers", "models", "pages", "paper", "recipes"),
+        "weights",
+    },
     "self_supervision": {"layers", "models", "normalization"},
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),

@@ -1,20 +1,31 @@
 """`keras-vit costs`."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from keras_vit.cli.options import pixels
 from keras_vit.cli.shell import app, console
 
+# What each way of asking takes, beside --classes of the first two.
+_OPTIONS = {
+    "a variant": ("image_size", "batch", "dtype", "by_layer", "classes"),
+    "--table6": ("classes",),
+    "--plan": ("image_size", "batch", "price", "utilisation"),
+    "--figure12": ("models", "sizes", "memory", "largest", "output"),
+}
+
 
 @app.command(epilog="Example: keras-vit costs R50+ViT-B/16 --image-size 384")
 def costs(
-    model: Annotated[
-        str | None,
+    models: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
+            metavar="[MODEL]...",
+            help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1; of --figure12 "
+            "several.",
             show_default=False,
         ),
     ] = None,
@@ -22,9 +33,22 @@ def costs(
         str | None,
         typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 224]."),
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images at once: prints memory too; of --plan images an update "
+            "[default: the recipe's].",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of activations in memory, float32 or bfloat16."),
+    ] = None,
     classes: Annotated[
-        int, typer.Option(min=0, help="Of the head; 0 leaves it out.")
-    ] = 1000,
+        int | None,
+        typer.Option(min=0, help="Of the head; 0 leaves it out [default: 1000]."),
+    ] = None,
     by_layer: Annotated[
         bool, typer.Option("--by-layer", help="By layer instead of by operation.")
     ] = False,
@@ -32,25 +56,106 @@ def costs(
         bool,
         typer.Option("--table6", help="ExaFLOPs of every model of Table 6, at 224 px."),
     ] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="What a pre-training takes: 'ViT-L/16 imagenet21k 30 epochs on "
+            "8xH100'."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of --plan: euros an hour of one device."),
+    ] = None,
+    utilisation: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --plan: share of the devices' peak, 0 to 1 [default: the paper's "
+            "0.345]."
+        ),
+    ] = None,
+    figure12: Annotated[
+        bool,
+        typer.Option(
+            "--figure12",
+            help="Measures images/s and the largest batch on this machine (D.5): "
+            "minutes to hours.",
+        ),
+    ] = False,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Of --figure12: pixels [default: 64,128,224,384,512]."),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Of --figure12 on a CPU: GiB to take [default: 0.8 of what is free].",
+        ),
+    ] = None,
+    largest: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of --figure12: images at most [default: 1024]."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Of --figure12: a folder for figure12.json and .png."),
+    ] = None,
 ) -> None:
     """Counts parameters and the multiply-adds of one image, without building a model.
 
     Of matrix products and convolutions; taps on padding are left out.
     """
+    words = locals().items()
+    given = {name: at for name, at in words if at is not None and at is not False}
+    way = _way(given)
+    if way == "--table6":
+        for line in _table_6(1000 if classes is None else classes):
+            console.print(line)
+    elif way == "--plan":
+        console.print(_plan(given))
+    elif way == "--figure12":
+        _figure_12(given)
+    else:
+        console.print(_counted(given))
+
+
+def _way(given: dict[str, Any]) -> str:
+    """Which of `_OPTIONS` was asked for; none of the others' options may be there."""
+    asked = [f"--{name}" for name in ("table6", "plan", "figure12") if name in given]
+    if "models" in given and asked != ["--figure12"]:
+        asked.append("a variant")
+    taken = _OPTIONS[asked[0]] if len(asked) == 1 else ()
+    asking = {
+        "table6",
+        "plan",
+        "figure12",
+        *(("models",) if "a variant" in asked else ()),
+    }
+    others = [name for name in given if name not in asking and name not in taken]
+    several = "a variant" in asked and len(given["models"]) > 1
+    if len(asked) != 1 or others or several:
+        received = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ValueError(
+            "Expected one variant, or --table6, --plan or --figure12, with its own "
+            f"options. Received: {received or 'nothing'}"
+        )
+    return asked[0]
+
+
+def _counted(given: dict[str, Any]) -> str:
     from keras_vit.inspection import costs as count
 
-    if table6 == (model is not None) or (table6 and (image_size or by_layer)):
-        raise ValueError(
-            "Expected a variant, or --table6 with --classes alone. Received: "
-            f"model={model}, table6={table6}, image_size={image_size}, "
-            f"by_layer={by_layer}"
-        )
-    if model is None:
-        for line in _table_6(classes):
-            console.print(line)
-        return
-    size = pixels(image_size)
-    console.print(count(model, size, num_classes=classes).table(by_layer))
+    counted = count(
+        given["models"][0],
+        pixels(given.get("image_size")),
+        given.get("batch", 1),
+        num_classes=given.get("classes", 1000),
+        dtype=given.get("dtype", "float32"),
+    )
+    lines = counted.table(given.get("by_layer", False))
+    shows_memory = "batch" in given or "dtype" in given
+    return f"{lines}\n\n{counted.memory.table()}" if shows_memory else lines
 
 
 def _table_6(classes: int) -> Iterator[str]:
@@ -71,3 +176,47 @@ def _table_6(classes: int) -> Iterator[str]:
         f"* The paper's {seven} contradicts its own {twice} at 14 epochs, of which "
         f"half is {twice // 2}."
     )
+
+
+def _plan(given: dict[str, Any]) -> str:
+    from keras_vit.inspection import planning
+
+    changes = {
+        name: given[name] for name in ("batch", "price", "utilisation") if name in given
+    }
+    size = pixels(given.get("image_size"))
+    return str(planning.plan(given["plan"], image_size=size, **changes))
+
+
+def _figure_12(given: dict[str, Any]) -> None:
+    """Measures, prints, and keeps the numbers and the picture where asked to."""
+    import importlib.util
+
+    from keras_vit.inspection import plots, speed
+
+    output = given.get("output")
+    memory = int(given["memory"] * 2**30) if "memory" in given else None
+    measured = speed.measure(
+        tuple(given.get("models", speed.MODELS)),
+        _sides(given["sizes"]) if "sizes" in given else speed.SIZES,
+        memory=memory,
+        largest=given.get("largest", 1024),
+        report=console.print,
+    )
+    console.print(measured.table())
+    if output is None:
+        return
+    measured.save(output / "figure12.json")
+    console.print(f"wrote {output / 'figure12.json'}")
+    if importlib.util.find_spec("matplotlib"):
+        picture = output / "figure12.png"
+        plots.figure_12(measured.images_per_second, measured.largest_batch, picture)
+        console.print(f"wrote {picture}")
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    """'64,128' as numbers."""
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) for word in words):
+        raise ValueError(f"Expected pixels as 64,128,224. Received: --sizes {text}")
+    return tuple(int(word) for word in words)

@@ -1,0 +1,79 @@
+"""What computes: the peaks of devices, and the share of one that the paper reached.
+
+A peak is that of dense products of bfloat16 with sums in float32; the T4 has float16
+instead. A GB of a GPU's memory is 2^30 bytes, as its driver counts (81,559 MiB of an
+H100's 80 GB). What a device costs an hour is its user's to say.
+"""
+
+import dataclasses
+
+from keras_vit import paper
+
+DAY = 86_400  # Seconds.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device: its dense peak in TFLOP/s and its memory in bytes."""
+
+    teraflops: float
+    memory: int
+    source: str
+
+
+_GIB = 2**30
+_TPU = "docs.cloud.google.com/tpu/docs/"
+_NVIDIA = "NVIDIA's data sheet, as listed in glennklockwood.com/garden/processors/"
+
+DEVICES = {
+    # Half a chip, of 123 TFLOP/s and 32 GiB: the unit of Table 2.
+    "TPUv3-core": Device(teraflops=61.5, memory=16 * _GIB, source=_TPU + "v3"),
+    "TPUv4": Device(teraflops=275, memory=32 * _GIB, source=_TPU + "v4"),
+    "A100-40GB": Device(teraflops=312, memory=40 * _GIB, source=_NVIDIA + "A100"),
+    "A100-80GB": Device(teraflops=312, memory=80 * _GIB, source=_NVIDIA + "A100"),
+    "H100": Device(teraflops=989, memory=80 * _GIB, source=_NVIDIA + "h100"),
+    "H200": Device(
+        teraflops=989,
+        memory=141 * _GIB,
+        source="hmc-tech.com/gpu/nvidia-h100-vs-nvidia-h200-sxm-vs-nvidia-gb200",
+    ),
+    "RTX4090": Device(
+        teraflops=165.2,
+        memory=24 * _GIB,
+        source="waredb.com/processor/nvidia-geforce-rtx-4090",
+    ),
+    "T4": Device(
+        teraflops=65,
+        memory=16 * _GIB,
+        source="sysrqmts.com/gpus/compare/nvidia-a100-sxm4-40-gb-vs-nvidia-tesla-t4",
+    ),
+}
+
+
+def device_of(name: str) -> Device:
+    """The device of a name, in any case.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for known, device in DEVICES.items():
+        if known.lower() == name.lower():
+            return device
+    raise ValueError(f"Expected one of {', '.join(DEVICES)}. Received: device={name!r}")
+
+
+def paper_utilisation(*models: str) -> float:
+    """The share of a TPUv3 core's peak that models of Table 2 computed with.
+
+    Table 6's exaFLOPs of 14 epochs of JFT-300M over what Table 2's core-days could have
+    done. BiT-R152x4's FLOPs and epochs are in no table of the paper.
+
+    Args:
+        models: "ViT-L/16", "ViT-H/14", or both.
+    """
+    done = sum(paper.EXAFLOPS[model, 14] for model in models) * 1e18
+    days = sum(paper.CORE_DAYS[model, "jft300m"] for model in models)
+    return done / (days * DAY * DEVICES["TPUv3-core"].teraflops * 1e12)
+
+
+PAPERS_UTILISATION = paper_utilisation("ViT-L/16", "ViT-H/14")  # 0.43 and 0.32.

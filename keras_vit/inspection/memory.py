@@ -1,0 +1,138 @@
+"""The memory that a forward pass and an update take, from a config.
+
+Modelled is what a compiler that fuses operations allocates, XLA on TensorFlow, in bytes
+of a batch's activations:
+
+- forward (inference): the most that one operation reads and writes at once, with what
+  runs past it to the residual sum;
+- training: what the backward pass reads of every layer (the inputs of products and
+  norms, q, k and v, the softmax, the MLP's hidden layer before and after its GELU and
+  the tanh inside), and the gradient of the widest sum of residuals;
+- rematerialised: of Transformer blocks their inputs alone, and all of one block but the
+  tanh. What is outside of them (a hybrid's ResNet) is kept as before.
+
+Beside them are float32 weights, a gradient of each, the optimizer's numbers, and the
+kernels that a ResNet standardises, once for a batch. With "bfloat16" (Keras's
+"mixed_bfloat16") activations have two bytes but for the softmax, which is kept in
+float32 and in bfloat16, and kernels are there in bfloat16 too.
+
+Not in it: masks of dropout, the images themselves, an accumulator of gradients,
+fragmentation, a compiler's and an allocator's own memory. TensorFlow without XLA keeps
+more (every step of a GELU and of a norm), and so does JAX on a CPU.
+`benchmarks/memory.py` measures.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from keras_vit.inspection.parts import Part
+
+SLOTS = {"adam": 2, "sgd": 1, "adafactor": 1}  # Numbers a parameter; of `Recipe`.
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that a batch takes, by what they are for; the module says what is in it."""
+
+    batch: int
+    dtype: str
+    weights: int
+    gradients: int
+    optimizer: int
+    forward: int  # Activations of inference, at most.
+    training: int  # Activations of an update.
+    rematerialized: int  # Likewise, with `remat`.
+
+    @property
+    def inference_total(self) -> int:
+        """With the weights."""
+        return self.weights + self.forward
+
+    @property
+    def training_total(self) -> int:
+        """With weights, gradients and the optimizer's numbers."""
+        return self.weights + self.gradients + self.optimizer + self.training
+
+    @property
+    def rematerialized_total(self) -> int:
+        """Likewise, with `remat`."""
+        return self.training_total - self.training + self.rematerialized
+
+    def table(self) -> str:
+        """Lines of MiB."""
+        rows = (
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("activations, forward", self.forward),
+            ("activations, training", self.training),
+            ("  rematerialised", self.rematerialized),
+            ("inference in all", self.inference_total),
+            ("training in all", self.training_total),
+            ("  rematerialised", self.rematerialized_total),
+        )
+        images = "1 image" if self.batch == 1 else f"{self.batch} images"
+        lines = [f"{name:24}{size / 2**20:>18,.1f}" for name, size in rows]
+        return "\n".join([f"{'MiB, ' + images:24}{self.dtype:>18}", *lines])
+
+
+def memory(parts: Iterable[Part], batch: int, dtype: str, optimizer: str) -> Memory:
+    """Sums the parts of a model.
+
+    Args:
+        parts: of `parts.parts`.
+        batch: images at once.
+        dtype: of activations, "float32" or "bfloat16".
+        optimizer: "adam", "sgd" (with momentum) or "adafactor".
+
+    Raises:
+        ValueError: if the batch is not positive or a name unknown.
+    """
+    _check(batch, dtype, optimizer)
+    parts = list(parts)
+    parameters = sum(part.parameters for part in parts)
+    width = _BYTES[dtype]
+    # The softmax is float32, and what A v reads of it is cast.
+    softmax = 4 if width == 4 else 4 + width
+    copies = 4 * sum(part.kernel for part in parts)
+    if dtype == "bfloat16":
+        copies += width * parameters
+    stream = width * max((part.stream for part in parts), default=0)
+
+    def kept(chosen: Iterable[Part]) -> int:
+        return sum(width * part.kept + softmax * part.softmax for part in chosen)
+
+    blocks: dict[str, list[Part]] = {}
+    for part in parts:
+        blocks.setdefault(part.block, []).append(part)
+    outside = kept(blocks.pop("", []))
+    inputs = sum(width * block[0].kept for block in blocks.values())
+    largest = max(
+        (
+            kept(block) - width * (block[0].kept + sum(p.recomputed for p in block))
+            for block in blocks.values()
+        ),
+        default=0,
+    )
+    held = max(width * (p.held + p.stream) + (4 - width) * p.softmax for p in parts)
+    return Memory(
+        batch=batch,
+        dtype=dtype,
+        weights=4 * parameters,
+        gradients=4 * parameters,
+        optimizer=4 * SLOTS[optimizer] * parameters,
+        forward=copies + batch * held,
+        training=copies + batch * (kept(parts) + stream),
+        rematerialized=copies + batch * (outside + inputs + largest + stream),
+    )
+
+
+def _check(batch: int, dtype: str, optimizer: str) -> None:
+    if batch < 1:
+        raise ValueError(f"Expected a batch of 1 or more. Received: batch={batch}")
+    if dtype not in _BYTES or optimizer not in SLOTS:
+        raise ValueError(
+            f"Expected dtype to be one of {', '.join(_BYTES)}, optimizer one of "
+            f"{', '.join(SLOTS)}. Received: dtype={dtype!r}, optimizer={optimizer!r}"
+        )

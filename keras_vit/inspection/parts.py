@@ -1,0 +1,339 @@
+"""What each layer of a config computes, holds and keeps: the one walk over it.
+
+`counting` sums its multiply-adds and parameters, `memory` its numbers. A part is one
+operation of a layer. What it keeps for the backward pass is what the gradient's formula
+reads: a product its inputs, a norm and a GELU theirs, the softmax its result.
+
+Glossary (the paper's letters): D: hidden size.   - T: tokens.   - k: heads.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.layers.embeddings import patch_grid
+
+Sides: TypeAlias = tuple[int, int]
+
+
+class Part(NamedTuple):
+    """What a layer does of one operation, of one image, and with which weights."""
+
+    layer: str
+    operation: str
+    multiply_adds: int = 0
+    parameters: int = 0
+    kept: int = 0  # Numbers that the backward pass reads.
+    softmax: int = 0  # Likewise, in float32 under any dtype policy.
+    recomputed: int = 0  # Of `kept`, what no block keeps that is rematerialised.
+    held: int = 0  # Numbers there at once while it is computed.
+    stream: int = 0  # Numbers of what runs past the layer, beside the residual branch.
+    kernel: int = 0  # Weights kept once more, standardised; once for a batch.
+    block: str = ""  # The Transformer block it is part of.
+
+
+def parts(
+    config: ViTConfig | ResNetConfig,
+    image_size: Sides,
+    num_classes: int,
+    num_channels: int,
+) -> Iterator[Part]:
+    """Every part of a model, in the order of the layers.
+
+    Raises:
+        ValueError: if the patches do not tile the images (section 3.1).
+    """
+    if isinstance(config, ResNetConfig):
+        return _resnet(config, image_size, num_classes, num_channels)
+    return _vit(config, image_size, num_classes, num_channels)
+
+
+def _dense(layer: str, operation: str, rows: int, inputs: int, outputs: int) -> Part:
+    """[rows, inputs] -> [rows, outputs], with a bias."""
+    return Part(
+        layer,
+        operation,
+        multiply_adds=rows * inputs * outputs,
+        parameters=(inputs + 1) * outputs,
+        kept=rows * inputs,
+        held=rows * (inputs + outputs),
+    )
+
+
+def _weights(number: int) -> Part:
+    """Weights that are added."""
+    return Part("", "", parameters=number)
+
+
+def _norm(places: int, channels: int) -> Part:
+    """A norm of so many places: weights that scale and that are added."""
+    numbers = places * channels
+    return Part("", "", parameters=2 * channels, kept=numbers, held=2 * numbers)
+
+
+def _vit(
+    config: ViTConfig, image_size: Sides, num_classes: int, num_channels: int
+) -> Iterator[Part]:
+    """Section 3.1, in the order of the layers."""
+    places, channels = image_size, num_channels
+    if config.resnet is not None:
+        yield from _stem(config.resnet, image_size, num_channels)
+        places = _strided(image_size, config.resnet.stride)
+        channels = _features(config.resnet)
+    crop = config.resnet is not None
+    rows, columns = grid = patch_grid(places, config.patch_size, crop)
+    inputs = config.patch_size**2 * channels
+    yield _dense(
+        "embedding", "patch embedding", rows * columns, inputs, config.hidden_size
+    )
+    yield _weights(config.num_prefix_tokens * config.hidden_size)
+    yield _weights(_position_weights(config, grid))
+    for layer in range(config.num_layers):
+        yield from _encoder_layer(config, grid, f"encoderblock_{layer}")
+    tokens = _tokens(config, grid)
+    yield _norm(tokens, config.hidden_size)
+    yield from _classifier(config, tokens, num_classes)
+
+
+def _tokens(config: ViTConfig, grid: Sides) -> int:
+    return config.num_prefix_tokens + grid[0] * grid[1]
+
+
+def _position_weights(config: ViTConfig, grid: Sides) -> int:
+    """Of Equation 1's E_pos, of every layer that has its own (D.4)."""
+    halves = {  # "2d": half of D for a row, half for a column.
+        "1d": 2 * _tokens(config, grid),
+        "2d": 2 * config.num_prefix_tokens + sum(grid),
+    }.get(config.position, 0)
+    tables = config.num_layers if config.position_at == "every_layer" else 1
+    return tables * halves * config.hidden_size // 2
+
+
+def _encoder_layer(config: ViTConfig, grid: Sides, layer: str) -> Iterator[Part]:
+    """Equations 2 and 3, or D.6: along rows, then along columns."""
+    rows, columns = grid
+    if config.attention == "axial":
+        yield from _block(config, layer, "row", rows, columns)
+        yield from _block(config, layer, "column", columns, rows)
+    else:
+        yield from _block(config, layer, "", 1, _tokens(config, grid))
+
+
+def _block(
+    config: ViTConfig, layer: str, direction: str, sequences: int, tokens: int
+) -> Iterator[Part]:
+    """Equations 2 and 3 on so many sequences of T tokens."""
+    relative = config.position == "relative"
+    width, heads = config.hidden_size, config.num_heads
+    rows = sequences * tokens
+    inside = [
+        _norm(rows, width),
+        *_attention(layer, sequences, tokens, width, heads, relative),
+        _norm(rows, width),
+        *_mlp(config, layer, rows),
+    ]
+    for part in inside:
+        yield part._replace(stream=rows * width, block=layer + direction)
+
+
+def _mlp(config: ViTConfig, layer: str, tokens: int) -> Iterator[Part]:
+    hidden = tokens * config.mlp_dim
+    yield _dense(layer, "MLP", tokens, config.hidden_size, config.mlp_dim)
+    yield Part(layer, "GELU", kept=2 * hidden, recomputed=hidden, held=2 * hidden)
+    yield _dense(layer, "MLP", tokens, config.mlp_dim, config.hidden_size)
+
+
+def _attention(
+    layer: str, sequences: int, tokens: int, depth: int, heads: int, relative: bool
+) -> Iterator[Part]:
+    """Appendix A; k heads of D / k are D together."""
+    rows = sequences * tokens
+    logits = heads * rows * tokens
+    yield _dense(layer, "query, key, value", rows, depth, 3 * depth)
+    yield Part(
+        layer,
+        "attention",
+        multiply_adds=2 * rows * tokens * depth,  # q k^T and A v.
+        kept=3 * rows * depth,
+        softmax=logits,
+        held=3 * rows * depth + 2 * logits,
+    )
+    if relative:
+        offsets = 2 * tokens - 1
+        yield Part(
+            layer,
+            "relative positions",
+            multiply_adds=rows * offsets * depth,
+            parameters=offsets * depth,
+            held=3 * rows * depth + heads * rows * (offsets + tokens),
+        )
+    yield _dense(layer, "attention output", rows, depth, depth)
+
+
+def _classifier(config: ViTConfig, tokens: int, num_classes: int) -> Iterator[Part]:
+    """Equation 4, D.3 and the head."""
+    width = config.hidden_size * (2 if config.classifier == "distilled" else 1)
+    unpooled = config.classifier in ("unpooled", "token_unpooled")
+    rows = tokens if unpooled else 1
+    if config.classifier == "map":
+        yield from _map(config, tokens - config.num_registers)
+    if config.representation_size is not None:
+        yield _dense(
+            "pre_logits", "pre-logits", rows, width, config.representation_size
+        )
+        width = config.representation_size
+    if num_classes:
+        yield _dense("head", "head", rows, width, num_classes)
+
+
+def _map(config: ViTConfig, tokens: int) -> Iterator[Part]:
+    """MAP: a probe asks T tokens, and an MLP follows (big_vision)."""
+    layer, depth = "MAPHead_0", config.hidden_size
+    yield _weights(depth)  # The probe.
+    yield _dense(layer, "query, key, value", 1, depth, depth)
+    yield _dense(layer, "query, key, value", tokens, depth, 2 * depth)
+    yield Part(
+        layer,
+        "attention",
+        multiply_adds=2 * tokens * depth,
+        kept=2 * tokens * depth,
+        softmax=config.num_heads * tokens,
+        held=2 * tokens * (depth + config.num_heads),
+    )
+    yield _dense(layer, "attention output", 1, depth, depth)
+    yield _norm(1, depth)
+    yield from _mlp(config, layer, 1)
+
+
+def _resnet(
+    config: ResNetConfig, image_size: Sides, num_classes: int, num_channels: int
+) -> Iterator[Part]:
+    """Section 4.1's baselines and Axial-ResNet50."""
+    yield from _stem(config, image_size, num_channels)
+    if num_classes:
+        yield _dense("head", "head", 1, _features(config), num_classes)
+
+
+def _features(config: ResNetConfig) -> int:
+    """Channels of the feature map; those of the root where it is alone."""
+    stages = len(config.num_layers)
+    return 4 * config.width * 2 ** (stages - 1) if stages else config.width
+
+
+def _stem(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
+    """Root and stages, up to the feature map."""
+    yield from _root(config, image_size, num_channels)
+    places, channels = _strided(image_size, 4), config.width
+    for stage, num_units in enumerate(config.num_layers):
+        filters = config.width * 2**stage
+        for unit in range(num_units):
+            strides = 2 if stage > 0 and unit == 0 else 1
+            name = f"block{stage + 1}_unit{unit + 1}"
+            after = _strided(places, strides)
+            stream = math.prod(after) * 4 * filters
+            for part in _unit(config, name, places, channels, filters, strides):
+                yield part._replace(stream=stream)
+            places, channels = after, 4 * filters
+    if config.unit != "v1":
+        yield _norm(math.prod(places), channels)
+
+
+def _root(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
+    """A convolution, in "v1" a norm, and the maximum, which keeps what it reads."""
+    yield _Convolution(config, "conv_root", image_size)(
+        num_channels, config.width, 7, 2
+    )
+    places = _strided(image_size, 2)
+    numbers = math.prod(places) * config.width
+    if config.unit == "v1":
+        yield _norm(math.prod(places), config.width)
+    pooled = math.prod(_strided(places, 2)) * config.width
+    yield Part("pool_root", "pooling", kept=numbers, held=numbers + pooled)
+
+
+def _unit(
+    config: ResNetConfig,
+    layer: str,
+    places: Sides,
+    channels: int,
+    filters: int,
+    strides: int,
+) -> Iterator[Part]:
+    """A bottleneck: 1x1, 3x3 or axial attention, 1x1, and a projection beside them."""
+    outputs = 4 * filters
+    projected = strides != 1 or channels != outputs
+    before = _Convolution(config, layer, places)
+    after = _Convolution(config, layer, _strided(places, strides))
+    if config.unit != "v1":
+        yield before.norm(channels)
+    yield before(channels, filters, 1)
+    yield before.norm(filters)
+    if config.unit == "axial":
+        rows, columns = places
+        heads = config.num_heads
+        yield from _attention(layer, rows, columns, filters, heads, True)
+        yield from _attention(layer, columns, rows, filters, heads, True)
+    else:
+        yield before(filters, filters, 3, strides)
+    yield after.norm(filters)
+    yield after(filters, outputs, 1)
+    if config.unit == "v1":
+        yield after.norm(outputs)
+    if projected:
+        # It reads what the first convolution does, which is kept already.
+        yield before(channels, outputs, 1, strides)._replace(kept=0)
+        if config.unit == "v1":
+            yield after.norm(outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """Convolutions and norms of a layer that read a feature map of these (H, W)."""
+
+    config: ResNetConfig
+    layer: str
+    places: Sides
+
+    def __call__(
+        self, inputs: int, filters: int, kernel: int, strides: int = 1
+    ) -> Part:
+        """A convolution without a bias, as `StdConv2D`."""
+        same = self.config.unit == "v1"
+        rows, columns = (_taps(side, kernel, strides, same) for side in self.places)
+        read = math.prod(self.places) * inputs
+        weights = kernel**2 * inputs * filters
+        return Part(
+            self.layer,
+            "convolutions",
+            multiply_adds=rows * columns * inputs * filters,
+            parameters=weights,
+            kept=read,
+            held=read + math.prod(_strided(self.places, strides)) * filters,
+            kernel=weights,
+        )
+
+    def norm(self, channels: int) -> Part:
+        return _norm(math.prod(self.places), channels)
+
+
+def _strided(places: Sides, strides: int) -> Sides:
+    """Sides after strides; any halves in turn round up as the whole does."""
+    return -(-places[0] // strides), -(-places[1] // strides)
+
+
+def _taps(side: int, kernel: int, strides: int, same: bool) -> int:
+    """Taps of a kernel on pixels of one side, over all outputs; none on padding.
+
+    Args:
+        side: in pixels.
+        kernel: in pixels.
+        strides: in pixels.
+        same: TensorFlow's padding, more at the end; else kernel // 2 at both ends.
+    """
+    outputs = -(-side // strides)
+    padding = max((outputs - 1) * strides + kernel - side, 0)
+    before = padding // 2 if same else kernel // 2
+    starts = range(-before, outputs * strides - before, strides)
+    return sum(min(start + kernel, side) - max(start, 0) for start in starts)

@@ -1,0 +1,235 @@
+"""What a run will take, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100"."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from keras_vit.inspection.counting import Costs, costs
+from keras_vit.inspection.devices import (
+    DEVICES,
+    PAPERS_UTILISATION,
+    Device,
+    device_of,
+)
+from keras_vit.inspection.memory import Memory
+from keras_vit.recipes import IMAGES, PRETRAIN, Recipe
+
+GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
+EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
+# 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
+CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
+# The rest is for the compiler, its workspaces and fragmentation.
+USABLE = 0.9
+_SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a device's share of a batch fits its memory."""
+
+    rematerialized: bool
+    parts: int  # That the share is cut in; `Recipe.accumulation_steps`.
+    memory: int  # Bytes, with weights, gradients and the optimizer's numbers.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A training that is not paid yet; `print` shows what it takes.
+
+    FLOPs, memory (bfloat16 activations) and time are on paper: `costs` says what is in
+    them. Input, all-reduce and evaluation are not, see `benchmarks/scaling.py`.
+    """
+
+    model: str
+    data: str  # One of `recipes.IMAGES`.
+    epochs: float
+    devices: int
+    device: str  # One of `devices.DEVICES`.
+    image_size: tuple[int, int] | None = None  # (H, W) [default: the recipe's].
+    batch: int | None = None  # Images an update [default: the recipe's].
+    utilisation: float = PAPERS_UTILISATION
+    price: float | None = None  # Euros an hour of one device.
+
+    def __post_init__(self) -> None:
+        if self.data not in IMAGES:
+            raise ValueError(
+                f"Expected data to be one of {', '.join(IMAGES)}. "
+                f"Received: data={self.data!r}"
+            )
+        if self.epochs <= 0 or self.devices < 1:
+            raise ValueError(
+                "Expected positive epochs and devices. Received: "
+                f"epochs={self.epochs}, devices={self.devices}"
+            )
+        if self.images_an_update % self.devices:
+            raise ValueError(
+                "Expected a batch that is a multiple of the devices. Received: "
+                f"batch={self.images_an_update}, devices={self.devices}"
+            )
+        self.counted().euros(  # What else is wrong is said now.
+            1, price=self.price or 0, device=self.device, utilisation=self.utilisation
+        )
+
+    @property
+    def recipe(self) -> tuple[str, Recipe]:
+        """Table 3's row, with its name; that of ViT-B/16 for a model without one."""
+        row = f"{self.model.removeprefix('BiT-')}-{self.data}"
+        for name in (row, f"{row}-{self.epochs:g}ep"):
+            if name in PRETRAIN:
+                return name, PRETRAIN[name]
+        name = f"ViT-B/16-{self.data}"
+        return name, PRETRAIN[name]
+
+    @property
+    def images_an_update(self) -> int:
+        return self.recipe[1].batch_size if self.batch is None else self.batch
+
+    @property
+    def images_seen(self) -> float:
+        return self.epochs * IMAGES[self.data]
+
+    @property
+    def updates(self) -> int:
+        """Rounded, as `Recipe.for_images`."""
+        return max(1, round(self.images_seen / self.images_an_update))
+
+    def counted(self, images: int = 1) -> Costs:
+        """The costs, with the memory of so many images on a device."""
+        _, recipe = self.recipe
+        return costs(
+            self.model,
+            recipe.image_size if self.image_size is None else self.image_size,
+            images,
+            num_classes=CLASSES[self.data],
+            dtype="bfloat16",
+            optimizer=recipe.optimizer,
+        )
+
+    @property
+    def exaflops(self) -> float:
+        """Without what rematerialisation computes once more."""
+        return self.counted().exaflops(self.images_seen)
+
+    @property
+    def hours(self) -> float:
+        """Of all devices together, from the first update to the last."""
+        return self.device_hours / self.devices
+
+    @property
+    def device_hours(self) -> float:
+        return self.counted().hours(self.images_seen, self.device, self.utilisation)
+
+    @property
+    def euros(self) -> float | None:
+        """Or None without a price."""
+        if self.price is None:
+            return None
+        return self.counted().euros(
+            self.images_seen,
+            price=self.price,
+            device=self.device,
+            utilisation=self.utilisation,
+        )
+
+    @property
+    def rematerializes(self) -> bool:
+        """Whether there are Transformer blocks, which `remat` is for."""
+        memory = self.counted().memory
+        return memory.rematerialized != memory.training
+
+    def fit(self, rematerialized: bool) -> Fit | None:
+        """In how few parts a device's share fits; None if one image does not."""
+        share = self.images_an_update // self.devices
+        room = USABLE * device_of(self.device).memory
+        for parts in range(1, share + 1):
+            if share % parts:
+                continue
+            memory = self.counted(share // parts).memory
+            needed = _needed(memory, rematerialized, parts)
+            if needed <= room:
+                return Fit(rematerialized=rematerialized, parts=parts, memory=needed)
+        return None
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _needed(memory: Memory, rematerialized: bool, parts: int) -> int:
+    """Bytes of an update; where a batch is cut, gradients are summed apart."""
+    total = memory.rematerialized_total if rematerialized else memory.training_total
+    return total + (memory.gradients if parts > 1 else 0)
+
+
+def plan(sentence: str, **changes: Any) -> Plan:
+    """Reads "MODEL DATA N epochs on COUNTxDEVICE".
+
+    Args:
+        sentence: e.g. "ViT-L/16 imagenet21k 30 epochs on 8xH100".
+        changes: other fields of `Plan`: `image_size`, `batch`, `utilisation`, `price`.
+
+    Raises:
+        ValueError: if the sentence is another one, or a word of it unknown.
+
+    Example:
+        >>> from keras_vit.inspection.planning import plan
+        >>> run = plan("ViT-L/16 jft300m 14 epochs on 512xTPUv3-core")
+        >>> round(run.exaflops)  # Table 6.
+        1567
+    """
+    words = _SENTENCE.fullmatch(" ".join(sentence.split()))
+    if words is None:
+        raise ValueError(
+            f"Expected a plan as {GRAMMAR!r}, e.g. {EXAMPLE!r}. DATA: "
+            f"{', '.join(IMAGES)}; DEVICE: {', '.join(DEVICES)}. "
+            f"Received: {sentence!r}"
+        )
+    model, data, epochs, count, device = words.groups()
+    return Plan(
+        model=model,
+        data=data,
+        epochs=float(epochs),
+        devices=int(count),
+        device=device,
+        **changes,
+    )
+
+
+def _lines(run: Plan) -> Iterator[str]:
+    name, recipe = run.recipe
+    device = device_of(run.device)
+    height, width = run.image_size or recipe.image_size
+    yield f"{run.model}, {height}x{width} px, {run.data}, {run.epochs:g} epochs"
+    yield _line("images seen", f"{run.images_seen:,.0f}")
+    yield _line(
+        "updates", f"{run.updates:,}", f"of {run.images_an_update} images; {name}"
+    )
+    yield _line("exaFLOPs", f"{run.exaflops:,.1f}")
+    peak = f"{device.teraflops:g} TFLOP/s, {device.memory / 2**30:.0f} GiB"
+    yield f"on {run.devices} x {run.device} ({peak} each), bfloat16, {recipe.optimizer}"
+    share = run.images_an_update // run.devices
+    yield _line("images a device", f"{share:,}")
+    yield _fit_line("memory of a device", run.fit(False), device, share)
+    remark = f"at {run.utilisation:.1%} of the peak"
+    if run.rematerializes:
+        yield _fit_line("  rematerialised", run.fit(True), device, share)
+        remark += f"; rematerialised {run.hours * 4 / 3:,.1f}"
+    yield _line("hours", f"{run.hours:,.1f}", remark)
+    yield _line("device-hours", f"{run.device_hours:,.1f}")
+    core_days = run.counted().core_days(run.images_seen, run.utilisation)
+    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "as Table 2 has them")
+    if run.euros is not None:
+        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
+
+
+def _line(name: str, value: str, remark: str = "") -> str:
+    return f"{name:24}{value:>18}   {remark}".rstrip()
+
+
+def _fit_line(name: str, fit: Fit | None, device: Device, share: int) -> str:
+    if fit is None:
+        room = f"{USABLE * device.memory / 2**30:.1f} GiB"
+        return _line(name, "does not fit", f"one image needs more than {room}")
+    parts = "1 part" if fit.parts == 1 else f"{fit.parts} parts"
+    images = share // fit.parts
+    return _line(name, f"{fit.memory / 2**30:.1f} GiB", f"in {parts} of {images}")

@@ -1,0 +1,294 @@
+"""Figure 12 (D.5), measured: images a second and the largest batch that fits.
+
+Both are of inference, by input size. "Every single point" of the left half is the best
+over the batch sizes tried. Each try runs in a child process, since one that is out of
+memory may be killed: sizes are doubled until a child dies of it, then bisected.
+
+On a CPU nothing but the machine itself ends a process in time: a child limits its own
+address space to what it has after a first image, and what is left of the limit.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from keras_vit import files
+
+SIZES = (64, 128, 224, 384, 512)  # Pixels a side.
+MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Table 6's that a CPU runs.
+# How a child, or the backend inside it, says that it is out of memory.
+_SAYS = (
+    *("MemoryError", "out of memory", "Out of memory", "allocate memory", "bad_alloc"),
+    *("OOM", "RESOURCE_EXHAUSTED", "ResourceExhausted", "failed to allocate"),
+)
+_READY = "ready"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure12:
+    """What was measured, by model and pixels; a size that does not fit is left out."""
+
+    images_per_second: dict[str, dict[int, float]]
+    largest_batch: dict[str, dict[int, int]]
+    memory: int | None  # Bytes a child could take; None: the accelerator's.
+    backend: str
+
+    def table(self) -> str:
+        """Lines of numbers."""
+        lines = [f"{'':16}{'px':>6}{'images/s':>12}{'largest batch':>16}"]
+        for model, speeds in self.images_per_second.items():
+            for pixels, speed in speeds.items():
+                largest = self.largest_batch[model][pixels]
+                lines.append(f"{model:16}{pixels:>6}{speed:>12.1f}{largest:>16,}")
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the numbers as JSON."""
+        files.write_json(path, dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of a measurement."""
+
+    memory: int  # Bytes of a child, on a CPU.
+    largest: int  # Images; larger batches are not tried.
+    seconds: float  # For each batch, at least.
+
+
+def measure(
+    models: tuple[str, ...] = MODELS,
+    sizes: tuple[int, ...] = SIZES,
+    *,
+    memory: int | None = None,
+    largest: int = 1024,
+    seconds: float = 1.0,
+    report: Callable[[str], None] = print,
+) -> Figure12:
+    """Measures Figure 12 on this machine, in child processes.
+
+    Args:
+        models: names of `VARIANTS`.
+        sizes: pixels a side; of each model those that its patches tile.
+        memory: bytes a child may take on a CPU [default: 0.8 of what is free].
+        largest: images; larger batches are not tried.
+        seconds: for each batch, at least.
+        report: called with a line of progress after every child.
+
+    Raises:
+        ValueError: if a model is unknown or takes none of the sizes, or a number is
+            not positive.
+        RuntimeError: with its last words, if a child dies of anything but memory.
+    """
+    if largest < 1 or seconds < 0 or (memory is not None and memory < 1):
+        raise ValueError(
+            "Expected a positive memory and largest batch. Received: "
+            f"memory={memory}, largest={largest}, seconds={seconds}"
+        )
+    chosen = {model: _sizes_of(model, sizes) for model in models}
+    room = int(0.8 * available_memory()) if memory is None else memory
+    limits = Limits(memory=room, largest=largest, seconds=seconds)
+    speeds: dict[str, dict[int, float]] = {}
+    batches: dict[str, dict[int, int]] = {}
+    for model, own in chosen.items():
+        speeds[model], batches[model] = {}, {}
+        for pixels in own:
+            fitting = search(model, pixels, limits, report)
+            if fitting:
+                speeds[model][pixels] = max(fitting.values())
+                batches[model][pixels] = max(fitting)
+    import keras
+
+    return Figure12(
+        images_per_second=speeds,
+        largest_batch=batches,
+        memory=None if _accelerated() else room,
+        backend=keras.backend.backend(),
+    )
+
+
+def _sizes_of(model: str, sizes: tuple[int, ...]) -> list[int]:
+    """Those that the model can be built for."""
+    from keras_vit.inspection.counting import costs
+
+    possible = []
+    refused: ValueError | None = None
+    for pixels in sizes:
+        try:
+            costs(model, (pixels, pixels))
+        except ValueError as error:
+            refused = error
+        else:
+            possible.append(pixels)
+    if refused is not None and not possible:
+        raise refused
+    return possible
+
+
+def search(
+    model: str, pixels: int, limits: Limits, report: Callable[[str], None]
+) -> dict[int, float]:
+    """Images a second by batch, of batches that fit: by doubling, then bisection.
+
+    The largest one is within 10 % of one that does not fit, or is `limits.largest`.
+    """
+    fitting: dict[int, float] = {}
+
+    def fit(batches: list[int]) -> int | None:
+        """Tries them in a child; the first that does not fit."""
+        done = _child(model, pixels, batches, limits)
+        fitting.update(done)
+        failed = next((batch for batch in batches if batch not in done), None)
+        best = max(fitting, default=0)
+        report(
+            f"{model} {pixels} px: {best} images fit"
+            + ("" if failed is None else f", {failed} do not")
+        )
+        return failed
+
+    ahead = list(_doubled(limits.largest))
+    failed = fit(ahead)
+    while failed is not None and failed != ahead[0]:  # Once more, on empty memory.
+        ahead = ahead[ahead.index(failed) :]
+        failed = fit(ahead)
+    if failed is None or not fitting:
+        return fitting
+    fits = max(fitting)
+    while failed - fits > max(1, fits // 10):
+        middle = (fits + failed) // 2
+        if fit([middle]) is None:
+            fits = middle
+        else:
+            failed = middle
+    return fitting
+
+
+def _doubled(largest: int) -> Iterator[int]:
+    batch = 1
+    while batch < largest:
+        yield batch
+        batch *= 2
+    yield largest
+
+
+def _child(
+    model: str, pixels: int, batches: list[int], limits: Limits
+) -> dict[int, float]:
+    """Runs batches in a process of its own: images a second of those that fit."""
+    task = {
+        "model": model,
+        "pixels": pixels,
+        "batches": batches,
+        "memory": limits.memory,
+        "seconds": limits.seconds,
+    }
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_vit.inspection.speed", json.dumps(task)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    first, *lines = done.stdout.splitlines() or [""]
+    # By a signal: the kernel's SIGKILL, or an abort where memory was not given.
+    of_memory = done.returncode < 0 or any(words in done.stderr for words in _SAYS)
+    if done.returncode and not of_memory:
+        raise RuntimeError(
+            f"Expected {model} to run at {pixels} px. Received: exit code "
+            f"{done.returncode}, {done.stderr.strip()[-500:]}"
+        )
+    if first != _READY:  # Not one image.
+        return {}
+    measured = [line.split() for line in lines if line.count(" ") == 1]
+    return {int(batch): float(speed) for batch, speed in measured}
+
+
+def _run(task: dict[str, Any]) -> None:
+    """In the child: prints "ready", then a line of each batch that fits."""
+    import keras
+
+    import keras_vit
+
+    config = keras_vit.VARIANTS[task["model"]]
+    build: Any = keras_vit.vit
+    if isinstance(config, keras_vit.ResNetConfig):
+        build = keras_vit.resnet
+    size = (task["pixels"], task["pixels"])
+    model = build(config, image_size=size, num_classes=1000)
+    if _accelerated():
+        model.compile(jit_compile=keras.backend.backend() != "torch")
+    _speed(model, 1, 0.0)  # Threads and what else there is once.
+    if not _accelerated():
+        _limit(task["memory"])
+    print(_READY, flush=True)
+    for batch in task["batches"]:
+        print(batch, _speed(model, batch, task["seconds"]), flush=True)
+
+
+def _speed(model: Any, batch: int, seconds: float) -> float:
+    """Images a second, after one run, which compiles."""
+    import numpy as np
+
+    images = np.zeros((batch, *model.input_shape[1:]), "float32")
+    model.predict_on_batch(images)
+    runs, start = 0, time.perf_counter()
+    while not runs or time.perf_counter() - start < seconds:
+        model.predict_on_batch(images)
+        runs += 1
+    return batch * runs / (time.perf_counter() - start)
+
+
+def _limit(memory: int) -> None:
+    """Leaves this process what its resident memory lacks to `memory` bytes."""
+    page = resource.getpagesize()
+    mapped, resident = Path("/proc/self/statm").read_text().split()[:2]
+    if int(resident) * page > memory:
+        raise MemoryError(f"a batch of 1 takes more than {memory} bytes")
+    room = (int(mapped) - int(resident)) * page + memory
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (room, hard))
+
+
+def _accelerated() -> bool:
+    """Whether the backend runs on something with memory of its own."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return bool(torch.cuda.is_available())
+    found = keras.distribution.list_devices()
+    return any(not str(device).startswith("cpu") for device in found)
+
+
+def available_memory() -> int:
+    """Bytes free on this machine, or in the control group it is in; Linux alone.
+
+    Raises:
+        OSError: on another system.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError as error:
+        raise OSError(
+            "Expected Linux's /proc/meminfo to tell what memory is free. Received: "
+            "none. Say how much with memory= or --memory"
+        ) from error
+    (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    group = Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.is_file() and (most := limit.read_text().strip()) != "max":
+        return min(int(free) * 1024, int(most) - int(used.read_text()))
+    return int(free) * 1024
+
+
+if __name__ == "__main__":
+    _run(json.loads(sys.argv[1]))

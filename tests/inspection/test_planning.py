@@ -1,0 +1,131 @@
+"""Time, money and plans against Tables 2 and 6 and arithmetic by hand."""
+
+import pytest
+
+from keras_vit import paper
+from keras_vit.inspection import costs
+from keras_vit.inspection.devices import DEVICES, PAPERS_UTILISATION, paper_utilisation
+from keras_vit.inspection.planning import USABLE, Plan, plan
+from keras_vit.recipes import IMAGES
+
+pytestmark = pytest.mark.tensorflow_only
+
+SENTENCE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
+JFT = 14 * IMAGES["jft300m"]
+
+
+def test_utilisation_is_the_papers():
+    """Table 6's 1567 and 4262 exaFLOPs in Table 2's 680 and 2500 core-days."""
+    share = 1567e18 / (680 * 86_400 * 61.5e12)
+    assert paper_utilisation("ViT-L/16") == pytest.approx(share)
+    assert share == pytest.approx(0.434, abs=5e-4)
+    assert paper_utilisation("ViT-H/14") == pytest.approx(0.321, abs=5e-4)
+    assert round(PAPERS_UTILISATION, 3) == 0.345
+
+
+@pytest.mark.parametrize("model", ["ViT-L/16", "ViT-H/14"])
+def test_core_days_are_table_2s(model):
+    published = paper.CORE_DAYS[model, "jft300m"]
+    own = costs(model).core_days(JFT, utilisation=paper_utilisation(model))
+    assert own == pytest.approx(published, rel=0.01)
+    # With one utilisation for both: a third off at most.
+    assert costs(model).core_days(JFT) == pytest.approx(published, rel=1 / 3)
+
+
+def test_hours_and_euros_by_hand():
+    counted = costs("ViT-B/16")
+    seconds = 6 * counted.multiply_adds * 1e9 / (989e12 * 0.4)
+    hours = counted.gpu_hours(1e9, "H100", utilisation=0.4)
+    assert hours == pytest.approx(seconds / 3600)
+    euros = counted.euros(1e9, price=2.5, device="h100", utilisation=0.4)
+    assert euros == pytest.approx(2.5 * hours)
+    tpu = counted.hours(1e9, "TPUv3-core", 0.4)
+    assert counted.core_days(1e9, 0.4) == pytest.approx(tpu / 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "law"),
+    [
+        ({"device": "H1000"}, "Expected one of TPUv3-core"),
+        ({"utilisation": 0}, r"Expected a utilisation in \(0, 1\]"),
+        ({"utilisation": 40}, r"Expected a utilisation in \(0, 1\]"),
+        ({"price": -1}, "Expected a price"),
+    ],
+)
+def test_impossible_costs_are_refused(arguments, law):
+    with pytest.raises(ValueError, match=law):
+        costs("ViT-B/16").euros(1.0, **{"price": 1.0} | arguments)
+
+
+def test_a_plan():
+    run = plan(SENTENCE, price=2.5)
+    assert run.recipe[0] == "ViT-L/16-imagenet21k-30ep"
+    assert run.images_seen == 30 * IMAGES["imagenet21k"]
+    assert run.updates == run.recipe[1].for_images(IMAGES["imagenet21k"]).total_steps
+    whole = costs("ViT-L/16", num_classes=21_843)
+    assert run.exaflops == whole.exaflops(run.images_seen)
+    assert run.device_hours == 8 * run.hours == whole.gpu_hours(run.images_seen)
+    assert run.euros == 2.5 * run.device_hours
+
+
+def test_a_plan_fits_its_devices():
+    run = plan(SENTENCE)
+    room = USABLE * DEVICES["H100"].memory
+    for rematerialized in (False, True):
+        fit = run.fit(rematerialized)
+        assert fit.memory <= room
+        assert 512 % fit.parts == 0
+    assert run.fit(True).parts < run.fit(False).parts
+    counted = run.counted(512 // (run.fit(False).parts // 2)).memory
+    assert counted.training_total > room  # In half as many parts it does not.
+    assert (
+        run.fit(False).memory
+        > run.counted(512 // run.fit(False).parts).memory.training_total
+    )
+
+
+def test_a_plan_that_does_not_fit(shell):
+    code, out, _ = shell(
+        "costs", "--plan", "ViT-H/14 jft300m 1 epoch on 1xT4", "--image-size", 1400
+    )
+    assert code == 0
+    assert "does not fit" in out
+
+
+def test_without_a_row_of_table_3():
+    run = plan("ViT-S/16 imagenet2012 90 epochs on 1xA100-40GB")
+    assert run.recipe[0] == "ViT-B/16-imagenet2012"
+    assert plan("BiT-R50x1 jft300m 7 epochs on 1xT4").recipe[0] == "R50x1-jft300m"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "law"),
+    [
+        (
+            "ViT-L/16 on 8xH100",
+            "Expected a plan as 'MODEL DATA N epochs on COUNTxDEVICE",
+        ),
+        (SENTENCE.replace("8xH100", "H100x8"), "Expected a plan as"),
+        (SENTENCE.replace("ViT-L/16", "ViT-L/17"), "Expected a model.*ViT-L/17"),
+        (SENTENCE.replace("imagenet21k", "cifar10"), "data to be one of jft300m"),
+        (SENTENCE.replace("H100", "H1000"), "Expected one of .*H1000"),
+        (SENTENCE.replace("30", "0"), "positive epochs"),
+        (SENTENCE.replace("8x", "0x"), "positive epochs and devices"),
+        (SENTENCE.replace("8x", "3x"), "multiple of the devices"),
+    ],
+)
+def test_other_sentences_are_refused(sentence, law):
+    with pytest.raises(ValueError, match=law):
+        plan(sentence)
+
+
+def test_command(shell):
+    code, out, _ = shell("costs", "--plan", SENTENCE, "--price", 2.5)
+    run = plan(SENTENCE, price=2.5)
+    assert (code, out) == (0, f"{run}\n")
+    assert f"{run.euros:,.0f}   at 2.5 a device-hour" in out
+    changed = plan(SENTENCE, batch=1024, image_size=(384, 384), utilisation=0.5)
+    words = ("--batch", 1024, "--image-size", 384, "--utilisation", 0.5)
+    assert shell("costs", "--plan", SENTENCE, *words)[1] == f"{changed}\n"
+    assert isinstance(changed, Plan)
+    assert "euros" not in str(changed)

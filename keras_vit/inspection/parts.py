@@ -158,7 +158,7 @@ def _attention(
         multiply_adds=2 * rows * tokens * depth,  # q k^T and A v.
         kept=3 * rows * depth,
         softmax=logits,
-        held=3 * rows * depth + 2 * logits,
+        held=3 * rows * depth + logits,  # The softmax takes the place of its logits.
     )
     if relative:
         offsets = 2 * tokens - 1

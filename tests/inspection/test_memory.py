@@ -34,7 +34,7 @@ CASES = {  # config, rematerialised.
 }
 
 # Run apart, on TensorFlow. XLA writes what it allocates for each program: the
-# temporary buffer of the update is by far the largest.
+# temporary buffer of the model's is by far the largest.
 XLA = """
 import json, keras, numpy as np, re, sys
 from pathlib import Path
@@ -57,17 +57,22 @@ for name, (config, remat) in CASES.items():
         if isinstance(layer, TransformerBlock):
             layer.remat = remat
     model.compile("sgd", "mse", jit_compile=True)
-    for file in Path(sys.argv[1]).glob("*"):
-        file.unlink()
-    model.train_on_batch(np.zeros((BATCH, *SIZE, 3)), np.zeros((BATCH, 10)))
-    sizes[name] = max(temporary())
+    images = np.zeros((BATCH, *SIZE, 3), "float32")
+    for what, run in {
+        "an update": lambda: model.train_on_batch(images, np.zeros((BATCH, 10))),
+        "forward": lambda: model.predict_on_batch(images),
+    }.items():
+        for file in Path(sys.argv[1]).glob("*"):
+            file.unlink()
+        run()
+        sizes[f"{name}, {what}"] = max(temporary())
 print(json.dumps(sizes))
 """
 
 
 @pytest.fixture(scope="module")
 def buffers(tmp_path_factory):
-    """Bytes of XLA's temporary buffer of an update, by case."""
+    """Bytes of XLA's temporary buffer of an update and of a forward pass, by case."""
     folder = tmp_path_factory.mktemp("xla")
     done = subprocess.run(
         [sys.executable, "-c", XLA, str(folder)],
@@ -87,8 +92,16 @@ def test_an_updates_activations_are_xlas(case, buffers, agree):
     config, remat = CASES[case]
     counted = costs(config, SIZE, BATCH, num_classes=10).memory
     ours = counted.rematerialized if remat else counted.training
-    ratio = (ours + counted.gradients) / buffers[case]
+    ratio = (ours + counted.gradients) / buffers[f"{case}, an update"]
     agree(f"memory over XLA's, {case}", ratio, 1, 0.15)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_forward_passs_activations_are_xlas(case, buffers, agree):
+    config, _ = CASES[case]
+    counted = costs(config, SIZE, BATCH, num_classes=10).memory
+    ratio = counted.forward / buffers[f"{case}, forward"]
+    agree(f"memory over XLA's, {case}, forward", ratio, 1, 0.15)
 
 
 def test_a_block_keeps_what_its_gradient_reads():

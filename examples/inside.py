@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import keras_vit
-from keras_vit import data, inspection, paper, recipes
+from keras_vit import data, inspection, paper
 from keras_vit.data import pipelines
 from keras_vit.inspection import plots
+from keras_vit.inspection.counting import table_6
 
 WEIGHTS = "../shared/real/vit_s14/vit_s14_224_google.npz"
 PHOTOS = "../shared/real/flowers12"
@@ -86,12 +87,12 @@ def some_images(
 def figure_5() -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Panels of Table 6's accuracies, by the compute that we count."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    exaflops = table_6()
     for (model, epochs), percents in paper.figure_5().items():
-        exaflops = inspection.costs(model).exaflops(epochs * recipes.IMAGES["jft300m"])
         for title, key in (("Average-5", "average"), ("ImageNet", "imagenet2012")):
             kinds = panels.setdefault(title, {})
             points = kinds.setdefault(paper.kind(model), [])
-            points.append((exaflops, percents[key] / 100))
+            points.append((exaflops[model, epochs], percents[key] / 100))
     return panels
 
 

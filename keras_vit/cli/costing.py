@@ -161,13 +161,11 @@ def _counted(given: dict[str, Any]) -> str:
 def _table_6(classes: int) -> Iterator[str]:
     """Our exaFLOPs beside the paper's."""
     from keras_vit import paper
-    from keras_vit.inspection import costs as count
-    from keras_vit.recipes import IMAGES
+    from keras_vit.inspection.counting import table_6
 
     yield f"{'exaFLOPs':14}{'epochs':>8}{'counted':>10}{'Table 6':>10}{'ratio':>8}"
-    for (variant, epochs), exa in paper.EXAFLOPS.items():
-        counted = count(variant, num_classes=classes)
-        ours = counted.exaflops(epochs * IMAGES["jft300m"])
+    for (variant, epochs), ours in table_6(classes).items():
+        exa = paper.EXAFLOPS[variant, epochs]
         mark = " *" if (variant, epochs) == ("R50+ViT-L/16", 7) else ""
         row = f"{variant:14}{epochs:>8}{ours:>10.1f}{exa:>10}{ours / exa:>8.3f}"
         yield row + mark

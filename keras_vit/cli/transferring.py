@@ -433,16 +433,16 @@ def _draw_figure_3(points: dict[str, dict[str, float]], picture: Path) -> None:
 
 def _figure_5(as_json: bool, picture: Path | None) -> None:
     """Table 6's points by the exaFLOPs that we count."""
-    from keras_vit.inspection import costs
+    from keras_vit.inspection.counting import table_6
     from keras_vit.paper import figure_5, kind
-    from keras_vit.recipes import IMAGES
 
+    exaflops = table_6()
     points = [
         {
             "model": model,
             "kind": kind(model),
             "epochs": epochs,
-            "exaflops": costs(model).exaflops(epochs * IMAGES["jft300m"]),
+            "exaflops": exaflops[model, epochs],
             **percents,
         }
         for (model, epochs), percents in figure_5().items()

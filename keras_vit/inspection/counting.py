@@ -24,6 +24,8 @@ from keras_vit.inspection.memory import Memory, memory
 from keras_vit.inspection.parts import Part, Sides, parts
 from keras_vit.layers.embeddings import check_unadapted
 from keras_vit.models.description import config_of
+from keras_vit.paper import EXAFLOPS
+from keras_vit.recipes import IMAGES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,16 @@ def costs(
         channels if num_channels is None else num_channels,
     )
     return _sums(walked, batch, dtype, optimizer)
+
+
+def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
+    """Our exaFLOPs of Table 6's pre-trainings on JFT-300M, by (model, epochs)."""
+    return {
+        (model, epochs): costs(model, num_classes=num_classes).exaflops(
+            epochs * IMAGES["jft300m"]
+        )
+        for model, epochs in EXAFLOPS
+    }
 
 
 def _config(model: Any) -> ViTConfig | ResNetConfig:

@@ -99,7 +99,7 @@ function rolloutMap() {
   const most = data.rollout.most[image];
   const values = Array.from(data.rollout.bytes.subarray(image * size, (image + 1) * size),
     (byte) => byte / 255 * most);
-  return {values, total: values.reduce((sum, one) => sum + one, 0)};
+  return {values, total: data.rollout.total[image]};
 }
 
 function showAttention() {

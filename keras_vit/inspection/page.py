@@ -45,10 +45,12 @@ class Page:
         attention: [B, L, k, rows, cols], shares of 1.
         rollout: [B, rows, cols], shares of 1.
         query: whose attention these are: "the class token", "the mean of the patches".
-        covered: (rows, cols), the share of the photo's sides that the patches cover.
+        covered: (rows, cols), the patches' sides over the photo's: less than 1 where E
+            crops, more where a hybrid's patches stick out.
         distance: [L, k], pixels.
         filters: [n, P, P, C].
         positions: [rows, cols, rows, cols], cosines.
+        position_at: where they are added, of `ViTConfig`.
     """
 
     title: str
@@ -63,6 +65,7 @@ class Page:
     distance: np.ndarray | None = None
     filters: np.ndarray | None = None
     positions: np.ndarray | None = None
+    position_at: str = "stem"
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -94,11 +97,14 @@ class Page:
 
         Raises:
             ValueError: without images; if the model has no patches (a BiT ResNet), or
-                is not made of this library's layers.
+                is not made of this library's layers; if `names` are not one for each
+                image, or `classes` not one for each of the head's outputs; if what the
+                model gives is not finite.
         """
         if not len(images):
             raise ValueError("Expected images to look at. Received: none")
         config = _config(model)
+        _check_names(model, len(images), names, classes)
         seen = [_look(model, config, image[None]) for image in progress(images)]
         attention = [one.attention for one in seen if one.attention is not None]
         rollout = [one.rollout for one in seen if one.rollout is not None]
@@ -108,7 +114,9 @@ class Page:
             title=title or variant_of(config) or model.name,
             facts=_facts(model, config, mean, std),
             photos=_photos(images, mean, std),
-            names=list(names or (f"image {i + 1}" for i in range(len(images)))),
+            names=[
+                *(names or (f"image {i}" for i in range(1, len(images) + 1))),
+            ],
             predictions=[_best(row, classes, top) for row in scores] or None,
             attention=np.stack(attention) if attention else None,
             rollout=np.stack(rollout) if rollout else None,
@@ -116,7 +124,8 @@ class Page:
             covered=_covered(model),
             distance=np.mean(distance, axis=0) if distance else None,
             filters=_filters(model, config),
-            positions=None if _lacks_positions(config) else position_similarity(model),
+            positions=_positions(model, config),
+            position_at=config.position_at,
             absent=_absent(model, config),
         )
 
@@ -143,21 +152,38 @@ def _look(model: keras.Model, config: ViTConfig, image: np.ndarray) -> _Seen:
     scores = _probabilities(model, image)[0] if _classifies(model) else None
     if config.attention != "full":
         return _Seen(scores, None, None, None)
-    attention = _finite(model, output_attention(model, image)[0])
-    rollout = _finite(model, attention_rollout(model, image, resized=False)[0])
-    return _Seen(scores, attention, rollout, attention_distance(model, image))
+    attention = _finite(model, "attention", output_attention(model, image)[0])
+    rollout = attention_rollout(model, image, resized=False)[0]
+    distance = _finite(model, "distance", attention_distance(model, image))
+    return _Seen(scores, attention, _finite(model, "rollout", rollout), distance)
 
 
-def _finite(model: keras.Model, values: np.ndarray) -> np.ndarray:
-    """In float32, whatever the model computes in."""
-    finite = np.asarray(values, np.float32)
+def _finite(model: keras.Model, field: str, values: np.ndarray) -> np.ndarray:
+    """In float32 at least, whatever the model computes in."""
+    finite = np.asarray(values, np.promote_types(values.dtype, np.float32))
     if not np.isfinite(finite).all():
         raise ValueError(
-            "Expected finite attention and probabilities. Received: "
-            f"model={model.name!r}, which gives NaN or infinity; its training may have "
-            "diverged, or an image holds one"
+            f"Expected finite {field}. Received: model={model.name!r}, which gives NaN "
+            "or infinity; its training may have diverged, or an image holds one"
         )
     return finite
+
+
+def _check_names(
+    model: keras.Model,
+    count: int,
+    names: Sequence[str] | None,
+    classes: Sequence[str],
+) -> None:
+    if names is not None and len(names) != count:
+        raise ValueError(
+            f"Expected a name for each of {count} images. Received: {len(names)} names"
+        )
+    if classes and _classifies(model) and len(classes) != model.output_shape[-1]:
+        raise ValueError(
+            f"Expected a class for each of the head's {model.output_shape[-1]} outputs."
+            f" Received: {len(classes)} classes. A run has them in its run.json"
+        )
 
 
 def _config(model: keras.Model) -> ViTConfig:
@@ -184,7 +210,7 @@ def _probabilities(model: keras.Model, image: np.ndarray) -> np.ndarray:
     outputs = model(image, training=False)
     if _head(model).activation is keras.activations.linear:
         outputs = ops.softmax(outputs)
-    return _finite(model, ops.convert_to_numpy(outputs))
+    return _finite(model, "predictions", ops.convert_to_numpy(outputs))
 
 
 def _best(
@@ -208,18 +234,25 @@ def _query(config: ViTConfig) -> str:
 
 
 def _covered(model: keras.Model) -> tuple[float, float]:
-    """The share of an image's sides under patches: less than 1 where E crops."""
+    """The patches' sides over the image's, as `attention_rollout` places them."""
     facts = describe(model)
     patch = facts["stride"] * facts["patch_size"]
     (height, width), (rows, cols) = model.input_shape[1:3], facts["grid"]
-    return min(1.0, rows * patch / height), min(1.0, cols * patch / width)
+    return rows * patch / height, cols * patch / width
 
 
 def _filters(model: keras.Model, config: ViTConfig) -> np.ndarray | None:
     if config.resnet is not None:
         return None
     size = config.patch_size**2 * describe(model)["num_channels"]
-    return embedding_filters(model, min(_FILTERS, size, config.hidden_size))
+    filters = embedding_filters(model, min(_FILTERS, size, config.hidden_size))
+    return _finite(model, "filters", filters)
+
+
+def _positions(model: keras.Model, config: ViTConfig) -> np.ndarray | None:
+    if _lacks_positions(config):
+        return None
+    return _finite(model, "positions", position_similarity(model))
 
 
 def _lacks_positions(config: ViTConfig) -> bool:

@@ -18,7 +18,12 @@ _POSITIONS = 2**19  # Cosines in a page at most, a byte each.
 
 
 def html(page: "Page") -> str:
-    """The page as one file of HTML, CSS and JavaScript."""
+    """The page as one file of HTML, CSS and JavaScript.
+
+    Raises:
+        ValueError: naming the field, if one is not finite.
+    """
+    _check_finite(page)
     body = [
         f"<header><h1>{escaped(page.title)}</h1><p>{escaped(_line(page))}</p></header>",
         "<noscript><p>Choosing and the sliders need JavaScript.</p></noscript>",
@@ -41,13 +46,24 @@ def html(page: "Page") -> str:
     return document(page.title, body, _asset("page.css"), _asset("page.js"))
 
 
+def _check_finite(page: "Page") -> None:
+    for field in ("attention", "rollout", "distance", "filters", "positions"):
+        values = getattr(page, field)
+        if values is not None and not np.isfinite(values).all():
+            raise ValueError(
+                f"Expected finite {field} in the page. Received: NaN or infinity"
+            )
+
+
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:
     """JSON that no text in it can end: `</script>` and `<!--` have no `<`."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    # NaN is none of JSON: a browser would stop there, and show nothing.
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _line(page: "Page") -> str:
@@ -91,7 +107,11 @@ def _data(page: "Page") -> dict[str, Any]:
             "total": _floats(page.attention.sum(axis=(-2, -1))),
         }
         bytes_, most = quantized(page.rollout)
-        data["rollout"] = {"bytes": _encoded(bytes_), "most": _floats(most)}
+        data["rollout"] = {
+            "bytes": _encoded(bytes_),
+            "most": _floats(most),
+            "total": _floats(page.rollout.sum(axis=(-2, -1))),
+        }
     if page.positions is not None:
         data["positions"] = _position_data(page.positions)
     return data
@@ -312,6 +332,7 @@ def _positions(page: "Page") -> str:
     step = _position_data(page.positions)["step"]
     most_row, most_col = math.ceil(rows / step) - 1, math.ceil(cols / step) - 1
     some = "" if step == 1 else f" One row and column in {step} can be chosen."
+    whose = " of layer 1; each layer adds its own" * (page.position_at == "every_layer")
     return f"""<section><h2>Position embeddings</h2>
 <div class="positions"><canvas id="positions"></canvas>
 <svg id="here" viewBox="0 0 {cols} {rows}" preserveAspectRatio="none"
@@ -319,8 +340,8 @@ aria-hidden="true"><rect width="1" height="1"/><rect width="1" height="1"/></svg
 {_slider("row", "Row", 0, most_row, most_row // 2)}
 {_slider("column", "Column", 0, most_col, most_col // 2)}
 {_colour_bar("cosine", "cosine of the chosen patch's position and each one's")}
-<p class="note">How alike positions are (Figures 7 and 10); the framed patch is chosen
-by the sliders or on the picture.{some}</p></section>"""
+<p class="note">How alike positions are (Figures 7 and 10){whose}; the framed patch is
+chosen by the sliders or on the picture.{some}</p></section>"""
 
 
 def _filters(page: "Page") -> str:

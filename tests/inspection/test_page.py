@@ -210,6 +210,78 @@ def test_a_model_that_diverged_is_an_error():
 
 
 @pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("look", "field"),
+    [("attention_distance", "distance"), ("position_similarity", "positions")],
+)
+def test_what_is_not_finite_is_named(look, field, monkeypatch):
+    monkeypatch.setattr(
+        f"keras_vit.inspection.page.{look}", lambda *_: np.full((1, 1, 1, 1), np.nan)
+    )
+    with pytest.raises(ValueError, match=f"Expected finite {field}. Received: model="):
+        Page.of(tiny(), np.zeros((1, 16, 24, 3), np.float32))
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    "field", ["attention", "rollout", "distance", "filters", "positions"]
+)
+def test_no_page_is_written_that_a_browser_cannot_read(field, tmp_path):
+    page = pages.page()
+    getattr(page, field).flat[0] = np.inf
+    with pytest.raises(ValueError, match=f"Expected finite {field} in the page"):
+        page.write(tmp_path / "page.html")
+    page = pages.page(covered=(np.nan, 1.0))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        page.write(tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"names": ["a", "b"]}, "each of 1 images. Received: 2 names"),
+        ({"names": []}, "each of 1 images. Received: 0 names"),
+        ({"classes": ["a", "b"]}, "3 outputs. Received: 2 classes"),
+        ({"classes": ["a", "b", "c", "d"]}, "3 outputs. Received: 4 classes"),
+    ],
+)
+def test_names_are_one_each(given, told):
+    with pytest.raises(ValueError, match=told):
+        Page.of(tiny(), np.zeros((1, 16, 24, 3), np.float32), **given)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("position_at", ["stem", "every_layer", "every_layer_shared"])
+def test_whose_positions_are_shown_is_said(position_at):
+    page = Page.of(tiny(position_at=position_at), np.zeros((1, 16, 24, 3), np.float32))
+    told = "of layer 1; each layer adds its own" in " ".join(read(page).text)
+    assert told == (position_at == "every_layer")
+
+
+@pytest.mark.tensorflow_only
+def test_the_rollouts_total_is_before_rounding():
+    rollout = np.full((2, 4, 5), 0.0015)  # 0.6375 bytes each, which are 1.
+    rollout[:, 0, 0] = 0.6
+    total = read(pages.page(rollout=rollout)).data["rollout"]["total"]
+    np.testing.assert_allclose(total, 0.6 + 19 * 0.0015, rtol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_patches_may_stick_out_over_the_image():
+    """4 x 4 pixels a patch, and SAME rounds up: 5 rows of them on 18 pixels."""
+    resnet = keras_vit.configs.ResNetConfig(num_layers=(1,), width=32, unit="v1")
+    config = keras_vit.ViTConfig(
+        patch_size=1, num_layers=1, hidden_size=8, mlp_dim=8, num_heads=2, resnet=resnet
+    )
+    model = keras_vit.vit(config, image_size=(18, 24), num_classes=3)
+    page = Page.of(model, np.zeros((1, 18, 24, 3), np.float32))
+    assert page.attention.shape[-2:] == (5, 6)
+    assert page.covered == (20 / 18, 1.0)
+
+
+@pytest.mark.tensorflow_only
 def test_half_precision_and_a_single_patch():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:

@@ -220,6 +220,15 @@ def test_rollout_takes_the_place_of_layers(opened):
     assert_shows(tab, page.attention[0, -1].mean(0))
 
 
+def test_the_rollouts_total_is_exact(opened):
+    """Small patches beside a great one are nearer to a byte than to themselves."""
+    rollout = np.full((2, ROWS, COLS), 0.0015)
+    rollout[:, 1, 2] = 0.6
+    tab = opened(pages.page(rollout=rollout))
+    tab.get_by_label("Rollout").click()
+    assert tab.inner_text("#said").startswith("Rollout: 62.8 % of the attention")
+
+
 def test_another_image(opened):
     page = pages.page()
     tab = opened(page)
@@ -302,6 +311,19 @@ def test_patches_that_do_not_cover_the_photo(opened):
     photo, canvas = (tab.locator(at).bounding_box() for at in ("#photo", "#map"))
     assert canvas["height"] == pytest.approx(0.875 * photo["height"], abs=1)
     assert canvas["width"] == pytest.approx(0.75 * photo["width"], abs=1)
+
+
+def test_patches_that_stick_out_over_the_photo(opened):
+    """Each stays where it is on the photo; what is beyond its edge is not seen."""
+    tab = opened(pages.page(covered=(1.25, 1.1)))
+    photo, canvas = (tab.locator(at).bounding_box() for at in ("#photo", "#map"))
+    assert canvas["height"] == pytest.approx(1.25 * photo["height"], abs=1)
+    assert canvas["width"] == pytest.approx(1.1 * photo["width"], abs=1)
+    seen = """([x, y]) => document.elementFromPoint(x, y)?.id"""
+    right, bottom = photo["x"] + photo["width"], photo["y"] + photo["height"]
+    assert tab.evaluate(seen, [right - 3, bottom - 3]) == "map"
+    assert tab.evaluate(seen, [right + 3, bottom - 3]) != "map"
+    assert tab.evaluate(seen, [right - 3, bottom + 3]) != "map"
 
 
 @pytest.mark.parametrize("make", [pages.page, pages.bare])

@@ -112,6 +112,73 @@ def test_of_a_variant(photos, shell, tmp_path):
     assert any("tench" in text for text in found.text)  # The first of equal classes.
 
 
+def test_of_a_file_whose_name_is_not_utf8(file, photos, shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photo = tmp_path / b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    try:
+        photo.write_bytes((photos / "a" / "0.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    code, _, err = shell("inspect", file, photo)
+    assert code == 0, err
+    assert "caf?.png" in (tmp_path / "inspect.html").read_text("utf-8")
+
+
+def test_of_a_folder_with_a_corrupt_file(file, photos, shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.png").write_bytes((photos / "a" / "0.png").read_bytes())
+    bad = folder / "b.png"
+    bad.write_bytes((photos / "a" / "1.png").read_bytes()[:99])
+    code, out, err = shell("inspect", file, folder)
+    assert code == 0, err
+    assert "1 image," in out
+    assert f"left out {bad}: not a readable image (" in err
+    names = Reader((tmp_path / "inspect.html").read_text("utf-8")).data["names"]
+    assert names == ["mixed/a.png"]
+
+    for words in ([folder / "a.png", bad], [folder, bad]):  # Who names it wants it.
+        code, _, err = shell("inspect", file, *words)
+        assert code == 1
+        assert f"keras-vit: {bad}: not a readable image (" in err
+    (folder / "a.png").write_bytes(b"")
+    code, _, err = shell("inspect", file, folder)
+    assert code == 1
+    assert "a.png: not a readable image (" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"no image", r"Unknown image file format. One of JPEG,[\w ,]* required."),
+        (None, "Is a directory"),
+    ],
+)
+def test_why_a_file_is_not_readable(content, reason, file, shell, tmp_path):
+    """In words, without the names of TensorFlow's operations."""
+    folder = tmp_path / "photos"
+    bad = folder / "a.png"
+    bad.mkdir(parents=True) if content is None else folder.mkdir()
+    if content is not None:
+        bad.write_bytes(content)
+    code, _, err = shell("inspect", file, folder)
+    assert code == 1
+    assert re.search(rf"{bad}: not a readable image \({reason}\)\n", err), err
+
+
+def test_classes_of_another_head(run, photos, shell, tmp_path):
+    for classes in (["a", "b"], ["a", "b", "c", "d"]):
+        folder = tmp_path / str(len(classes))
+        folder.mkdir()
+        (folder / "model.keras").write_bytes((run / "model.keras").read_bytes())
+        Run(classes, MEAN, STD, {"data": str(photos)}).save(folder)
+        code, _, err = shell("inspect", folder, photos, "--count", 1)
+        assert code == 1
+        told = f"the head's 3 outputs. Received: {len(classes)} classes"
+        assert told in err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

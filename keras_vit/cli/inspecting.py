@@ -14,7 +14,7 @@ from keras_vit.cli.opening import (
     read_image,
 )
 from keras_vit.cli.options import Gelu, MeanOption, StdOption
-from keras_vit.cli.shell import app, console
+from keras_vit.cli.shell import app, console, errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,14 +115,31 @@ def _write_page(
 def _read(
     images: list[Path] | None, network: Any, run: Run, count: int
 ) -> "tuple[list[str], np.ndarray]":
-    """Names and images, [B, H, W, C], as the network takes them."""
+    """Names and images, [B, H, W, C], as the network takes them.
+
+    Of a folder, what is no readable image is left out and named.
+
+    Raises:
+        ValueError: if nothing is left, or a file that was named is not readable.
+    """
     import numpy as np
 
     if not images:
         return _test_images(network, run, count)
     files = _spread([file for path in images for file in image_files(path)], count)
-    batch = np.stack([read_image(file, network, run) for file in files])
-    return [_name(file) for file in files], batch
+    found, left_out = [], []
+    for file in files:
+        try:
+            found.append((_name(file), read_image(file, network, run)))
+        except ValueError as error:
+            if file in images:  # Named, not found in a folder.
+                raise
+            left_out.append(error)
+    if not found:
+        raise left_out[0]
+    for error in left_out:
+        errors.print(f"left out {error}")
+    return [name for name, _ in found], np.stack([image for _, image in found])
 
 
 def _name(file: Path) -> str:

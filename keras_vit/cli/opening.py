@@ -385,10 +385,12 @@ def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
     from keras_vit.data import preprocessing
 
     try:
-        image = preprocessing.decode(tf.io.read_file(str(file)))
-    except (tf.errors.OpError, ValueError) as error:
-        reason = str(getattr(error, "message", error)).splitlines()[0]
-        reason = reason.rpartition("}} ")[2].removesuffix(" [Op:DecodeImage]")
+        # Python reads it: TensorFlow takes no file name that is not UTF-8.
+        image = preprocessing.decode(file.read_bytes())
+    except (tf.errors.OpError, ValueError, OSError) as error:
+        told = getattr(error, "message", None) or getattr(error, "strerror", None)
+        reason = str(told or error).splitlines()[0]
+        reason = reason.rpartition("}} ")[2].partition(" [Op:")[0]
         raise ValueError(f"{file}: not a readable image ({reason})") from error
     size, channels = network.input_shape[1:3], network.input_shape[-1]
     return np.asarray(preprocessing.prepare(image, size, run.mean, run.std, channels))

@@ -234,6 +234,24 @@ def test_figure_7_has_three_panels(figures, tmp_path):
     assert right.get_ylabel() == "mean attention distance [pixels]"
 
 
+def test_figure_7_of_other_than_three_channels_is_the_first_in_gray(figures, tmp_path):
+    filters = np.random.default_rng(0).normal(size=(2, 4, 4, 4))
+    filters[..., 1:] *= 100  # Of no effect on how the first is stretched.
+    plots.figure_7(filters, similarity(2, 2), np.ones((2, 2)), tmp_path / "a.png")
+    tiles = figures[0].axes[0].images[0].get_array()
+    first = (filters[0, ..., :1] - filters[0, ..., 0].min()) / np.ptp(
+        filters[0, ..., 0]
+    )
+    np.testing.assert_allclose(tiles[:4, :4], first.repeat(3, axis=-1))
+
+
+def test_attention_maps_of_one_channel_are_gray(figures, tmp_path):
+    images = np.linspace(0, 1, 16).reshape(1, 4, 4, 1)
+    plots.attention_maps(images, np.ones((1, 2, 2)), ["a"], tmp_path / "a.png")
+    drawn = figures[0].axes[0].images[0].get_array()
+    np.testing.assert_allclose(drawn, images[0].repeat(3, axis=-1))
+
+
 def test_figure_10_has_a_panel_for_each_training(figures, tmp_path):
     given = {"7 epochs": similarity(4, 6), "14 epochs": -similarity(4, 6)}
     plots.figure_10(given, tmp_path / "figure_10.png")
@@ -352,8 +370,63 @@ def test_figure_13_has_each_model_against_compute_and_speed(figures, tmp_path):
             r"positive numbers .*relative compute.* of 'depth'",
         ),
         (
-            lambda path: plots.figure_12({"B": {224: 0.0}}, {}, path),
+            lambda path: plots.figure_12({"B": {224: 0.0}}, {"B": {}}, path),
             r"positive numbers .*images/s.* of 'B'",
+        ),
+        (
+            lambda path: plots.figure_12({"B": {224: 1.0}}, {"L": {224: 1}}, path),
+            "the same models .*Received: 'B', 'L' in one of them",
+        ),
+        (
+            lambda path: plots.figure_9({"a": {}}, path),
+            "points .*Received: none of 'a'",
+        ),
+        (
+            lambda path: plots.figure_10({"a": np.full((2, 2, 2, 2), np.nan)}, path),
+            "similarities of 'a' of finite numbers. Received: nan",
+        ),
+        (
+            lambda path: plots.figure_11({"a": np.full((2, 2), np.inf)}, path),
+            "distances of 'a' of finite numbers, 0 or more. Received: inf",
+        ),
+        (
+            lambda path: plots.figure_11({"a": -np.ones((2, 2))}, path),
+            "0 or more. Received: -1",
+        ),
+        (
+            lambda path: plots.figure_11({"a": np.ones((0, 2))}, path),
+            r"one or more in each. Received: shape=\(0, 2\)",
+        ),
+        (
+            lambda path: plots.figure_7(
+                np.ones((0, 8, 8, 3)), similarity(2, 2), np.ones((2, 2)), path
+            ),
+            r"Expected filters .*Received: shape=\(0, 8, 8, 3\)",
+        ),
+        (
+            lambda path: plots.figure_6(
+                np.ones((1, 8, 8, 3)), np.ones((1, 8, 8)), path, columns=0
+            ),
+            "columns=0",
+        ),
+        (
+            lambda path: plots.figure_14(
+                np.ones((1, 8, 8, 3)), np.full((1, 8, 8), np.nan), path
+            ),
+            r"maps \[B, H, W\] of finite numbers, 0 or more. Received: nan",
+        ),
+        (
+            lambda path: plots.figure_6(
+                np.ones((1, 8, 8, 3)), -np.ones((1, 8, 8)), path
+            ),
+            "0 or more. Received: -1",
+        ),
+        (lambda path: plots.reconstructions({}, path), "Received: none"),
+        (
+            lambda path: plots.attention_maps(
+                np.ones((1, 8, 8, 3)), np.full((1, 2, 2), np.nan), ["a"], path
+            ),
+            "0 or more. Received: nan",
         ),
     ],
 )

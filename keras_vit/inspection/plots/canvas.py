@@ -56,6 +56,23 @@ def check_count(names: Collection[Any], what: str, most: int = len(COLORS)) -> N
         raise ValueError(f"Expected 1 to {most} {what}. Received: {len(names)}")
 
 
+def check_values(
+    what: str, values: np.ndarray, dimensions: int, least: float = -np.inf
+) -> None:
+    """Raises if an array has no values, or others than finite ones from `least` on."""
+    if values.ndim != dimensions or not values.size:
+        raise ValueError(
+            f"Expected {what} in {dimensions} dimensions, one or more in each. "
+            f"Received: shape={values.shape}"
+        )
+    if not np.isfinite(values).all() or values.min() < least:
+        numbers = "numbers" if least == -np.inf else f"numbers, {least:g} or more"
+        raise ValueError(
+            f"Expected {what} of finite {numbers}. Received: {values.min()} to "
+            f"{values.max()}"
+        )
+
+
 def style_of(number: int) -> dict[str, Any]:
     """Color, marker and dash of a line, of the first 2 * len(COLORS).
 
@@ -97,8 +114,8 @@ def plain(axes: Any) -> None:
 
 
 def colored(images: np.ndarray) -> np.ndarray:
-    """[B, H, W, 1 or 3] -> [B, H, W, 3]."""
-    return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
+    """[B, H, W, C] -> [B, H, W, 3]; of other than three channels, the first in gray."""
+    return images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int, fill: float) -> np.ndarray:

@@ -20,14 +20,18 @@ def attention_maps(
     """Draws images above what the output attends to (D.8), to a file.
 
     Args:
-        images: [B, H, W, C] in [0, 1].
-        maps: [B, rows, columns], e.g. of `attention_rollout`.
+        images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
+        maps: [B, rows, columns], 0 or more, e.g. of `attention_rollout`.
         titles: one for each image.
         path: of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
+        ValueError: without images, or if a map is not finite, or negative.
         ImportError: without matplotlib, the extra `plots`.
     """
+    canvas.check_values("images [B, H, W, C]", images, 4)
+    canvas.check_values("maps [B, rows, columns]", maps, 3, 0)
+    images = canvas.colored(images)
     with canvas.picture(path, 1.6 * len(images), 3.8) as figure:
         axes = figure.subplots(2, len(images), squeeze=False)
         for column, (image, attention, title) in enumerate(
@@ -59,7 +63,7 @@ def figure_6(
     black (D.8).
 
     Args:
-        images: [B, H, W, C] in [0, 1], C 1 or 3.
+        images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
         maps: [B, H, W], 0 or more, of `attention_rollout`.
         path: of the picture; its suffix is the format (.png, .svg, .pdf).
         columns: pairs side by side; Figure 6 has 3 pairs in one column.
@@ -68,8 +72,8 @@ def figure_6(
             on DINOv2), less shows the others.
 
     Raises:
-        ValueError: if there are no images, not a map for each of their pixels, or the
-            quantile is out of range.
+        ValueError: if there are no images, not a map for each of their pixels, if a map
+            is not finite, or negative, or columns or the quantile are out of range.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not len(images) or maps.shape != images.shape[:3]:
@@ -79,6 +83,10 @@ def figure_6(
         )
     if not 0 < quantile <= 1:
         raise ValueError(f"Expected quantile in (0, 1]. Received: quantile={quantile}")
+    if columns < 1:
+        raise ValueError(f"Expected columns, 1 or more. Received: columns={columns}")
+    canvas.check_values("images [B, H, W, C]", images, 4)
+    canvas.check_values("maps [B, H, W]", maps, 3, 0)
     images = canvas.colored(images)
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
@@ -133,19 +141,26 @@ def figure_7(
     """Draws what the embeddings and heads have learnt, as Figure 7, to a file.
 
     Args:
-        filters: [n, P, P, C] of `embedding_filters`; the paper has 28.
+        filters: [n, P, P, C] of `embedding_filters`; the paper has 28. Of other than
+            three channels, the first is drawn in gray.
         positions: [rows, columns, rows, columns] of `position_similarity`; of a larger
             grid, 7 x 7 patches all over the image are drawn, as many as the paper has.
         distances: [L, k] of `attention_distance`, in pixels.
         path: of the picture; its suffix is the format.
 
     Raises:
+        ValueError: if one has nothing to draw, or is not finite, or distances are
+            negative.
         ImportError: without matplotlib, the extra `plots`.
     """
+    canvas.check_values("filters [n, P, P, C]", filters, 4)
+    canvas.check_values("similarities [rows, columns, rows, columns]", positions, 4)
+    canvas.check_values("distances [L, k]", distances, 2, 0)
+    shown = filters if filters.shape[-1] == 3 else filters[..., :1]
     with canvas.picture(path, 12, 4) as figure:
         figure.get_layout_engine().set(wspace=0.06)
         left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1.15, 1.1))
-        tiles = canvas.colored(np.stack([_stretched(one) for one in filters]))
+        tiles = canvas.colored(np.stack([_stretched(one) for one in shown]))
         gap = max(1, tiles.shape[2] // 10)
         left.imshow(canvas.mosaic(tiles, 7, gap, 1.0), interpolation="nearest")
         left.set_axis_off()
@@ -176,7 +191,8 @@ def figure_10(
         most: tiles a side; of a larger grid, so many from all over the image.
 
     Raises:
-        ValueError: if there are none, or an array is no similarity of two patches.
+        ValueError: if there are none, or an array is no similarity of two patches, or
+            not finite.
         ImportError: without matplotlib, the extra `plots`.
     """
     wrong = [
@@ -189,6 +205,8 @@ def figure_10(
             "Expected similarities [rows, columns, rows, columns] by title (D.4). "
             f"Received: {', '.join(wrong) or 'none'}"
         )
+    for title, array in similarities.items():
+        canvas.check_values(f"similarities of {title!r}", array, 4)
     columns = min(len(similarities), 3)
     rows = -(-len(similarities) // columns)
     with canvas.picture(path, 3.5 * columns + 0.9, 4.1 * rows) as figure:
@@ -219,7 +237,8 @@ def figure_11(
         path: of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there are none, or an array has not a row for each layer.
+        ValueError: if there are none, or an array has not a row for each layer and a
+            column for each head, is not finite, or negative.
         ImportError: without matplotlib, the extra `plots`.
     """
     wrong = [f"{n!r} {one.shape}" for n, one in distances.items() if one.ndim != 2]
@@ -228,6 +247,8 @@ def figure_11(
             "Expected distances [L, k] by the model's name (D.7). Received: "
             f"{', '.join(wrong) or 'none'}"
         )
+    for model, found in distances.items():
+        canvas.check_values(f"distances of {model!r}", found, 2, 0)
     with canvas.picture(path, 4.5 * len(distances) + 0.4, 4) as figure:
         row = figure.subplots(1, len(distances), squeeze=False, sharey=True)[0]
         for axes, (model, found) in zip(row, distances.items(), strict=True):
@@ -299,8 +320,13 @@ def reconstructions(
         path: of the picture; its suffix is the format.
 
     Raises:
+        ValueError: if there are no rows, or no images in one, or they are not finite.
         ImportError: without matplotlib, the extra `plots`.
     """
+    if not pictures:
+        raise ValueError("Expected pictures by the name of their row. Received: none")
+    for name, images in pictures.items():
+        canvas.check_values(f"pictures [B, H, W, C] of {name!r}", images, 4)
     count, height, width = next(iter(pictures.values())).shape[:3]
     tall = 1.5 * len(pictures) * height / width
     with canvas.picture(path, 1.5 * count + 0.4, tall) as figure:

@@ -186,10 +186,16 @@ def figure_12(
         path: of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there is nothing to draw, more than 14 models, or a number is not
-            positive.
+        ValueError: if there is nothing to draw, more than 14 models, a number is not
+            positive, or the two are of different models.
         ImportError: without matplotlib, the extra `plots`.
     """
+    strangers = images_per_second.keys() ^ largest_batch.keys()
+    if strangers:
+        raise ValueError(
+            "Expected speed and largest batch of the same models (D.5). Received: "
+            f"{', '.join(map(repr, sorted(strangers)))} in one of them"
+        )
     panels = [
         _Panel("", "input size [px]", label, {n: [*of.items()] for n, of in by.items()})
         for by, label in (
@@ -272,6 +278,11 @@ def _draw(
     canvas.check_count(names, "lines", most)
     for panel in panels:
         _check_positive(panel, logarithmic)
+        if not any(panel.lines.values()):
+            raise ValueError(
+                f"Expected points to draw ({panel.x_label}; {panel.y_label}). Received: "
+                f"none of {', '.join(map(repr, panel.lines)) or 'any line'}"
+            )
     width = 4.4 * len(panels)
     entry = 0.6 + 0.075 * max(map(len, names))  # Inches of the legend.
     rows = -(-len(names) // max(1, int(width / entry)))

@@ -137,8 +137,8 @@ def _read(
             left_out.append(error)
     if not found:
         raise left_out[0]
-    for error in left_out:
-        errors.print(f"left out {error}")
+    for reason in left_out:
+        errors.print(f"left out {reason}")
     return [name for name, _ in found], np.stack([image for _, image in found])
 
 

@@ -156,11 +156,10 @@ def figure_7(
     canvas.check_values("filters [n, P, P, C]", filters, 4)
     canvas.check_values("similarities [rows, columns, rows, columns]", positions, 4)
     canvas.check_values("distances [L, k]", distances, 2, 0)
-    shown = filters if filters.shape[-1] == 3 else filters[..., :1]
     with canvas.picture(path, 12, 4) as figure:
         figure.get_layout_engine().set(wspace=0.06)
         left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1.15, 1.1))
-        tiles = canvas.colored(np.stack([_stretched(one) for one in shown]))
+        tiles = np.stack([_stretched(one) for one in canvas.colored(filters)])
         gap = max(1, tiles.shape[2] // 10)
         left.imshow(canvas.mosaic(tiles, 7, gap, 1.0), interpolation="nearest")
         left.set_axis_off()

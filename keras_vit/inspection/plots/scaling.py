@@ -280,8 +280,8 @@ def _draw(
         _check_positive(panel, logarithmic)
         if not any(panel.lines.values()):
             raise ValueError(
-                f"Expected points to draw ({panel.x_label}; {panel.y_label}). Received: "
-                f"none of {', '.join(map(repr, panel.lines)) or 'any line'}"
+                f"Expected points to draw ({panel.x_label}; {panel.y_label}). "
+                f"Received: none of {', '.join(map(repr, panel.lines)) or 'any line'}"
             )
     width = 4.4 * len(panels)
     entry = 0.6 + 0.075 * max(map(len, names))  # Inches of the legend.

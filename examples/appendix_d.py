@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from inside import neighbours  # The example beside this one.
 
 import keras_vit
 from keras_vit import ResNetConfig, ViTConfig, data, evaluation, inspection, recipes
@@ -107,6 +108,12 @@ class Study:
         """All of them; the first one of a smoke test."""
         return dict([*given.items()][: 1 if self.smoke else None])
 
+    def length(self, times: int = 1) -> tuple[int, int]:
+        """Epochs of a training and steps of an epoch: whole batches alone."""
+        if self.smoke:
+            return 1, 2
+        return self.epochs * times, len(self.source.train) // RECIPE.batch_size
+
     def train(
         self,
         config: ViTConfig | ResNetConfig,
@@ -120,8 +127,7 @@ class Study:
             config = dataclasses.replace(config, num_layers=1)
         build = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
         model = build(config, image_size=SIZE, num_classes=len(self.source.classes))
-        steps = 2 if self.smoke else len(self.source.train) // RECIPE.batch_size
-        epochs = 1 if self.smoke else self.epochs * times
+        epochs, steps = self.length(times)
         recipe = dataclasses.replace(
             RECIPE,
             epochs=None,
@@ -234,21 +240,14 @@ def figure_10(study: Study) -> dict[str, np.ndarray]:
     return found
 
 
-def neighbours(positions: np.ndarray) -> tuple[float, float]:
-    """Mean cosine of a patch and the one below, and the one at the right."""
-    rows, columns = positions.shape[:2]
-    below = [positions[i, j, i + 1, j] for i, j in np.ndindex(rows - 1, columns)]
-    right = [positions[i, j, i, j + 1] for i, j in np.ndindex(rows, columns - 1)]
-    return float(np.mean(below)), float(np.mean(right))
-
-
 def figure_13(study: Study) -> dict[str, tuple[float, float, float]]:
     """Axial models: (exaFLOPs, images per second, accuracy) by name."""
     found = {}
     print(f"{'':<14}{'teraFLOPs':>10}{'images/s':>10}{'5-shot':>8}")
     for name, config in study.few(MODELS).items():
         model = study.train(config)
-        seen = study.epochs * len(study.source.train)
+        epochs, steps = study.length()
+        seen = epochs * steps * RECIPE.batch_size
         exaflops = inspection.costs(model).exaflops(seen)
         found[name] = exaflops, speed(model), study.five_shot(model)
         tera, images, accuracy = 1e6 * exaflops, *found[name][1:]

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
+import types
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ def example(name):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)  # As Python has it for a script there.
 
 
 def test_every_example_is_tested_and_listed():
@@ -159,8 +161,29 @@ def test_appendix_d(cifar10, tmp_path, capsys):
     assert numbers["10"]["1-D"].shape == (8, 8, 8, 8)
     (model,) = numbers["13"]
     exaflops, speed, accuracy = numbers["13"][model]
-    assert exaflops > 0
+    module = example("appendix_d")
+    config = dataclasses.replace(module.MODELS[model], num_layers=1)
+    counted = keras_vit.inspection.costs(config, module.SIZE, num_classes=10)
+    seen = 2 * module.RECIPE.batch_size  # Two steps of a smoke test.
+    assert exaflops == pytest.approx(counted.exaflops(seen))
     assert f"{speed:.0f}{accuracy:>8.1%}" in printed
+
+
+def test_likeness_of_neighbours_is_written_once():
+    assert example("appendix_d").neighbours.__module__ == "inside"
+    positions = np.zeros((2, 3, 2, 3))
+    positions[0, :, 1, :] = np.eye(3) * 0.5  # Below; one row has one.
+    positions[0, 1, 0, 2] = 1  # At the right: 1 of 4.
+    assert example("inside").neighbours(positions) == (0.5, 0.25)
+
+
+def test_figure_13_counts_the_images_that_are_seen():
+    module = example("appendix_d")
+    batch = module.RECIPE.batch_size
+    source = types.SimpleNamespace(train=range(3 * batch + 1))
+    study = module.Study(source, 4, Path())
+    assert study.length() == (4, 3)
+    assert study.length(2) == (8, 3)
 
 
 def test_shapes_of_figure_8_differ_from_the_base_in_what_they_say():

@@ -123,6 +123,25 @@ def test_of_a_file_whose_name_is_not_utf8(file, photos, shell, tmp_path, monkeyp
     assert code == 0, err
     assert "caf?.png" in (tmp_path / "inspect.html").read_text("utf-8")
 
+    photo.write_bytes(b"no image")
+    code, _, err = shell("inspect", file, photo)
+    assert code == 1
+    assert r"caf\udce9.png: not a readable image (Unknown" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_predicting_a_file_whose_name_is_not_utf8(
+    options, run, photos, shell, tmp_path
+):
+    photo = tmp_path / b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    try:
+        photo.write_bytes((photos / "a" / "0.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    code, out, err = shell("predict", photo, "--model", run, *options)
+    assert code == 0, err
+    assert r"\udce9.png" in out
+
 
 def test_of_a_folder_with_a_corrupt_file(file, photos, shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

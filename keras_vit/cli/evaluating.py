@@ -21,7 +21,7 @@ from keras_vit.cli.options import (
     TestSeed,
     WeightsOption,
 )
-from keras_vit.cli.shell import app, console, errors
+from keras_vit.cli.shell import app, console, errors, printable
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
@@ -71,10 +71,12 @@ def predict(
 def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:
     if as_json:
         classes = [{"class": name, "probability": score} for name, score in best]
-        print(json.dumps({"image": str(file), "top": classes}, ensure_ascii=False))
+        print(
+            json.dumps({"image": printable(file), "top": classes}, ensure_ascii=False)
+        )
         return
     table = Table(
-        title=Text(str(file)), title_justify="left", show_header=False, box=None
+        title=Text(printable(file)), title_justify="left", show_header=False, box=None
     )
     for name, score in best:
         table.add_row(f"{score:7.2%}", name)

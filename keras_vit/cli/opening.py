@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import typer
 
 from keras_vit.cli.options import HALF, Triple, pixels
-from keras_vit.cli.shell import console
+from keras_vit.cli.shell import console, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -391,6 +391,8 @@ def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
         told = getattr(error, "message", None) or getattr(error, "strerror", None)
         reason = str(told or error).splitlines()[0]
         reason = reason.rpartition("}} ")[2].partition(" [Op:")[0]
-        raise ValueError(f"{file}: not a readable image ({reason})") from error
+        raise ValueError(
+            f"{printable(file)}: not a readable image ({reason})"
+        ) from error
     size, channels = network.input_shape[1:3], network.input_shape[-1]
     return np.asarray(preprocessing.prepare(image, size, run.mean, run.std, channels))

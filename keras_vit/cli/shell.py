@@ -1,6 +1,7 @@
 """What every command prints with, and the commands' list."""
 
 import sys
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -14,6 +15,11 @@ app = typer.Typer(
 )
 console = Console(markup=False, highlight=False, soft_wrap=True)
 errors = Console(stderr=True, style="red", markup=False, soft_wrap=True)
+
+
+def printable(file: Path) -> str:
+    """A file's name; what is no text in it is escaped, as Python does on stderr."""
+    return str(file).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def progress() -> int:

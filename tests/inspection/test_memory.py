@@ -158,7 +158,7 @@ def test_activations_grow_with_the_batch():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch": 0}, {"dtype": "float16"}, {"optimizer": "lion"}]
+    "wrong", [{"batch": 0}, {"batch": 2.5}, {"dtype": "float16"}, {"optimizer": "lion"}]
 )
 def test_other_numbers_are_refused(wrong):
     (name,) = wrong

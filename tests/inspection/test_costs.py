@@ -208,6 +208,7 @@ def on_jax():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_multiply_adds_are_xlas(on_jax, agree):
     """XLA's count has norms, GELU and softmax too: the report says how much more."""
     assert len(on_jax[0]) == 3
@@ -217,6 +218,7 @@ def test_multiply_adds_are_xlas(on_jax, agree):
         assert 1 <= ratio <= 1.01, variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix_products_are_the_traced_ones(kind, on_jax):
     """Every kind to the last multiply-add, but for what JAX calls a convolution."""

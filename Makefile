@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test test-one test-other check format quick fuzz parity floor interop bench clean
+.PHONY: demo test test-one test-other slow slow-one slow-other check format quick fuzz parity floor interop bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-test: check  ## Lint, types, and the tests, in two halves for two cores.
+test: check  ## Lint, types, and the quicker tests, in two halves for two cores.
 	$(MAKE) --jobs=2 --no-print-directory test-one test-other
 
 test-one:
@@ -18,26 +18,37 @@ test-one:
 test-other:
 	$(MAKE) --output-sync=target --no-print-directory test-training test-jax
 
+slow: $(VENV)/dev.done  ## The tests that `make test` leaves out, in two halves.
+	$(MAKE) --jobs=2 --no-print-directory slow-one slow-other
+
+slow-one:
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow --ignore=tests/training
+
+slow-other:
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow tests/training
+	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "slow and not tensorflow_only"
+
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 test-tensorflow: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q --ignore=tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" \
+	  --ignore=tests/training
 
 test-training: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" tests/training
 
 test-jax: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not tensorflow_only"
+	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only"
 
 test-torch: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not tensorflow_only" \
+	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
 	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py
 
-quick: $(VENV)/dev.done  ## TensorFlow alone, without the tests that take minutes.
+quick: $(VENV)/dev.done  ## TensorFlow alone, of `make test`.
 	$(QUIET) $(BIN)/pytest -q -m "not slow"
 
 fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.

@@ -263,6 +263,7 @@ def test_temperature_of_a_model_that_is_always_right(shell, trained, tmp_path):
     assert "all right" in err
 
 
+@pytest.mark.slow
 def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
     code, out, _ = shell(
         *("finetune", "--data", photos, "--weights", MINI, "--output", tmp_path),
@@ -596,6 +597,7 @@ def test_interrupted_run_is_saved(photos, tmp_path):
     assert len(list((output / "checkpoints").glob("step-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_demo(shell, tmp_path):
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")

@@ -14,7 +14,7 @@ import pytest
 import keras_vit
 from tests.conftest import REFERENCE
 
-pytestmark = pytest.mark.tensorflow_only
+pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CIFAR10 = (

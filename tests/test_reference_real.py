@@ -34,6 +34,7 @@ def test_tanh_gelu_is_another_function(shared, golden):
     assert off.max() == pytest.approx(0.064, abs=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow_only
 def test_a_given_head_reaches_its_accuracy(shared, golden):
     """`head_flowers12.npz` on those features: 96.25 % of 240 photos."""

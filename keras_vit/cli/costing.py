@@ -9,7 +9,7 @@ import typer
 from keras_vit.cli.options import pixels
 from keras_vit.cli.shell import app, console
 
-# What each way of asking takes, beside --classes of the first two.
+# What each way of asking takes.
 _OPTIONS = {
     "a variant": ("image_size", "batch", "dtype", "by_layer", "classes"),
     "--table6": ("classes",),
@@ -31,7 +31,10 @@ def costs(
     ] = None,
     image_size: Annotated[
         str | None,
-        typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 224]."),
+        typer.Option(
+            help="Pixels, 384 or 384x512 (height x width) [default: 224; of --plan the "
+            "recipe's]."
+        ),
     ] = None,
     batch: Annotated[
         int | None,
@@ -43,11 +46,17 @@ def costs(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of activations in memory, float32 or bfloat16."),
+        typer.Option(
+            help="Of activations, float32 or bfloat16; prints memory [default: "
+            "float32]."
+        ),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(min=0, help="Of the head; 0 leaves it out [default: 1000]."),
+        typer.Option(
+            min=0,
+            help="Of the head; 0 leaves it out [default: 1000]; --plan has the data's.",
+        ),
     ] = None,
     by_layer: Annotated[
         bool, typer.Option("--by-layer", help="By layer instead of by operation.")
@@ -90,6 +99,7 @@ def costs(
         float | None,
         typer.Option(
             min=0.1,
+            max=1e6,
             help="Of --figure12 on a CPU: GiB to take [default: 0.8 of what is free].",
         ),
     ] = None,
@@ -194,6 +204,11 @@ def _figure_12(given: dict[str, Any]) -> None:
 
     output = given.get("output")
     memory = int(given["memory"] * 2**30) if "memory" in given else None
+    draws = importlib.util.find_spec("matplotlib") is not None
+    if output is not None:  # Minutes to hours are not measured for nothing.
+        output.mkdir(parents=True, exist_ok=True)
+        if not draws:
+            console.print("without matplotlib (the extra plots) no picture is drawn")
     measured = speed.measure(
         tuple(given.get("models", speed.MODELS)),
         _sides(given["sizes"]) if "sizes" in given else speed.SIZES,
@@ -206,7 +221,7 @@ def _figure_12(given: dict[str, Any]) -> None:
         return
     measured.save(output / "figure12.json")
     console.print(f"wrote {output / 'figure12.json'}")
-    if importlib.util.find_spec("matplotlib"):
+    if draws:
         picture = output / "figure12.png"
         plots.figure_12(measured.images_per_second, measured.largest_batch, picture)
         console.print(f"wrote {picture}")
@@ -215,6 +230,6 @@ def _figure_12(given: dict[str, Any]) -> None:
 def _sides(text: str) -> tuple[int, ...]:
     """'64,128' as numbers."""
     words = text.split(",")
-    if not all(word.isdigit() and int(word) for word in words):
+    if not all(word.isdecimal() and int(word) for word in words):
         raise ValueError(f"Expected pixels as 64,128,224. Received: --sizes {text}")
     return tuple(int(word) for word in words)

@@ -55,6 +55,10 @@ def _inputs(
 def _batches(images: Any, batch_size: int) -> Iterator[Any]:
     if not len(images):
         raise ValueError("Expected images to look at. Received: none")
+    if batch_size < 1:
+        raise ValueError(
+            f"Expected a batch_size of 1 or more. Received: batch_size={batch_size}"
+        )
     for start in range(0, len(images), batch_size):
         yield images[start : start + batch_size]
 
@@ -67,7 +71,8 @@ def attention_rollout(
     Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
     the residual connections, rows renormalised, layers multiplied. The map is the row
     of what the head reads, over the patches: the class token's; without one, the mean
-    of the patches', which MAP's probe weighs; the mean of both of DeiT's tokens.
+    of the patches', which MAP's probe weighs; the mean of both of DeiT's tokens, or
+    of all tokens under `pooling="avg"` or "max".
 
     Args:
         model: a ViT or a hybrid.
@@ -123,13 +128,24 @@ def rollout(model: keras.Model, images: Tensor) -> Tensor:
 def _readers(model: keras.Model) -> np.ndarray:
     """What share of the head each token has, where all are asked alike: [T]."""
     facts = describe(model)
-    config: Any = config_of(model)
-    prefix, patches = facts["num_prefix_tokens"], math.prod(facts["grid"])
-    shares = np.zeros(prefix + patches, np.float32)
-    own = CLASS_TOKENS[config.classifier]
-    asked = slice(0, own) if own else slice(prefix, None)
+    tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
+    shares = np.zeros(tokens, np.float32)
+    own = own_tokens(model)
+    if own is None:
+        asked = slice(0, tokens)
+    else:
+        asked = slice(0, own) if own else slice(facts["num_prefix_tokens"], None)
     shares[asked] = 1 / len(shares[asked])
     return shares
+
+
+def own_tokens(model: keras.Model) -> int | None:
+    """How many tokens of its own the head reads; 0: the patches; None: all tokens."""
+    pooled = {"avg_pool", "max_pool"}  # The builders' `pooling`, over all T.
+    if pooled & {layer.name for layer in model.layers}:
+        return None
+    config: Any = config_of(model)
+    return CLASS_TOKENS[config.classifier]
 
 
 def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:
@@ -203,5 +219,7 @@ def patch_distances(grid: tuple[int, int], patch_size: int) -> np.ndarray:
 def mean_distance(scores: Tensor, away: np.ndarray, prefix: int) -> Tensor:
     """Weighted by attention, over the queries: [B, k, T, T], [N, N] -> [B, k]."""
     weights = scores[:, :, prefix:, prefix:]
-    weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+    onto_patches = ops.sum(weights, axis=-1, keepdims=True)
+    # A query that looks at no patch at all looks 0 pixels far.
+    weights = weights / ops.where(onto_patches == 0, 1.0, onto_patches)
     return ops.mean(ops.sum(ops.multiply(weights, away), axis=-1), axis=-1)

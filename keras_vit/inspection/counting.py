@@ -14,6 +14,8 @@ and 0.9 % of BiT-R50x1; nor the standardising of kernels, once for a whole batch
 """
 
 import dataclasses
+import math
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -50,6 +52,10 @@ class Costs:
         Args:
             images_seen: epochs times images.
         """
+        if not 0 <= images_seen < math.inf:
+            raise ValueError(
+                f"Expected images, 0 or more. Received: images_seen={images_seen}"
+            )
         return 3 * 2 * self.multiply_adds * images_seen / 1e18
 
     def hours(
@@ -105,7 +111,7 @@ class Costs:
         Raises:
             ValueError: as `hours`, and if the price is negative.
         """
-        if price < 0:
+        if not 0 <= price < math.inf:
             raise ValueError(
                 f"Expected a price of 0 or more euros an hour. Received: price={price}"
             )
@@ -232,17 +238,19 @@ def _checked(
 ) -> list[Part]:
     """The parts of a model that could be built so."""
     sides = tuple(image_size) if isinstance(image_size, tuple | list) else ()
-    if len(sides) != 2 or any(not isinstance(n, int) or n < 1 for n in sides):
+    if len(sides) != 2 or any(not isinstance(n, Integral) or n < 1 for n in sides):
         raise ValueError(
             "Expected image_size (H, W) to be two positive integers. "
             f"Received: image_size={image_size!r}"
         )
-    if num_classes < 0 or num_channels < 1:
+    whole = all(isinstance(n, Integral) for n in (num_classes, num_channels))
+    if not whole or num_classes < 0 or num_channels < 1:
         raise ValueError(
-            "Expected num_classes of 0 or more and num_channels of 1 or more. "
+            "Expected num_classes of 0 or more and num_channels of 1 or more, whole. "
             f"Received: num_classes={num_classes}, num_channels={num_channels}"
         )
-    return list(parts(config, sides, num_classes, num_channels))
+    height, width = map(int, sides)
+    return list(parts(config, (height, width), num_classes, num_channels))
 
 
 def _sums(walked: list[Part], batch: int, dtype: str, optimizer: str) -> Costs:

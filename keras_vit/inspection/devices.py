@@ -1,8 +1,8 @@
 """What computes: the peaks of devices, and the share of one that the paper reached.
 
 A peak is that of dense products of bfloat16 with sums in float32; the T4 has float16
-instead. A GB of a GPU's memory is 2^30 bytes, as its driver counts (81,559 MiB of an
-H100's 80 GB). What a device costs an hour is its user's to say.
+instead. A GPU's memory is what its driver, nvidia-smi, says of it. What a device costs
+an hour is its user's to say.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class Device:
     source: str
 
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _TPU = "docs.cloud.google.com/tpu/docs/"
 _NVIDIA = "NVIDIA's data sheet, as listed in glennklockwood.com/garden/processors/"
 
@@ -29,22 +29,22 @@ DEVICES = {
     # Half a chip, of 123 TFLOP/s and 32 GiB: the unit of Table 2.
     "TPUv3-core": Device(teraflops=61.5, memory=16 * _GIB, source=_TPU + "v3"),
     "TPUv4": Device(teraflops=275, memory=32 * _GIB, source=_TPU + "v4"),
-    "A100-40GB": Device(teraflops=312, memory=40 * _GIB, source=_NVIDIA + "A100"),
-    "A100-80GB": Device(teraflops=312, memory=80 * _GIB, source=_NVIDIA + "A100"),
-    "H100": Device(teraflops=989, memory=80 * _GIB, source=_NVIDIA + "h100"),
+    "A100-40GB": Device(teraflops=312, memory=40_960 * _MIB, source=_NVIDIA + "A100"),
+    "A100-80GB": Device(teraflops=312, memory=81_920 * _MIB, source=_NVIDIA + "A100"),
+    "H100": Device(teraflops=989, memory=81_559 * _MIB, source=_NVIDIA + "h100"),
     "H200": Device(
         teraflops=989,
-        memory=141 * _GIB,
+        memory=143_771 * _MIB,
         source="hmc-tech.com/gpu/nvidia-h100-vs-nvidia-h200-sxm-vs-nvidia-gb200",
     ),
     "RTX4090": Device(
         teraflops=165.2,
-        memory=24 * _GIB,
+        memory=24_564 * _MIB,
         source="waredb.com/processor/nvidia-geforce-rtx-4090",
     ),
     "T4": Device(
         teraflops=65,
-        memory=16 * _GIB,
+        memory=15_360 * _MIB,
         source="sysrqmts.com/gpus/compare/nvidia-a100-sxm4-40-gb-vs-nvidia-tesla-t4",
     ),
 }

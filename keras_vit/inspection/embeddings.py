@@ -44,7 +44,8 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
 def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
     """The cosine of any two patches' positions, Figures 7 and 10: [r, c, r, c].
 
-    `[row, column]` is the picture of one patch: its likeness to all others.
+    `[row, column]` is the picture of one patch: its likeness to all others, 0 where a
+    position is all zeros.
 
     Args:
         model: of any of D.4's kinds that adds positions.
@@ -67,6 +68,7 @@ def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
         )
     (table,) = ops.convert_to_numpy(layers[layer].table()).astype(np.float64)
     table = table[facts["num_prefix_tokens"] :]
-    table /= np.linalg.norm(table, axis=-1, keepdims=True)
+    lengths = np.linalg.norm(table, axis=-1, keepdims=True)
+    table /= np.where(lengths == 0, 1, lengths)
     cosines: np.ndarray = table @ table.T
     return cosines.reshape(*facts["grid"], *facts["grid"])

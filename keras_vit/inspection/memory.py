@@ -25,6 +25,7 @@ more (every step of a GELU and of a norm), and so does JAX on a CPU.
 
 import dataclasses
 from collections.abc import Iterable
+from numbers import Integral
 
 from keras_vit.inspection.parts import Part
 
@@ -130,8 +131,10 @@ def memory(parts: Iterable[Part], batch: int, dtype: str, optimizer: str) -> Mem
 
 
 def _check(batch: int, dtype: str, optimizer: str) -> None:
-    if batch < 1:
-        raise ValueError(f"Expected a batch of 1 or more. Received: batch={batch}")
+    if not isinstance(batch, Integral) or batch < 1:
+        raise ValueError(
+            f"Expected a batch of 1 or more images. Received: batch={batch}"
+        )
     if dtype not in _BYTES or optimizer not in SLOTS:
         raise ValueError(
             f"Expected dtype to be one of {', '.join(_BYTES)}, optimizer one of "

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from keras_vit.configs import VARIANTS, builder_name
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.devices import (
     DEVICES,
@@ -19,8 +20,10 @@ GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
 EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
 # 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
 CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
-# The rest is for the compiler, its workspaces and fragmentation.
-USABLE = 0.9
+# The rest is for the compiler, its workspaces and fragmentation: beside the little that
+# is left rematerialised, a process held a third more (`benchmarks/memory.py`).
+USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
+MOST_EPOCHS = 1_000_000
 _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
 
 
@@ -57,10 +60,12 @@ class Plan:
                 f"Expected data to be one of {', '.join(IMAGES)}. "
                 f"Received: data={self.data!r}"
             )
-        if self.epochs <= 0 or self.devices < 1:
+        positive = min(self.epochs, self.devices, self.images_an_update) > 0
+        if not positive or self.epochs >= MOST_EPOCHS:
             raise ValueError(
-                "Expected positive epochs and devices. Received: "
-                f"epochs={self.epochs}, devices={self.devices}"
+                "Expected positive epochs, devices and batch, and less than "
+                f"{MOST_EPOCHS:,} epochs. Received: epochs={self.epochs}, "
+                f"devices={self.devices}, batch={self.images_an_update}"
             )
         if self.images_an_update % self.devices:
             raise ValueError(
@@ -73,12 +78,19 @@ class Plan:
 
     @property
     def recipe(self) -> tuple[str, Recipe]:
-        """Table 3's row, with its name; that of ViT-B/16 for a model without one."""
-        row = f"{self.model.removeprefix('BiT-')}-{self.data}"
-        for name in (row, f"{row}-{self.epochs:g}ep"):
-            if name in PRETRAIN:
-                return name, PRETRAIN[name]
-        name = f"ViT-B/16-{self.data}"
+        """Table 3's row, with its name; that of ViT-B/16 for a model without one.
+
+        Of a model with several, the row of the nearest number of epochs.
+        """
+        row = f"{_as_in_the_paper(self.model).removeprefix('BiT-')}-{self.data}"
+        if row in PRETRAIN:
+            return row, PRETRAIN[row]
+        of_epochs = [
+            (abs(float(epochs) - self.epochs), name)
+            for name in PRETRAIN
+            for epochs in re.findall(rf"^{re.escape(row)}-(\d+)ep$", name)
+        ]
+        name = min(of_epochs)[1] if of_epochs else f"ViT-B/16-{self.data}"
         return name, PRETRAIN[name]
 
     @property
@@ -141,7 +153,7 @@ class Plan:
     def fit(self, rematerialized: bool) -> Fit | None:
         """In how few parts a device's share fits; None if one image does not."""
         share = self.images_an_update // self.devices
-        room = USABLE * device_of(self.device).memory
+        room = _room(device_of(self.device), rematerialized)
         for parts in range(1, share + 1):
             if share % parts:
                 continue
@@ -151,8 +163,30 @@ class Plan:
                 return Fit(rematerialized=rematerialized, parts=parts, memory=needed)
         return None
 
+    @property
+    def rematerialized_hours(self) -> float:
+        """With what rematerialisation computes once more: the blocks, forward."""
+        counted = self.counted()
+        again = sum(
+            products
+            for layer, products in counted.by_layer.items()
+            if layer.startswith("encoderblock_")
+        )
+        return self.hours * (1 + again / counted.multiply_adds / 3)
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def _as_in_the_paper(model: str) -> str:
+    """A builder's name as the paper spells it: "ViT_L16" -> "ViT-L/16"."""
+    spelt = (name for name in VARIANTS if "-" in name)
+    return next((n for n in spelt if builder_name(n) == builder_name(model)), model)
+
+
+def _room(device: Device, rematerialized: bool) -> float:
+    """Bytes that a training may be counted to take."""
+    return device.memory * (USABLE_REMATERIALIZED if rematerialized else USABLE)
 
 
 def _needed(memory: Memory, rematerialized: bool, parts: int) -> int:
@@ -206,18 +240,18 @@ def _lines(run: Plan) -> Iterator[str]:
     )
     yield _line("exaFLOPs", f"{run.exaflops:,.1f}")
     peak = f"{device.teraflops:g} TFLOP/s, {device.memory / 2**30:.0f} GiB"
-    yield f"on {run.devices} x {run.device} ({peak} each), bfloat16, {recipe.optimizer}"
+    yield f"on {run.devices} x {run.device} ({peak} each), 16 bits, {recipe.optimizer}"
     share = run.images_an_update // run.devices
     yield _line("images a device", f"{share:,}")
-    yield _fit_line("memory of a device", run.fit(False), device, share)
+    yield _fit_line("memory of a device", run.fit(False), _room(device, False), share)
     remark = f"at {run.utilisation:.1%} of the peak"
     if run.rematerializes:
-        yield _fit_line("  rematerialised", run.fit(True), device, share)
-        remark += f"; rematerialised {run.hours * 4 / 3:,.1f}"
+        yield _fit_line("  rematerialised", run.fit(True), _room(device, True), share)
+        remark += f"; rematerialised {run.rematerialized_hours:,.1f}"
     yield _line("hours", f"{run.hours:,.1f}", remark)
     yield _line("device-hours", f"{run.device_hours:,.1f}")
-    core_days = run.counted().core_days(run.images_seen, run.utilisation)
-    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "as Table 2 has them")
+    core_days = run.counted().core_days(run.images_seen)
+    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's own share")
     if run.euros is not None:
         yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
 
@@ -226,10 +260,10 @@ def _line(name: str, value: str, remark: str = "") -> str:
     return f"{name:24}{value:>18}   {remark}".rstrip()
 
 
-def _fit_line(name: str, fit: Fit | None, device: Device, share: int) -> str:
+def _fit_line(name: str, fit: Fit | None, room: float, share: int) -> str:
     if fit is None:
-        room = f"{USABLE * device.memory / 2**30:.1f} GiB"
-        return _line(name, "does not fit", f"one image needs more than {room}")
+        remark = f"one image needs more than {room / 2**30:.1f} GiB"
+        return _line(name, "does not fit", remark)
     parts = "1 part" if fit.parts == 1 else f"{fit.parts} parts"
     images = share // fit.parts
     return _line(name, f"{fit.memory / 2**30:.1f} GiB", f"in {parts} of {images}")

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ _SAYS = (
     *("MemoryError", "out of memory", "Out of memory", "allocate memory", "bad_alloc"),
     *("OOM", "RESOURCE_EXHAUSTED", "ResourceExhausted", "failed to allocate"),
 )
+# The kernel's, an abort, and what becomes of memory that was asked for and not given.
+_ENDS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _READY = "ready"
 
 
@@ -198,8 +201,7 @@ def _child(
         text=True,
     )
     first, *lines = done.stdout.splitlines() or [""]
-    # By a signal: the kernel's SIGKILL, or an abort where memory was not given.
-    of_memory = done.returncode < 0 or any(words in done.stderr for words in _SAYS)
+    of_memory = -done.returncode in _ENDS or any(at in done.stderr for at in _SAYS)
     if done.returncode and not of_memory:
         raise RuntimeError(
             f"Expected {model} to run at {pixels} px. Received: exit code "

@@ -243,6 +243,7 @@ def test_a_row_that_is_not_there_is_an_error(clouds):
         result.at(1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_under_one_and_a_half_matrices():
     """100,000 features of width 768: 1 shot, 25, and all images in one process."""

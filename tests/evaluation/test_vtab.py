@@ -75,6 +75,7 @@ def _cells(text):
     return {row[:22].strip(): row[22:].split() for row in rows}
 
 
+@pytest.mark.slow
 def test_all_tasks_by_the_shell(small_vtab, shell, quick, tmp_path):
     """All 19 are trained and tested on all their test images, then printed."""
     output, picture = tmp_path / "vtab", tmp_path / "groups.png"
@@ -123,6 +124,7 @@ def cut(patch, event, at):
     patch.setattr(resume.Keeper, event, asked)
 
 
+@pytest.mark.slow
 def test_killed_run_goes_on_to_the_same_results(small_vtab, tmp_path, monkeypatch):
     """Cut in the first task's middle, and after the second's last update."""
     tasks, kept = ["SVHN", small_vtab["dspr-ori"]], {"save_minutes": 0}

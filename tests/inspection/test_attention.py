@@ -11,6 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit.inspection import (
+    attention_distance,
     attention_rollout,
     attention_scores,
     output_attention,
@@ -172,11 +173,35 @@ def test_what_the_output_attends_to_is_the_heads_row(classifier):
     )
 
 
-@pytest.mark.parametrize("function", [attention_rollout, output_attention])
-def test_no_images(function):
+@pytest.mark.parametrize("pooling", ["token", "avg", "max"])
+def test_pooling_over_all_tokens_reads_all_rows(pooling):
+    """The builders' "avg" and "max" pool the class token with the patches."""
+    model = keras_vit.ViT_Ti16(
+        weights=None, include_top=False, pooling=pooling, input_shape=(32, 48, 3)
+    )
+    images = np.random.default_rng(0).uniform(-9, 9, (1, 32, 48, 3)).astype(np.float32)
+    joint = np.eye(7)
+    for layer in scores_of(model, images)[0]:
+        joint = (layer.mean(0) + np.eye(7)) / 2 @ joint
+    row = joint[0] if pooling == "token" else joint.mean(0)
+    found = attention_rollout(model, images, resized=False)
+    np.testing.assert_allclose(found[0].ravel(), row[1:], atol=1e-6)
+    task = keras_vit.for_task(model, 3)
+    again = attention_rollout(task, images, resized=False)
+    np.testing.assert_allclose(again, found, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function", [attention_rollout, output_attention, attention_distance]
+)
+def test_no_images_and_no_batch(function):
     model = keras_vit.vit(TINY, image_size=(16, 24), num_classes=3)
+    images = np.zeros((2, 16, 24, 3), np.float32)
     with pytest.raises(ValueError, match="Received: none"):
-        function(model, np.zeros((0, 16, 24, 3), np.float32))
+        function(model, images[:0])
+    for batch_size in (0, -1):
+        with pytest.raises(ValueError, match=f"Received: batch_size={batch_size}"):
+            function(model, images, batch_size)
 
 
 PEAK = """

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 import keras_vit
@@ -206,6 +208,7 @@ def on_jax():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_multiply_adds_are_xlas(on_jax, agree):
     """XLA's count has norms, GELU and softmax too: the report says how much more."""
     assert len(on_jax[0]) == 3
@@ -215,6 +218,7 @@ def test_multiply_adds_are_xlas(on_jax, agree):
         assert 1 <= ratio <= 1.01, variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix_products_are_the_traced_ones(kind, on_jax):
     """Every kind to the last multiply-add, but for what JAX calls a convolution."""
@@ -272,10 +276,23 @@ def test_impossible_sizes_are_refused(variant, size):
         costs(variant, size)
 
 
-@pytest.mark.parametrize("wrong", [{"num_classes": -1}, {"num_channels": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_classes": -1}, {"num_channels": 0}, {"num_classes": 2.5}]
+)
 def test_impossible_numbers_are_refused(wrong):
     with pytest.raises(ValueError, match=r"Expected num_classes .* Received: "):
         costs("BiT-R50x1", **wrong)
+
+
+def test_sizes_of_numpy_are_sizes():
+    size = tuple(np.array([224, 224]))
+    assert costs("ViT-B/16", size) == costs("ViT-B/16", (224, 224))
+
+
+@pytest.mark.parametrize("images", [-1, math.nan, math.inf])
+def test_impossible_trainings_are_refused(images):
+    with pytest.raises(ValueError, match="Expected images, 0 or more"):
+        costs("ViT-B/16").exaflops(images)
 
 
 def test_what_is_printed():

@@ -105,9 +105,16 @@ def test_a_hybrids_patches_lie_a_patch_of_pixels_apart():
     np.testing.assert_allclose(attention_distance(model, images), expected, rtol=1e-4)
 
 
-def test_no_images():
-    with pytest.raises(ValueError, match="Received: none"):
-        attention_distance(tiny(), noise(0))
+def test_a_query_that_looks_at_no_patch_looks_no_pixel_far():
+    """All on the class token, but for the first patch, which looks at the last."""
+    scores = np.zeros((1, 1, 3, 3), "float32")
+    scores[..., 0] = 1
+    scores[0, 0, 1] = [0, 0, 1]
+    found = mean_distance(scores, patch_distances((1, 2), 10), 1)
+    assert keras.ops.convert_to_numpy(found).tolist() == [[5]]
+    scores[0, 0, 2] = np.nan  # Of an image that is no number, there is none.
+    found = mean_distance(scores, patch_distances((1, 2), 10), 1)
+    assert np.isnan(keras.ops.convert_to_numpy(found)).all()
 
 
 # Figure 7, left.
@@ -186,6 +193,16 @@ def test_positions_of_every_layer_are_its_own():
         np.testing.assert_allclose(found, table @ table.T, atol=1e-6)
     with pytest.raises(ValueError, match=r"0 to 1 .*Received: layer=2"):
         position_similarity(model, 2)
+
+
+def test_a_position_of_zeros_is_like_none():
+    model = tiny()
+    (table,) = model.get_layer("posembed_input").get_weights()
+    table[0, 1] = 0  # The first patch's, behind the class token's.
+    model.get_layer("posembed_input").set_weights([table])
+    found = position_similarity(model)
+    assert (found[0, 0] == 0).all()
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize("position", ["none", "relative"])

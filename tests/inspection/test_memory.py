@@ -86,6 +86,7 @@ def buffers(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_an_updates_activations_are_xlas(case, buffers, agree):
     """The buffer has a copy of the weights or their gradients as well."""
@@ -96,6 +97,7 @@ def test_an_updates_activations_are_xlas(case, buffers, agree):
     agree(f"memory over XLA's, {case}", ratio, 1, 0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_forward_passs_activations_are_xlas(case, buffers, agree):
     config, _ = CASES[case]
@@ -158,7 +160,7 @@ def test_activations_grow_with_the_batch():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch": 0}, {"dtype": "float16"}, {"optimizer": "lion"}]
+    "wrong", [{"batch": 0}, {"batch": 2.5}, {"dtype": "float16"}, {"optimizer": "lion"}]
 )
 def test_other_numbers_are_refused(wrong):
     (name,) = wrong

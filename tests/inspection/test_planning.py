@@ -1,16 +1,24 @@
 """Time, money and plans against Tables 2 and 6 and arithmetic by hand."""
 
+import math
+
 import pytest
 
 from keras_vit import paper
 from keras_vit.inspection import costs
 from keras_vit.inspection.devices import DEVICES, PAPERS_UTILISATION, paper_utilisation
-from keras_vit.inspection.planning import USABLE, Plan, plan
+from keras_vit.inspection.planning import (
+    USABLE,
+    USABLE_REMATERIALIZED,
+    Plan,
+    plan,
+)
 from keras_vit.recipes import IMAGES
 
 pytestmark = pytest.mark.tensorflow_only
 
 SENTENCE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
+BLOCKS = ("query, key, value", "attention", "attention output", "MLP")
 JFT = 14 * IMAGES["jft300m"]
 
 
@@ -50,6 +58,8 @@ def test_hours_and_euros_by_hand():
         ({"utilisation": 0}, r"Expected a utilisation in \(0, 1\]"),
         ({"utilisation": 40}, r"Expected a utilisation in \(0, 1\]"),
         ({"price": -1}, "Expected a price"),
+        ({"price": math.nan}, "Expected a price"),
+        ({"price": math.inf}, "Expected a price"),
     ],
 )
 def test_impossible_costs_are_refused(arguments, law):
@@ -70,10 +80,11 @@ def test_a_plan():
 
 def test_a_plan_fits_its_devices():
     run = plan(SENTENCE)
-    room = USABLE * DEVICES["H100"].memory
-    for rematerialized in (False, True):
+    memory = DEVICES["H100"].memory
+    room = USABLE * memory
+    for rematerialized, share in ((False, USABLE), (True, USABLE_REMATERIALIZED)):
         fit = run.fit(rematerialized)
-        assert fit.memory <= room
+        assert fit.memory <= share * memory
         assert 512 % fit.parts == 0
     assert run.fit(True).parts < run.fit(False).parts
     counted = run.counted(512 // (run.fit(False).parts // 2)).memory
@@ -110,13 +121,54 @@ def test_without_a_row_of_table_3():
         (SENTENCE.replace("imagenet21k", "cifar10"), "data to be one of jft300m"),
         (SENTENCE.replace("H100", "H1000"), "Expected one of .*H1000"),
         (SENTENCE.replace("30", "0"), "positive epochs"),
-        (SENTENCE.replace("8x", "0x"), "positive epochs and devices"),
+        (SENTENCE.replace("30", "9" * 400), "less than 1,000,000 epochs"),
+        (SENTENCE.replace("8x", "0x"), "positive epochs, devices"),
         (SENTENCE.replace("8x", "3x"), "multiple of the devices"),
     ],
 )
 def test_other_sentences_are_refused(sentence, law):
     with pytest.raises(ValueError, match=law):
         plan(sentence)
+
+
+@pytest.mark.parametrize("batch", [0, -8])
+def test_impossible_batches_are_refused(batch):
+    with pytest.raises(ValueError, match=f"Received: .*batch={batch}"):
+        plan(SENTENCE, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("start", "row"),
+    [
+        ("ViT_L16 imagenet21k 30", "ViT-L/16-imagenet21k-30ep"),
+        ("ViT-L/16 imagenet21k 0.5", "ViT-L/16-imagenet21k-30ep"),
+        ("ViT-L/16 imagenet21k 80", "ViT-L/16-imagenet21k-90ep"),
+        ("R50_ViT_L16 jft300m 14", "R50+ViT-L/16-jft300m-14ep"),
+        ("BiT_R50x1 jft300m 7", "R50x1-jft300m"),
+    ],
+)
+def test_the_row_is_the_models_own(start, row):
+    assert plan(f"{start} epochs on 8xH100").recipe[0] == row
+
+
+def test_core_days_are_at_the_papers_share_whatever_the_gpus():
+    own = costs("ViT-L/16", num_classes=21_843).core_days(30 * IMAGES["imagenet21k"])
+    line = f"TPUv3-core-days {own:>26,.1f}   at the paper's own share"
+    for utilisation in (0.2, 0.6):
+        assert line in str(plan(SENTENCE, utilisation=utilisation))
+
+
+def test_rematerialisation_computes_the_blocks_once_more():
+    """A third more of a ViT's time; of a hybrid, less: its ResNet is kept."""
+    assert plan(SENTENCE).rematerialized_hours == pytest.approx(
+        4 / 3 * plan(SENTENCE).hours, rel=0.01
+    )
+    hybrid = plan(SENTENCE.replace("ViT-L/16", "R50+ViT-B/16"))
+    blocks = costs("R50+ViT-B/16").by_operation
+    share = sum(blocks[name] for name in BLOCKS) / sum(blocks.values())
+    assert share == pytest.approx(0.815, abs=0.001)
+    more = hybrid.rematerialized_hours / hybrid.hours
+    assert more == pytest.approx(1 + share / 3, rel=0.01)
 
 
 def test_command(shell):

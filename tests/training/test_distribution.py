@@ -22,7 +22,7 @@ from keras_vit.training.batches import Batches  # noqa: E402
 from keras_vit.training.distribution import Workers  # noqa: E402
 from tests.training.test_fitting import recipe, source, tiny  # noqa: E402, F401
 
-pytestmark = pytest.mark.tensorflow_only
+pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]

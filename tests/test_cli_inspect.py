@@ -226,3 +226,14 @@ def test_errors(words, told, run, file, photos, shell, tmp_path, monkeypatch):
     assert code == 1
     assert told in err
     assert not (tmp_path / "inspect.html").exists()
+
+
+def test_a_run_whose_data_has_moved(run, tmp_path, shell):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "model.keras").write_bytes((run / "model.keras").read_bytes())
+    Run(["a", "b", "c"], MEAN, STD, {"data": str(tmp_path / "gone")}).save(moved)
+    code, _, err = shell("inspect", moved)
+    assert code == 1
+    assert re.search(r"Expected images to look at, or the data .*gone.*cannot be", err)
+    assert not (moved / "inspect.html").exists()

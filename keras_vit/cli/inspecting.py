@@ -167,12 +167,18 @@ def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.nda
         raise ValueError(
             "Expected images to look at: files, or folders of them. Received: none"
         )
-    source = sources.open_source(
-        data,
-        seed=run.details.get("seed", 0),
-        on_corrupt="skip",  # It names them; the run may have done without them too.
-        labels=not predicts_patches(network),
-    )
+    try:
+        source = sources.open_source(
+            data,
+            seed=run.details.get("seed", 0),
+            on_corrupt="skip",  # It names them; the run may have done without them too.
+            labels=not predicts_patches(network),
+        )
+    except (ValueError, OSError, ImportError) as error:
+        raise ValueError(
+            "Expected images to look at, or the data that the run was trained on. "
+            f"Received: none, and {data!r} cannot be read ({error})"
+        ) from error
     split: Split = source.test or source.train
     if isinstance(split, Indexed):
         split = split.take(np.asarray(_spread(range(len(split)), count)))

@@ -9,13 +9,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.configs import CLASS_TOKENS, ResNetConfig, ViTConfig
+from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.files import replacing
 from keras_vit.inspection import page_html
 from keras_vit.inspection.attention import (
     attention_distance,
     attention_rollout,
     output_attention,
+    own_tokens,
 )
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
 from keras_vit.models.description import (
@@ -120,7 +121,7 @@ class Page:
             predictions=[_best(row, classes, top) for row in scores] or None,
             attention=np.stack(attention) if attention else None,
             rollout=np.stack(rollout) if rollout else None,
-            query=_query(config),
+            query=_query(model),
             covered=_covered(model),
             distance=np.mean(distance, axis=0) if distance else None,
             filters=_filters(model, config),
@@ -228,9 +229,12 @@ def _photos(images: np.ndarray, mean: Triple, std: Triple) -> np.ndarray:
     return pixels if pixels.shape[-1] == 3 else np.repeat(pixels[..., :1], 3, axis=-1)
 
 
-def _query(config: ViTConfig) -> str:
-    asked = {1: "the class token", 2: "the class and distillation tokens, in the mean,"}
-    return asked.get(CLASS_TOKENS[config.classifier], "the mean of the patches")
+def _query(model: keras.Model) -> str:
+    return {
+        1: "the class token",
+        2: "the class and distillation tokens, in the mean,",
+        None: "the mean of all tokens",
+    }.get(own_tokens(model), "the mean of the patches")
 
 
 def _covered(model: keras.Model) -> tuple[float, float]:

@@ -387,3 +387,15 @@ def test_equal_maps_are_no_division_by_zero():
         found, most = page_html.quantized(values)
         assert (found == byte).all()
         assert most == values.max()
+
+
+def test_whose_attention_it_is():
+    for pooling, query in {
+        "token": "the class token",
+        "avg": "the mean of all tokens",
+    }.items():
+        model = keras_vit.ViT_Ti16(
+            weights=None, include_top=False, pooling=pooling, input_shape=(32, 32, 3)
+        )
+        page = Page.of(model, np.zeros((1, 32, 32, 3), np.float32))
+        assert page.query == query

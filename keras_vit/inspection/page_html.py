@@ -1,6 +1,5 @@
 """A `Page` as HTML: its pictures, its maps as bytes, its words."""
 
-import base64
 import json
 import math
 from importlib import resources
@@ -8,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_vit.inspection.page_data import data, position_step
 from keras_vit.pages import document, escaped, picture, table
 
 if TYPE_CHECKING:
     from keras_vit.inspection.page import Page
 
 _LOSSLESS = 128  # Pixels; JPEG would blur smaller photos that are drawn large.
-_POSITIONS = 2**19  # Cosines in a page at most, a byte each.
 
 
 def html(page: "Page") -> str:
@@ -41,7 +40,7 @@ def html(page: "Page") -> str:
         f"<section><h2>Model</h2>{table((), page.facts, 'facts')}</section>",
         "</div>",
         "</main>",
-        f'<script type="application/json" id="data">{_json(_data(page))}</script>',
+        f'<script type="application/json" id="data">{_json(data(page))}</script>',
     ]
     return document(page.title, body, _asset("page.css"), _asset("page.js"))
 
@@ -77,74 +76,6 @@ def _line(page: "Page") -> str:
     variant = facts.get("variant", page.title)
     named = [] if variant == page.title else [variant]
     return ", ".join([*named, *told, f"{count} image{'s' * (count > 1)}"])
-
-
-# What the sliders read.
-
-
-def quantized(maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Maps as bytes, 255 each one's own greatest value: [..., rows, cols].
-
-    Returns:
-        uint8 of the same shape, and the greatest values [...], which a map's bytes are
-        255ths of: no value is off by more than a 510th of it.
-    """
-    most = maps.max(axis=(-2, -1))
-    scale = np.where(most > 0, most, 1)[..., None, None]
-    return np.rint(255 * maps / scale).astype(np.uint8), most
-
-
-def _data(page: "Page") -> dict[str, Any]:
-    data: dict[str, Any] = {"names": page.names, "covered": page.covered}
-    if page.attention is not None and page.rollout is not None:
-        bytes_, most = quantized(page.attention)
-        data["attention"] = {
-            "shape": page.attention.shape,
-            "query": page.query,
-            "bytes": _encoded(bytes_),
-            "most": _floats(most),
-            # Before rounding, over the patches: what is left went to other tokens.
-            "total": _floats(page.attention.sum(axis=(-2, -1))),
-        }
-        bytes_, most = quantized(page.rollout)
-        data["rollout"] = {
-            "bytes": _encoded(bytes_),
-            "most": _floats(most),
-            "total": _floats(page.rollout.sum(axis=(-2, -1))),
-        }
-    if page.positions is not None:
-        data["positions"] = _position_data(page.positions)
-    return data
-
-
-def _position_data(positions: np.ndarray) -> dict[str, Any]:
-    """Cosines as bytes from `low` to 1, for every `step`-th row and column."""
-    rows, cols = positions.shape[:2]
-    step = next(
-        step
-        for step in range(1, max(rows, cols) + 1)
-        if math.ceil(rows / step) * math.ceil(cols / step) * rows * cols <= _POSITIONS
-        or step == max(rows, cols)
-    )
-    low = min(float(positions.min()), 0.0)
-    kept = (positions[::step, ::step] - low) / (1 - low)
-    return {
-        "shape": positions.shape[:2],
-        "step": step,
-        "low": low,
-        "bytes": _encoded(np.rint(255 * kept.clip(0, 1)).astype(np.uint8)),
-    }
-
-
-def _encoded(values: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
-
-
-def _floats(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.ravel()]
-
-
-# The parts of the page.
 
 
 def _photo_file(photo: np.ndarray) -> bytes:
@@ -329,7 +260,7 @@ def _positions(page: "Page") -> str:
     if page.positions is None:
         return _without(page, "Position embeddings", "positions")
     rows, cols = page.positions.shape[:2]
-    step = _position_data(page.positions)["step"]
+    step = position_step(rows, cols)
     most_row, most_col = math.ceil(rows / step) - 1, math.ceil(cols / step) - 1
     some = "" if step == 1 else f" One row and column in {step} can be chosen."
     whose = " of layer 1; each layer adds its own" * (page.position_at == "every_layer")

@@ -17,6 +17,7 @@ from keras_vit.inspection import (
     attention_rollout,
     embedding_filters,
     output_attention,
+    page_data,
     page_html,
     position_similarity,
 )
@@ -384,7 +385,7 @@ def test_eight_images_take_less_than_5_mb(pixels, patch, layers, heads, step, tm
 def test_equal_maps_are_no_division_by_zero():
     zero, ones = np.zeros((1, 2, 3)), np.ones((1, 2, 3))
     for values, byte in ((zero, 0), (ones, 255)):
-        found, most = page_html.quantized(values)
+        found, most = page_data.quantized(values)
         assert (found == byte).all()
         assert most == values.max()
 

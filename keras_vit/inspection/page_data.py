@@ -1,0 +1,79 @@
+"""What the sliders of a `Page` read: maps as bytes, with their greatest values."""
+
+import base64
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from keras_vit.inspection.page import Page
+
+_POSITIONS = 2**19  # Cosines in a page at most, a byte each.
+
+
+def quantized(maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Maps as bytes, 255 each one's own greatest value: [..., rows, cols].
+
+    Returns:
+        uint8 of the same shape, and the greatest values [...], which a map's bytes are
+        255ths of: no value is off by more than a 510th of it.
+    """
+    most = maps.max(axis=(-2, -1))
+    scale = np.where(most > 0, most, 1)[..., None, None]
+    return np.rint(255 * maps / scale).astype(np.uint8), most
+
+
+def data(page: "Page") -> dict[str, Any]:
+    """Everything that the page's script is told, for JSON."""
+    told: dict[str, Any] = {"names": page.names, "covered": page.covered}
+    if page.attention is not None and page.rollout is not None:
+        bytes_, most = quantized(page.attention)
+        told["attention"] = {
+            "shape": page.attention.shape,
+            "query": page.query,
+            "bytes": _encoded(bytes_),
+            "most": _floats(most),
+            # Before rounding, over the patches: what is left went to other tokens.
+            "total": _floats(page.attention.sum(axis=(-2, -1))),
+        }
+        bytes_, most = quantized(page.rollout)
+        told["rollout"] = {
+            "bytes": _encoded(bytes_),
+            "most": _floats(most),
+            "total": _floats(page.rollout.sum(axis=(-2, -1))),
+        }
+    if page.positions is not None:
+        told["positions"] = _position_data(page.positions)
+    return told
+
+
+def position_step(rows: int, cols: int) -> int:
+    """Every how many rows and columns of patches a page has the cosines of."""
+    return next(
+        step
+        for step in range(1, max(rows, cols) + 1)
+        if math.ceil(rows / step) * math.ceil(cols / step) * rows * cols <= _POSITIONS
+        or step == max(rows, cols)
+    )
+
+
+def _position_data(positions: np.ndarray) -> dict[str, Any]:
+    """Cosines as bytes from `low` to 1, for every `step`-th row and column."""
+    step = position_step(*positions.shape[:2])
+    low = min(float(positions.min()), 0.0)
+    kept = (positions[::step, ::step] - low) / (1 - low)
+    return {
+        "shape": positions.shape[:2],
+        "step": step,
+        "low": low,
+        "bytes": _encoded(np.rint(255 * kept.clip(0, 1)).astype(np.uint8)),
+    }
+
+
+def _encoded(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
+
+
+def _floats(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.ravel()]

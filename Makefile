@@ -4,22 +4,22 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test test-one test-other slow slow-one slow-other check format quick fuzz parity floor interop bench clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-test: check  ## Lint, types, and the quicker tests, in two halves for two cores.
-	$(MAKE) --jobs=2 --no-print-directory test-one test-other
+test: check  ## Lint, types, and the tests on TensorFlow, in two halves for two cores.
+	$(MAKE) --jobs=2 --no-print-directory test-tensorflow at-its-end-test-training
 
-test-one:
-	$(MAKE) --no-print-directory test-tensorflow test-torch
+backends: $(VENV)/dev.done  ## The tests on JAX and on torch, side by side.
+	$(MAKE) --jobs=2 --no-print-directory test-jax at-its-end-test-torch
 
-test-other:
-	$(MAKE) --output-sync=target --no-print-directory test-training test-jax
+slow: $(VENV)/dev.done  ## The tests of half a minute and more, in two halves.
+	$(MAKE) --jobs=2 --no-print-directory slow-one at-its-end-slow-other
 
-slow: $(VENV)/dev.done  ## The tests that `make test` leaves out, in two halves.
-	$(MAKE) --jobs=2 --no-print-directory slow-one slow-other
+at-its-end-%:  # Prints then, not between the lines of the other half.
+	$(MAKE) --output-sync=target --no-print-directory $*
 
 slow-one:
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow --ignore=tests/training
@@ -47,9 +47,6 @@ test-torch: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
 	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py
-
-quick: $(VENV)/dev.done  ## TensorFlow alone, of `make test`.
-	$(QUIET) $(BIN)/pytest -q -m "not slow"
 
 fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.
 	$(QUIET) KERAS_VIT_FUZZ=10000 $(BIN)/pytest -q --durations=0 -s tests/weights/test_fuzz.py

@@ -78,6 +78,7 @@ def test_sizes_that_patches_do_not_tile_are_left_out(monkeypatch):
         speed.measure(("ViT-Ti/16",), (40,), memory=MIB)
 
 
+@pytest.mark.slow
 def test_a_child_that_runs_out_of_memory_dies_alone():
     """500,000 images are 6 GB; the child may have 1.5."""
     limited = speed.Limits(memory=1536 * MIB, largest=1, seconds=0.0)
@@ -86,10 +87,12 @@ def test_a_child_that_runs_out_of_memory_dies_alone():
     assert min(done.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_child_without_room_for_one_image():
     assert speed._child("ViT-Ti/16", 32, [1], limits()) == {}
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_of_something_else_is_an_error():
     with pytest.raises(RuntimeError, match=r"(?s)Expected ViT-Ti/17 to run .*KeyError"):
         speed._child("ViT-Ti/17", 32, [1], limits())

@@ -258,6 +258,7 @@ def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # n
     assert_same_run(tmp_path, uncut[0])
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on(source, tmp_path, monkeypatch):  # noqa: F811
     settings = recipe(total_steps=4, base_lr=(0.1, 0.2), ema=None)
     _, expected = train(tmp_path / "uncut", source, settings)

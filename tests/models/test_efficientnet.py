@@ -83,7 +83,7 @@ on_tensorflow = pytest.mark.tensorflow_only
     [
         ("EfficientNet-B0", (64, 96)),
         ("EfficientNet-B0", (65, 75)),  # Every stage has odd inputs: 33, 17, 9, 5.
-        ("EfficientNet-B7", (64, 64)),
+        pytest.param("EfficientNet-B7", (64, 64), marks=pytest.mark.slow),
         pytest.param("EfficientNet-B7", (75, 65), marks=pytest.mark.slow),
     ],
 )

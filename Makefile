@@ -26,7 +26,6 @@ slow-one:
 
 slow-other:
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow tests/training
-	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "slow and not tensorflow_only"
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

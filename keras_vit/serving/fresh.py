@@ -57,7 +57,9 @@ def onnx(path: str, given: Arrays) -> dict[str, Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return by_batches(lambda batch: session.run(["scores"], {"images": batch})[0], given)
+    return by_batches(
+        lambda batch: session.run(["scores"], {"images": batch})[0], given
+    )
 
 
 def openvino(path: str, given: Arrays) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A model in the numbers that it is served in: float32, or int8."""
 
 import dataclasses
+import math
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,9 +24,10 @@ def in_float32(model: keras.Model) -> keras.Model:
         return model
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config: dict[str, Any] = layer.get_config() | {"dtype": "float32"}
+        config: dict[str, Any] = layer.get_config()
+        if isinstance(layer, keras.layers.Layer):  # And no bare operation.
+            config["dtype"] = "float32"
         config.pop("lora_rank", None)
-        config.pop("lora_alpha", None)
         return layer.__class__.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=plain)
@@ -76,4 +78,4 @@ def quantize(model: keras.Model) -> Quantized:
     kernels = [
         layer.kernel for layer in _layers(model.layers) if layer.quantization_mode
     ]
-    return Quantized(sum(kernel.shape.num_elements() for kernel in kernels), total)
+    return Quantized(sum(math.prod(kernel.shape) for kernel in kernels), total)

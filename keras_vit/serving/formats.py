@@ -8,7 +8,6 @@ Glossary of shapes: B images (any number), H, W, C what the model takes, K class
 
 import dataclasses
 import importlib.util
-import math
 import os
 import tempfile
 import warnings
@@ -32,6 +31,9 @@ from keras_vit.serving.signatures import normalization_of
 from keras_vit.serving.trial import drawn_samples
 
 BATCH = 32  # Images that Keras computes at a time.
+# A score p moves by p (1 - p) <= 1/4 of an error in logits: this is one of 0.8. Sound
+# int8 files were 0.05 off (240 photos of a ViT-S/14), a broken one 0.28.
+INT8 = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,8 @@ def export_file(
 
     What was trained in mixed precision is computed in float32, and LoRA is merged. It
     is renamed into place after a process without Keras has run it: float32 within 1e-4
-    of Keras's scores, float16 within 5e-3; of int8 the difference is told.
+    of Keras's scores, float16 within 5e-3, int8 within 0.2; what int8 does to accuracy
+    is for labelled images to say (`keras-vit export --data`).
 
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
@@ -132,7 +135,7 @@ def export_file(
             f"scores of {path.name}",
             found["scores"],
             expected,
-            file_format.tolerances[precision],
+            INT8 if quantized(plain) else file_format.tolerances[precision],
         )
     same = found["scores"].argmax(-1) == expected.argmax(-1)
     exported = ExportedFile(path, difference, float(same.mean()), len(trial))
@@ -149,7 +152,7 @@ def keras_scores(
 ) -> np.ndarray:
     """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
 
-    # Without XLA, TensorFlow multiplies int8 a hundred times slower.
+    # Without XLA, TensorFlow multiplies int8 several times slower.
     @tf.function(autograph=False, jit_compile=bool(quantized(model)))
     def scores(batch: Any) -> Any:
         scaled = preprocessing.normalize(batch, mean, std)
@@ -316,7 +319,7 @@ SUFFIXES: Mapping[str, _Format] = {
         kind="litert",
         packages=("ai_edge_litert",),
         since=(3, 13),
-        tolerances={"float32": 1e-4, "float16": 5e-3, "int8": math.inf},
+        tolerances={"float32": 1e-4, "float16": 5e-3, "int8": INT8},
         takes_int8=False,
         below_2_gib=True,
         write=_write_litert,

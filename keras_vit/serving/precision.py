@@ -2,49 +2,36 @@
 
 import dataclasses
 import math
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_vit.layers.embeddings import Composite, check_unadapted, quantized
+from keras_vit.layers.embeddings import check_unadapted, projections_of, quantized
+from keras_vit.models.transfer import merge_lora
 
 
 def in_float32(model: keras.Model) -> keras.Model:
     """The model itself, or one that computes in float32 what it was trained to.
 
-    Of mixed precision the float32 weights are taken; LoRA is merged into the kernels,
-    as Keras does where it saves. A quantized model is left as it is.
+    Of mixed precision the float32 weights are taken, and LoRA is merged. A quantized
+    model is left as it is.
     """
-    lora = any(getattr(at, "lora_enabled", False) for at in _layers(model.layers))
-    policies = {at.dtype_policy.name for at in model.layers}
-    if quantized(model) or (policies <= {"float32"} and not lora):
+    if quantized(model):
+        return model
+    model = merge_lora(model)
+    if {layer.dtype_policy.name for layer in model.layers} <= {"float32"}:
         return model
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
         config: dict[str, Any] = layer.get_config()
         if isinstance(layer, keras.layers.Layer):  # And no bare operation.
             config["dtype"] = "float32"
-        config.pop("lora_rank", None)
         return layer.__class__.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=plain)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "merged.weights.h5")
-        model.save_weights(file)
-        copy.load_weights(file)
+    copy.set_weights(model.get_weights())
     return copy
-
-
-def _layers(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
-    """Layers and the projections inside them."""
-    return [
-        inner
-        for layer in layers
-        for inner in (layer.projections() if isinstance(layer, Composite) else [layer])
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +62,5 @@ def quantize(model: keras.Model) -> Quantized:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Layer .* does not have a `quantize` method")
         model.quantize("int8")
-    kernels = [
-        layer.kernel for layer in _layers(model.layers) if layer.quantization_mode
-    ]
+    kernels = [at.kernel for at in projections_of(model) if at.quantization_mode]
     return Quantized(sum(math.prod(kernel.shape) for kernel in kernels), total)

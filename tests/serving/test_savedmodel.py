@@ -17,8 +17,10 @@ from PIL import Image
 
 import keras_vit
 from keras_vit.cli.opening import Run
+from keras_vit.data import sources
 from keras_vit.models.transfer import merge_lora
 from keras_vit.serving import export, fresh, graph, savedmodel, trial
+from keras_vit.training import fit
 from tests.conftest import reference
 from tests.models.test_vit import TINY, perturbed, tiny
 
@@ -484,3 +486,27 @@ def test_warm_up_records_are_requests_of_the_signatures(served):
         seen.setdefault(request.model_spec.signature_name, []).append(len(given))
     assert seen.pop("images") == [1]
     assert seen == {key: [1, 4] for key in signatures.keys() - {"images"}}
+
+
+@pytest.mark.parametrize("changes", [{"ema": 0.5}, {"lora_rank": 2}])
+def test_a_trained_run_exports_what_was_evaluated(changes, tmp_path, in_process):
+    """Averaged weights, and LoRA from a file: the test accuracy is the graph's."""
+    from tests.training import test_fitting as small
+
+    colors = small.noise_of_three_colors
+    source = sources.Source(
+        "colors", ("red", "green", "blue"), colors(30, 0), colors(13, 1)
+    )
+    result = fit(
+        small.tiny(), small.recipe(**changes), source, output=tmp_path, verbose=0
+    )
+    model = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    done = export(model, tmp_path / "m", source.classes, top_k=1, verbose=False)
+    pixels = tf.saved_model.load(str(done.path)).signatures["images"]
+    images, labels = source.test.images, source.test.labels
+    said = pixels(images=images)["classes"].numpy()[:, 0]
+    right = [
+        source.classes[at].encode() == name
+        for at, name in zip(labels, said, strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(result.test_accuracy)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from PIL import Image
 
 import keras_vit
 from keras_vit.cli.opening import Run
+from keras_vit.data import sources
 from keras_vit.models.transfer import merge_lora
 from keras_vit.serving import export, fresh, graph, savedmodel, trial
+from keras_vit.training import fit
 from tests.conftest import reference
 from tests.models.test_vit import TINY, perturbed, tiny
 
@@ -195,6 +198,49 @@ def test_pixels_of_any_size_are_resized_as_in_training(served):
     from_bytes = signatures["image_bytes"](image_bytes=[png])
     np.testing.assert_array_equal(from_pixels["classes"], from_bytes["classes"])
     np.testing.assert_allclose(from_pixels["scores"], from_bytes["scores"], atol=1e-6)
+
+
+@pytest.mark.parametrize("colors", [2, 16, 256])
+@pytest.mark.parametrize("transparent", [False, True])
+def test_a_gif_is_cut_after_its_first_frame(colors, transparent):
+    """To the pixel what TensorFlow makes of the whole, and not decoded further."""
+    images = [Image.open(io.BytesIO(encoded("PNG", (61, 87), s))) for s in range(3)]
+    images = [image.quantize(colors) for image in images]
+    written = io.BytesIO()
+    extra = {"transparency": 0, "disposal": 2} if transparent else {}
+    images[0].save(
+        written,
+        "GIF",
+        save_all=True,
+        append_images=images[1:],
+        comment=b"x" * 999,
+        loop=0,
+        **extra,
+    )
+    whole = written.getvalue()
+    frame, pixels = graph.one_frame(tf.constant(whole))
+    assert pixels == 61 * 87
+    assert len(frame.numpy()) < len(whole)
+    decoded = [tf.io.decode_gif(at).numpy() for at in (whole, frame)]
+    assert [len(at) for at in decoded] == [3, 1]
+    np.testing.assert_array_equal(decoded[0][:1], decoded[1])
+
+
+def test_a_gif_of_many_large_frames_costs_one(served):
+    """A bomb of 1.5 MB, whose 400 frames of 2,000 x 2,000 are 1.6 GB as bytes."""
+    _, signatures = served
+    one = io.BytesIO()
+    Image.new("P", (2000, 2000), 1).save(one, "GIF")
+    start = one.getvalue().index(b"\x2c")
+    head, frame = one.getvalue()[:start], one.getvalue()[start:-1]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = signatures["serving_default"](image_bytes=[head + 400 * frame + b";"])
+    assert said["status"].numpy() == [b"ok"]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 200 * 1024  # KiB.
+    large = frame[:5] + struct.pack("<HH", 30000, 30000) + frame[9:]
+    said = signatures["serving_default"](image_bytes=[head + large + b";"])
+    assert said["status"].numpy() == [b"more than 67108864 pixels"]
 
 
 HOSTILE = {
@@ -440,3 +486,27 @@ def test_warm_up_records_are_requests_of_the_signatures(served):
         seen.setdefault(request.model_spec.signature_name, []).append(len(given))
     assert seen.pop("images") == [1]
     assert seen == {key: [1, 4] for key in signatures.keys() - {"images"}}
+
+
+@pytest.mark.parametrize("changes", [{"ema": 0.5}, {"lora_rank": 2}])
+def test_a_trained_run_exports_what_was_evaluated(changes, tmp_path, in_process):
+    """Averaged weights, and LoRA from a file: the test accuracy is the graph's."""
+    from tests.training import test_fitting as small
+
+    colors = small.noise_of_three_colors
+    source = sources.Source(
+        "colors", ("red", "green", "blue"), colors(30, 0), colors(13, 1)
+    )
+    result = fit(
+        small.tiny(), small.recipe(**changes), source, output=tmp_path, verbose=0
+    )
+    model = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    done = export(model, tmp_path / "m", source.classes, top_k=1, verbose=False)
+    pixels = tf.saved_model.load(str(done.path)).signatures["images"]
+    images, labels = source.test.images, source.test.labels
+    said = pixels(images=images)["classes"].numpy()[:, 0]
+    right = [
+        source.classes[at].encode() == name
+        for at, name in zip(labels, said, strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(result.test_accuracy)

@@ -152,8 +152,7 @@ def keras_scores(
 ) -> np.ndarray:
     """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
 
-    # Without XLA, TensorFlow multiplies int8 several times slower.
-    @tf.function(autograph=False, jit_compile=bool(quantized(model)))
+    @tf.function(autograph=False)
     def scores(batch: Any) -> Any:
         scaled = preprocessing.normalize(batch, mean, std)
         return graph.probabilities(model, model(scaled, training=False))

@@ -93,7 +93,9 @@ def softmaxed():
 
 def exact_gelu():
     config = families.vit(classifier="gap", gelu="erf")
-    return by_hand.randomize(keras_vit.vit(config, image_size=families.SIZE, num_classes=5), 0.1)
+    return by_hand.randomize(
+        keras_vit.vit(config, image_size=families.SIZE, num_classes=5), 0.1
+    )
 
 
 MODELS = {
@@ -315,17 +317,50 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A run's folder and its data: photos of three colors, told apart by a model."""
+def root(tmp_path_factory):
+    """A folder with a run and its data: three colors, told apart by a model."""
     from keras_vit.cli.opening import Run
 
     root = tmp_path_factory.mktemp("runs")
     split = noise_of_three_colors(12, 0)
-    arrays = {"x": split.images, "y": split.labels}
-    np.savez(
-        root / "colors.npz",
-        **{f"{key}_{part}": value for part in ("train", "test") for key, value in arrays.items()},
-    )
+    halves = {"x_train": split.images, "y_train": split.labels}
+    halves |= {"x_test": split.images, "y_test": split.labels}
+    np.savez(root / "colors.npz", **halves)
     network = keras_vit.for_task(families.build("2d", image_size=(32, 32)), 3)
+    by_hand.randomize(network.get_layer("head"), 1.0)
+    (root / "run").mkdir()
     network.save(root / "run" / "model.keras")
+    Run(["red", "green", "blue"], MEAN, STD, {}).save(root / "run")
     return root
+
+
+def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
+    given = ("export", root / "run", root / "m.tflite", "--precision", "int8")
+    code, out, err = shell(*given, "--data", root / "colors.npz")
+    assert (code, err) == (0, "")
+    assert (root / "m.labels.txt").read_text() == "red\ngreen\nblue\n"
+    split = noise_of_three_colors(12, 0)
+    network = keras.models.load_model(root / "run" / "model.keras")
+    right = (expected_of(network, split.images).argmax(-1) == split.labels).sum()
+    assert f"accuracy before {right / 12:7.2%} ({right} of 12)" in out
+    by_file = formats.file_scores(root / "m.tflite", split.images).argmax(-1)
+    right = (by_file == split.labels).sum()
+    assert f"accuracy after  {right / 12:7.2%} ({right} of 12)" in out
+    assert "change " in out
+    assert "% of 12 images" in out
+    code, _, err = shell(*given)
+    assert code == 1
+    assert "m.tflite" in err
+    assert "--force" in err
+
+
+def test_export_says_what_does_not_fit(root, shell):
+    for words, told in {
+        ("m.onnx", "--precision", "float16"): "--precision float32 or int8 with",
+        ("m.pb",): "OUT to end in .tflite, .onnx, .xml, or --format",
+        ("m", "--format", "openvino", "--data", "none.npz"): "an .npz that exists",
+    }.items():
+        code, _, err = shell("export", root / "run", root / words[0], *words[1:])
+        assert code == 1
+        assert told in err
+    assert not list(root.glob("m.[opx]*"))

@@ -419,7 +419,7 @@ def _tensors(signature: Mapping[str, Any], side: str) -> dict[str, str]:
 
 
 def _tensor(told: Mapping[str, Any]) -> str:
-    dtype = told["dtype"].removeprefix("DT_").lower()
+    dtype: str = told["dtype"].removeprefix("DT_").lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
     shape = told.get("tensor_shape", {})
     if shape.get("unknown_rank"):

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from keras_vit.serving.transport import (
-    Refused,
+    RequestRefused,
     ServerError,
     Target,
     Transport,
@@ -264,7 +264,7 @@ class Client:
         asked = asking(signature, len(values))
         try:
             told = self._transport.predict(signature, key, values)
-        except Refused as error:
+        except RequestRefused as error:
             raise self._explained(signature, error) from error
         for name in outputs:
             kind, rank = OUTPUTS[name]
@@ -279,7 +279,7 @@ class Client:
                 raise self.target.garbled(asked, f"{len(output)} rows of {name}")
         return told
 
-    def _explained(self, signature: str, error: Refused) -> ServerError:
+    def _explained(self, signature: str, error: RequestRefused) -> ServerError:
         """A refusal as it is, unless it was for a signature that is not there."""
         try:
             known = self.metadata().signatures
@@ -287,7 +287,7 @@ class Client:
             return error
         if signature in known:
             return error
-        return Refused(
+        return RequestRefused(
             f"Expected signature {signature!r} of {self.target}. Received: a model "
             f"with {', '.join(known) or 'none'}. keras_vit.serving.export writes it, "
             "if asked for and if the model has it"
@@ -348,10 +348,10 @@ def _checked(url: str) -> str:
 def _transport(target: Target) -> Transport:
     """Imported on use: REST needs no protos."""
     if target.url.startswith("grpc"):
-        from keras_vit.serving.rpc import Rpc
+        from keras_vit.serving.client_grpc import Grpc
 
-        return Rpc(target)
-    from keras_vit.serving.rest import Rest
+        return Grpc(target)
+    from keras_vit.serving.client_rest import Rest
 
     return Rest(target)
 

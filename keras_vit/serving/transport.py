@@ -13,7 +13,7 @@ class ServerError(OSError):
     """A server answered, but not what was asked for."""
 
 
-class Refused(ServerError):
+class RequestRefused(ServerError):
     """The request itself was refused: the same one will be refused again."""
 
 
@@ -57,16 +57,16 @@ class Target:
             "(batch_size=)"
         )
 
-    def refused(self, asked: str, told: str) -> Refused:
+    def refused(self, asked: str, told: str) -> RequestRefused:
         """The server says that the request is wrong."""
-        return Refused(
+        return RequestRefused(
             f"Expected {self} to take {asked}. Received: {told}. keras_vit.serving."
             f"export writes {SIGNATURES}; client.metadata() tells what this one has"
         )
 
-    def unknown(self, asked: str, told: str) -> Refused:
+    def unknown(self, asked: str, told: str) -> RequestRefused:
         """The server has no such model, or not yet."""
-        return Refused(
+        return RequestRefused(
             f"Expected {self}, for {asked}. Received: {told}. Check name and version, "
             "and the server's log whether it was loaded"
         )

@@ -54,8 +54,8 @@ class Fault(Exception):
 class Served:
     """A SavedModel, `model` version 1, label "stable", and what it was asked.
 
-    `faults` are taken one a request: a gRPC code to fail with, seconds to sleep, or a
-    word that the server knows ("hang up", "garbage").
+    `faults` are taken one a request: a gRPC code to fail with, seconds to sleep before
+    it fails, or a word that the server knows ("hang up", "garbage").
     """
 
     def __init__(self, folder):
@@ -84,7 +84,7 @@ class Served:
             raise Fault(fault, "as the test wants it")
         if isinstance(fault, float):
             time.sleep(fault)
-            return None
+            raise Fault(grpc.StatusCode.INTERNAL, "whoever asked should be gone")
         return fault
 
     def check(self, spec):

@@ -30,7 +30,7 @@ UNLIMITED = -1
 RETRIED_BYTES = 2**30
 
 
-class Rpc(Transport):
+class Grpc(Transport):
     """A channel to a gRPC server."""
 
     def __init__(self, target: Target):

@@ -24,6 +24,7 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
+    get_model_status_pb2,
     predict_pb2,
     prediction_service_pb2_grpc,
 )
@@ -41,7 +42,7 @@ CODES = {  # tensorflow_serving/model_servers/http_server.cc
 }
 # tensorflow_serving/model_servers/http_rest_api_util.cc
 PATH = re.compile(
-    r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(:predict|/metadata)"
+    r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(:predict|/metadata|)"
 )
 
 
@@ -52,7 +53,7 @@ class Fault(Exception):
 
 
 class Served:
-    """A SavedModel, `model` version 1, label "stable", and what it was asked.
+    """A SavedModel, `name` version 1, label "stable", and what it was asked.
 
     `faults` are taken one a request: a gRPC code to fail with, seconds to sleep before
     it fails, or a word that the server knows ("hang up", "garbage").
@@ -62,6 +63,7 @@ class Served:
         self.loaded = tf.saved_model.load(str(folder))
         described = saved_model_pb2.SavedModel()
         described.ParseFromString((folder / "saved_model.pb").read_bytes())
+        self.name = "model"
         self.described = described.meta_graphs[0].signature_def
         self.asked = []
         self.headers = []
@@ -89,11 +91,11 @@ class Served:
 
     def check(self, spec):
         name, version = spec.name, spec.version.value or spec.version_label
-        if name != "model":
+        if name != self.name:
             told = f"Servable not found for request: Latest({name})"
             raise Fault(grpc.StatusCode.NOT_FOUND, told)
         if version not in ("", 1, "stable"):
-            told = f"Servable not found for request: Specific(model, {version})"
+            told = f"Servable not found for request: Specific({name}, {version})"
             raise Fault(grpc.StatusCode.NOT_FOUND, told)
 
     def tensors(self, signature):
@@ -265,8 +267,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             request.model_spec.CopyFrom(spec)
             return metadata_json(served.metadata(request))
         served.check(spec)
-        request = predict_request(json.loads(body), spec, served.tensors)
-        return predict_json(served.predict(request))
+        if not method:
+            return status_json()
+        request, by_row = predict_request(json.loads(body), spec, served.tensors)
+        return predict_json(served.predict(request), by_row)
 
     def log_message(self, *words):
         pass
@@ -287,34 +291,53 @@ def rest_server(served):
 
 
 def predict_request(body, spec, tensors):
-    """JSON in row format -> PredictRequest; whatever is not the format is a fault."""
-    if body.keys() - {"signature_name", "instances"} or not body["instances"]:
+    """JSON -> PredictRequest, and whether it is by rows; a fault if it is no such."""
+    request = predict_pb2.PredictRequest(model_spec=spec)
+    request.model_spec.signature_name = body.pop("signature_name", "")
+    known = tensors(request.model_spec.signature_name or "serving_default")
+    by_row = body.keys() == {"instances"}
+    if not by_row and body.keys() != {"inputs"}:
         told = f"JSON Value: {sorted(body)} not formatted correctly"
         raise Fault(grpc.StatusCode.INVALID_ARGUMENT, told)
-    request = predict_pb2.PredictRequest(model_spec=spec)
-    request.model_spec.signature_name = body.get("signature_name", "")
-    known = tensors(request.model_spec.signature_name or "serving_default")
-    for row in body["instances"]:
-        if row.keys() != known.keys():
-            told = f"keys must be equal to: {','.join(known)}"
-            raise Fault(grpc.StatusCode.INVALID_ARGUMENT, told)
+    columns = of_rows(body["instances"], known) if by_row else body["inputs"]
     for key, info in known.items():
-        values = [row[key] for row in body["instances"]]
+        values = columns[key]
         if info.dtype == tf.string.as_datatype_enum:
             values = [base64.b64decode(value["b64"], validate=True) for value in values]
         tensor = tf.make_tensor_proto(values, dtype=tf.as_dtype(info.dtype))
         request.inputs[key].CopyFrom(tensor)
-    return request
+    return request, by_row
 
 
-def predict_json(response):
-    """PredictResponse -> JSON in row format, numbers as TensorFlow Serving has them."""
+def of_rows(rows, known):
+    """Rows as columns; one input alone may go without its name."""
+    if len(known) == 1 and (not isinstance(rows[0], dict) or rows[0].keys() == {"b64"}):
+        return {next(iter(known)): rows}
+    for row in rows:
+        if row.keys() != known.keys():
+            told = f"keys must be equal to: {','.join(known)}"
+            raise Fault(grpc.StatusCode.INVALID_ARGUMENT, told)
+    return {key: [row[key] for row in rows] for key in known}
+
+
+def predict_json(response, by_row):
+    """PredictResponse -> JSON, its numbers as TensorFlow Serving writes them."""
     outputs = {key: tf.make_ndarray(tensor) for key, tensor in response.outputs.items()}
+    if not by_row:
+        return json.dumps({"outputs": {key: plain(v) for key, v in outputs.items()}})
     rows = [
         {key: plain(value[place]) for key, value in outputs.items()}
         for place in range(max(map(len, outputs.values())))
     ]
     return json.dumps({"predictions": rows})
+
+
+def status_json():
+    """A GetModelStatusResponse as JSON."""
+    response = get_model_status_pb2.GetModelStatusResponse()
+    version = response.model_version_status.add(version=1, state="AVAILABLE")
+    version.status.SetInParent()
+    return json_format.MessageToJson(response, preserving_proto_field_name=True)
 
 
 def plain(value):

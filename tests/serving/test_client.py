@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -212,7 +214,9 @@ def test_features_name_every_bad_image(client, tmp_path):
 
 
 def test_an_export_that_fails_on_bad_images(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(savedmodel, "_prove", lambda *_: {})  # Done once, above.
+    # The proof needs a process with TensorFlow: `served` has had it.
+    monkeypatch.setattr(savedmodel, "run_fresh", lambda *_: {})
+    monkeypatch.setattr(savedmodel.Trial, "prove", lambda *_: {})
     export(model, tmp_path / "strict", on_bad_image="fail", verbose=False)
     strict = loopback.Served(tmp_path / "strict" / "1")
     for server in (loopback.rest_server, loopback.grpc_server):
@@ -604,3 +608,73 @@ def test_a_prediction_is_a_value():
     assert dataclasses.astuple(said) == (("kite",), (1.0,), "ok")
     with pytest.raises(dataclasses.FrozenInstanceError):
         said.status = "bad"
+
+
+# docs/serving.md
+
+MANUAL = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+
+
+@pytest.fixture
+def birds(served, monkeypatch, tmp_path):
+    """The manual's model and its image, in the working directory."""
+    served.reset()
+    monkeypatch.setattr(served, "name", "birds")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.jpg").write_bytes(tf.io.encode_jpeg(pixels(0)).numpy())
+    (tmp_path / "broken.jpg").write_bytes(BAD)
+
+
+def blocks(language, servers):
+    """The manual's, with the addresses of servers that run here."""
+    for block in re.findall(rf"```{language}\n(.*?)```", MANUAL, re.DOTALL):
+        block = block.replace("http://localhost:8501", servers["REST"])
+        yield block.replace("grpc://localhost:8500", servers["gRPC"])
+
+
+def test_python_of_the_manual_asks(birds, servers, capsys):
+    (block,) = blocks("py", servers)
+    found = {}
+    exec(compile(block, "docs/serving.md", "exec"), found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "birds 1"
+    assert re.fullmatch(r"ok \('.*',\)", lines[1])
+    assert lines[2] == "not a whole JPEG, PNG, BMP or GIF image ()"
+    assert found["features"].shape == (1, 24)
+
+
+def test_curl_of_the_manual_asks(birds, servers):
+    if not (shutil.which("curl") and shutil.which("bash")):
+        pytest.skip("needs curl and bash")
+    asking = [b for b in blocks("bash", servers) if "curl" in b and "127.0.0.1" in b]
+    asking = [block for block in asking if "docker" not in block]
+    said = []
+    for block in asking:
+        done = subprocess.run(
+            ["bash", "-e", "-c", block], capture_output=True, text=True, check=True
+        )
+        decoder, text = json.JSONDecoder(), done.stdout.strip()
+        while text:
+            told, end = decoder.raw_decode(text)
+            said.append(told)
+            text = text[end:].strip()
+    rows, columns, status, metadata = said
+    (row,) = rows["predictions"]
+    assert row["status"] == "ok"
+    assert len(row["classes"]) == len(row["scores"]) == 5
+    assert np.shape(columns["outputs"]["features"]) == (1, 24)
+    assert columns["outputs"]["status"] == ["ok"]
+    assert status["model_version_status"][0]["state"] == "AVAILABLE"
+    assert metadata["model_spec"]["version"] == "1"
+
+
+def test_shell_of_the_manual_asks(birds, servers, shell, tmp_path):
+    (tmp_path / "another-folder").mkdir()
+    (tmp_path / "another-folder" / "a.png").write_bytes(png(1))
+    lines = "".join(blocks("bash", servers)).splitlines()
+    commands = [line for line in lines if line.startswith("keras-vit predict")]
+    assert len(commands) == 2
+    for command in commands:
+        code, out, err = shell(*command.split()[1:])
+        assert (code, err) == (0, "")
+        assert "some.jpg" in out

@@ -34,6 +34,7 @@ class Rest(Transport):
     def __init__(self, target: Target):
         self.target = target
         self._session = requests.Session()
+        self._session.headers["content-type"] = "application/json"
         self._session.headers.update(target.headers)
         retries = _Retry(
             total=target.retries,
@@ -80,7 +81,7 @@ class Rest(Transport):
             with self._session.request(
                 method,
                 url,
-                json=body,
+                data=None if body is None else json.dumps(body, separators=(",", ":")),
                 timeout=deadline,  # type: ignore[arg-type]  # An urllib3.Timeout.
                 allow_redirects=False,
                 stream=True,

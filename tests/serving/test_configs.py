@@ -6,22 +6,22 @@ import pytest
 
 pytest.importorskip("tensorflow_serving")
 
-from google.protobuf import (  # noqa: E402
+from google.protobuf import (
     descriptor_pb2,
     descriptor_pool,
     message_factory,
     text_format,
     wrappers_pb2,
 )
-from tensorflow_serving.config import model_server_config_pb2  # noqa: E402
+from tensorflow_serving.config import model_server_config_pb2
 
 pytestmark = pytest.mark.tensorflow_only
 
 FILES = Path(__file__).parents[2] / "docs" / "serving"
 TYPES = descriptor_pb2.FieldDescriptorProto
 # Not in tensorflow-serving-api. Fields, numbers and types of tensorflow/serving's
-# servables/tensorflow/session_bundle_config.proto at 03f8b6b5fc; names are the law here,
-# since numbers are not in a text.
+# servables/tensorflow/session_bundle_config.proto at 03f8b6b5fc. A text has the names
+# alone.
 BATCHING = {
     "max_batch_size": (1, "Int64Value"),
     "batch_timeout_micros": (2, "Int64Value"),

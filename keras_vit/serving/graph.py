@@ -28,7 +28,7 @@ def too_large(max_pixels: int) -> str:
 def header_pixels(encoded: Tensor) -> Tensor:
     """Height times width as an image's first bytes tell: string -> int64.
 
-    Nothing is decoded; what is no image, or too short, is an error or any number.
+    Nothing is decoded. What is too short is an error, what is no image has none.
     """
 
     def sides(start: int, length: int, dtype: Any, little: bool) -> Tensor:
@@ -49,8 +49,9 @@ def header_pixels(encoded: Tensor) -> Tensor:
             (begins(b"\x89PNG"), lambda: sides(16, 8, tf.int32, False)),
             (begins(b"GIF8"), lambda: sides(6, 4, tf.uint16, True)),
             (begins(b"BM"), lambda: sides(18, 8, tf.int32, True)),
+            (begins(b"\xff\xd8"), of_jpeg),
         ],
-        default=of_jpeg,
+        default=lambda: tf.constant(0, tf.int64),
     )
 
 
@@ -127,9 +128,10 @@ def gives_logits(model: keras.Model) -> bool:
 
 def head_of(model: keras.Model, activations: Sequence[Any] = ()) -> keras.layers.Dense:
     """The layer that the classes are the outputs of: its activation is one of these."""
-    last = next(at for at in reversed(model.layers) if at.output is model.outputs[0])
-    is_head = isinstance(last, keras.layers.Dense) and len(model.output_shape) == 2
-    if is_head and (not activations or last.activation in activations):
+    last = model.layers[-1]
+    is_head = isinstance(last, keras.layers.Dense) and last.output is model.outputs[0]
+    fits = is_head and (not activations or last.activation in activations)
+    if fits and len(model.output_shape) == 2:
         return last
     raise ValueError(
         "Expected a model that ends in a Dense layer of logits or probabilities "

@@ -8,6 +8,7 @@ gRPC code into the HTTP status of http_server.cc.
 import base64
 import collections
 import contextlib
+import gzip
 import http.server
 import json
 import re
@@ -56,7 +57,7 @@ class Served:
     """A SavedModel, `name` version 1, label "stable", and what it was asked.
 
     `faults` are taken one a request: a gRPC code to fail with, seconds to sleep before
-    it fails, or a word that the server knows ("hang up", "garbage").
+    it fails, or a word that the server knows, as "hang up".
     """
 
     def __init__(self, folder):
@@ -219,6 +220,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             code, answer = 200, self.answer(body)
             if word == "garbage":
                 answer = "<html>It works!</html>"
+            if word == "in chunks":
+                self.send_chunks(answer.encode())
+                return
         except Fault as fault:
             code, answer = CODES[fault.code], json.dumps({"error": str(fault)})
         self.send(code, answer.encode())
@@ -230,6 +234,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         with contextlib.suppress(OSError):  # Whoever asked may have given up.
             self.wfile.write(answer)
+
+    def send_chunks(self, answer):
+        """Compressed and of no told length, as a proxy may send it."""
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        packed = gzip.compress(answer)
+        for part in (packed[:40], packed[40:], b""):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
 
     def hang_up(self):
         """A reset, not a polite end."""

@@ -237,6 +237,23 @@ def test_what_passes_is_tried_again(client, served, fault):
     assert served.attempts == 3
 
 
+def test_a_compressed_answer_in_chunks(servers, served):
+    served.reset()
+    with Client(servers["REST"], batch_size=1) as client:
+        expected = client.predict([png(0)])
+        served.faults.extend(["in chunks"] * 2)
+        assert client.predict([png(0)] * 2) == expected * 2
+
+
+def test_messages_longer_than_grpcs_default(servers, served):
+    served.reset()
+    features = np.zeros((2, 2**20), np.float32)  # 8 MiB, of 4 that gRPC takes.
+    served.change = lambda told: told | {"features": features}
+    with Client(servers["gRPC"]) as client:
+        found = client.features([png(0) + bytes(2**22), png(1)])
+    np.testing.assert_array_equal(found, features)
+
+
 def test_retries_end(client, served):
     served.faults.extend([UNAVAILABLE] * 9)
     with pytest.raises(OSError, match=r"as the test wants it.*retries=3"):
@@ -277,17 +294,25 @@ def test_what_is_refused_is_not_tried_again(client, served, code, match):
     assert not served.asked
 
 
-@pytest.mark.parametrize("fault", [3.0, "drip"])
-def test_a_deadline_is_kept_whatever_the_server_does(url, served, fault):
-    if fault == "drip" and url.startswith("grpc"):
-        pytest.skip("gRPC's own deadline is of the whole call")
-    served.faults.append(fault)
+def assert_kept(url, served):
     with Client(url, timeout=0.4) as client:
         start = time.monotonic()
         with pytest.raises(TimeoutError, match=r"within 0\.4 s"):
             client.predict([png(0)])
         assert time.monotonic() - start < 1.5
     assert served.attempts == 1
+
+
+def test_a_deadline_is_kept(url, served):
+    served.faults.append(3.0)
+    assert_kept(url, served)
+
+
+def test_a_deadline_is_kept_while_bytes_come(servers, served):
+    """Over REST; gRPC's own deadline is of the whole call."""
+    served.reset()
+    served.faults.append("drip")
+    assert_kept(servers["REST"], served)
 
 
 def test_retries_share_the_deadline(url, served):

@@ -77,6 +77,10 @@ class Metadata:
 class Client:
     """Asks a server of a model that `keras_vit.serving.export` wrote.
 
+    Images are bytes of a JPEG, PNG, BMP or GIF, or paths of files, or uint8 arrays
+    [H, W, C]; a list is of arrays, or has none. Arrays of one size share a request.
+    REST writes them as decimals, several times their size: gRPC is better for those.
+
     Its connections are kept alive until `close`, or the end of a `with`. It is not for
     several threads at once: each makes its own.
 
@@ -93,10 +97,6 @@ class Client:
             at random. Nothing that a server refuses is tried again.
         batch_size: images of one request; more are several requests, one after another.
         headers: sent with every request, as {"authorization": "Bearer ..."}.
-
-    Images are bytes of a JPEG, PNG, BMP or GIF, or paths of files, or uint8 arrays
-    [H, W, C]; a list is of arrays, or has none. Arrays of one size share a request.
-    REST writes them as decimals, several times their size: gRPC is better for those.
 
     Raises:
         ValueError: if an argument is out of range or a URL of no known kind.

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -195,6 +196,49 @@ def test_pixels_of_any_size_are_resized_as_in_training(served):
     from_bytes = signatures["image_bytes"](image_bytes=[png])
     np.testing.assert_array_equal(from_pixels["classes"], from_bytes["classes"])
     np.testing.assert_allclose(from_pixels["scores"], from_bytes["scores"], atol=1e-6)
+
+
+@pytest.mark.parametrize("colors", [2, 16, 256])
+@pytest.mark.parametrize("transparent", [False, True])
+def test_a_gif_is_cut_after_its_first_frame(colors, transparent):
+    """To the pixel what TensorFlow makes of the whole, and not decoded further."""
+    images = [Image.open(io.BytesIO(encoded("PNG", (61, 87), s))) for s in range(3)]
+    images = [image.quantize(colors) for image in images]
+    written = io.BytesIO()
+    extra = {"transparency": 0, "disposal": 2} if transparent else {}
+    images[0].save(
+        written,
+        "GIF",
+        save_all=True,
+        append_images=images[1:],
+        comment=b"x" * 999,
+        loop=0,
+        **extra,
+    )
+    whole = written.getvalue()
+    frame, pixels = graph.one_frame(tf.constant(whole))
+    assert pixels == 61 * 87
+    assert len(frame.numpy()) < len(whole)
+    decoded = [tf.io.decode_gif(at).numpy() for at in (whole, frame)]
+    assert [len(at) for at in decoded] == [3, 1]
+    np.testing.assert_array_equal(decoded[0][:1], decoded[1])
+
+
+def test_a_gif_of_many_large_frames_costs_one(served):
+    """A bomb of 1.5 MB, whose 400 frames of 2,000 x 2,000 are 1.6 GB as bytes."""
+    _, signatures = served
+    one = io.BytesIO()
+    Image.new("P", (2000, 2000), 1).save(one, "GIF")
+    start = one.getvalue().index(b"\x2c")
+    head, frame = one.getvalue()[:start], one.getvalue()[start:-1]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = signatures["serving_default"](image_bytes=[head + 400 * frame + b";"])
+    assert said["status"].numpy() == [b"ok"]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 200 * 1024  # KiB.
+    large = frame[:5] + struct.pack("<HH", 30000, 30000) + frame[9:]
+    said = signatures["serving_default"](image_bytes=[head + large + b";"])
+    assert said["status"].numpy() == [b"more than 67108864 pixels"]
 
 
 HOSTILE = {

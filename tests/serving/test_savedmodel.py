@@ -17,8 +17,10 @@ from PIL import Image
 
 import keras_vit
 from keras_vit.cli.opening import Run
+from keras_vit.data import sources
 from keras_vit.models.transfer import merge_lora
 from keras_vit.serving import export, fresh, graph, savedmodel, trial
+from keras_vit.training import fit
 from tests.conftest import reference
 from tests.models.test_vit import TINY, perturbed, tiny
 
@@ -446,6 +448,34 @@ def test_a_file_in_the_way_and_a_folder_that_is_not_writable(model, tmp_path):
         export(model, "/proc/nowhere", LABELS)
 
 
+@pytest.mark.parametrize("limit", [3_000, 200_000])
+def test_a_full_disk_is_told_and_leaves_nothing(limit, tmp_path):
+    """At the weights, and at the graph: a child whose files may be no larger."""
+    script = """
+import resource, signal, sys
+from keras_vit.serving import export
+from tests.models.test_vit import tiny
+model = tiny()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    export(model, sys.argv[1])
+except OSError as error:
+    sys.exit(error.strerror)
+"""
+    path = tmp_path / "m"
+    done = subprocess.run(
+        [sys.executable, "-c", script, path, str(limit)],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"Expected room and the right to write {path}/1. Received: ")
+    assert "File too large" in told
+    assert list(path.iterdir()) == []
+
+
 def test_a_killed_export_leaves_no_version(tmp_path):
     """SIGKILL while it is proved: a server that looks sees no number."""
     script = """
@@ -484,3 +514,27 @@ def test_warm_up_records_are_requests_of_the_signatures(served):
         seen.setdefault(request.model_spec.signature_name, []).append(len(given))
     assert seen.pop("images") == [1]
     assert seen == {key: [1, 4] for key in signatures.keys() - {"images"}}
+
+
+@pytest.mark.parametrize("changes", [{"ema": 0.5}, {"lora_rank": 2}])
+def test_a_trained_run_exports_what_was_evaluated(changes, tmp_path, in_process):
+    """Averaged weights, and LoRA from a file: the test accuracy is the graph's."""
+    from tests.training import test_fitting as small
+
+    colors = small.noise_of_three_colors
+    source = sources.Source(
+        "colors", ("red", "green", "blue"), colors(30, 0), colors(13, 1)
+    )
+    result = fit(
+        small.tiny(), small.recipe(**changes), source, output=tmp_path, verbose=0
+    )
+    model = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    done = export(model, tmp_path / "m", source.classes, top_k=1, verbose=False)
+    pixels = tf.saved_model.load(str(done.path)).signatures["images"]
+    images, labels = source.test.images, source.test.labels
+    said = pixels(images=images)["classes"].numpy()[:, 0]
+    right = [
+        source.classes[at].encode() == name
+        for at, name in zip(labels, said, strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(result.test_accuracy)

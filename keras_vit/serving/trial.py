@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from keras_vit.data import preprocessing
 from keras_vit.inspection.attention import rollout
+from keras_vit.layers.embeddings import quantized
 from keras_vit.serving import graph
 from keras_vit.serving.parity import largest_difference
+from keras_vit.serving.precision import INT8
 from keras_vit.serving.signatures import Served, features_of
 
 
@@ -155,8 +157,10 @@ class Trial:
     def _tolerance(self, value: np.ndarray) -> float:
         """How far from Keras: 1e-5 of the largest number, or of 1 where that is more.
 
-        In half precision 5e-3, about its last place.
+        In half precision 5e-3, about its last place; in int8 as `export_file`.
         """
+        if quantized(self.served.model):
+            return INT8 * max(1.0, float(np.abs(value).max()))
         precisions = {layer.compute_dtype for layer in self.served.model.layers}
         share = 1e-5 if precisions <= {"float32"} else 5e-3
         return share * max(1.0, float(np.abs(value).max()))

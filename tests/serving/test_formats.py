@@ -364,3 +364,11 @@ def test_export_says_what_does_not_fit(root, shell):
         assert code == 1
         assert told in err
     assert not list(root.glob("m.[opx]*"))
+
+
+def test_kerass_int8_is_exported_as_a_savedmodel(root, shell):
+    given = ("export", root / "run", root / "served", "--precision", "int8")
+    code, out, err = shell(*given)
+    assert (code, err) == (0, "")
+    assert "int8: 7,7" in out
+    assert (root / "served" / "1" / "saved_model.pb").is_file()

@@ -26,14 +26,11 @@ from keras_vit.normalization import HALF, Channels
 from keras_vit.serving import graph, onnx_graph
 from keras_vit.serving.labels import names_of
 from keras_vit.serving.parity import largest_difference, run_fresh
-from keras_vit.serving.precision import in_float32
+from keras_vit.serving.precision import INT8, in_float32
 from keras_vit.serving.signatures import normalization_of
 from keras_vit.serving.trial import drawn_samples
 
 BATCH = 32  # Images that Keras computes at a time.
-# A score p moves by p (1 - p) <= 1/4 of an error in logits: this is one of 0.8. Sound
-# int8 files were 0.05 off (240 photos of a ViT-S/14), a broken one 0.28.
-INT8 = 0.2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from keras_vit.serving import (  # noqa: E402
     savedmodel,
 )
 from keras_vit.serving.precision import in_float32  # noqa: E402
+from keras_vit.serving.signatures import Served  # noqa: E402
 from tests.training.test_fitting import noise_of_three_colors, recipe  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
@@ -375,15 +376,29 @@ def test_export_says_what_does_not_fit(root, shell):
 
 def test_export_writes_a_savedmodel_and_evaluates_it(root, shell, monkeypatch):
     """The accuracy after is the file's: one whose numbers are wrong is wrong."""
+    right = Served.images_float32
+
+    def least_for_greatest(served, images):
+        said = right(served, images)
+        return said | {"logits": -said["logits"]}
+
     monkeypatch.setattr(savedmodel, "run_fresh", lambda *given: {})
+    monkeypatch.setattr(Served, "images_float32", least_for_greatest)
     given = ("export", root / "run", root / "served", "--data", root / "colors.npz")
     code, out, _ = shell(*given, "--top", 2, "--version", 4, "--on-bad-image", "fail")
     assert code == 0
-    before, after = (line.split()[2] for line in out.splitlines() if "accuracy" in line)
-    assert before == after != "100.00%"
+    assert "the same class for 0.0% of the images" in out
     loaded = tf.saved_model.load(str(root / "served" / "4"))
     assert loaded.signatures["image_bytes"].structured_outputs["scores"].shape[1] == 2
     code, _, err = shell(*given, "--version", 4)
     assert code == 1
     assert "version=4, which is there" in err
     assert shell(*given[:3], "--version", 4, "--force")[0] == 0
+
+
+def test_kerass_int8_is_exported_as_a_savedmodel(root, shell):
+    given = ("export", root / "run", root / "int8", "--precision", "int8")
+    code, out, err = shell(*given)
+    assert (code, err) == (0, "")
+    assert "int8: 7,7" in out
+    assert (root / "int8" / "1" / "saved_model.pb").is_file()

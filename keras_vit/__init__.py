@@ -108,6 +108,7 @@ __all__ = [
     "recipes",
     "resnet",
     "self_supervision",
+    "serving",
     "training",
     "verify",
     "vit",
@@ -116,7 +117,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`data`, `evaluation`, `inspection` on first use: they import what few need."""
-    if name in ("data", "evaluation", "inspection"):
+    """What few need is imported on first use: `data`, `evaluation` and such."""
+    if name in ("data", "evaluation", "inspection", "serving"):
         return importlib.import_module(f"keras_vit.{name}")
     raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")

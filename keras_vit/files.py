@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,58 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
     temporaries = [
         path.with_name(f".writing-{os.getpid()}-{path.name}") for path in paths
     ]
+    with _telling(paths):
+        try:
+            paths[0].parent.mkdir(parents=True, exist_ok=True)
+            yield temporaries
+            for temporary in temporaries:
+                _flush(temporary)
+            for temporary, path in zip(temporaries, paths, strict=True):
+                temporary.replace(path)
+        finally:
+            for temporary in temporaries:
+                if temporary.exists():
+                    temporary.unlink()
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """`replacing` for a folder: yields an empty one beside `path`.
+
+    An old folder at `path` is put aside before and removed after the new one has its
+    name: killed between, the old one is found as `.replaced-PID-NAME`.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    aside = path.with_name(f".replaced-{os.getpid()}-{path.name}")
+    with _telling([path]):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            if path.exists():
+                path.rename(aside)
+            temporary.rename(path)
+        finally:
+            if aside.exists() and not path.exists():
+                aside.rename(path)
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(file: Path) -> None:
+    """To the disk: what a rename puts in place is there after a power cut."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+@contextlib.contextmanager
+def _telling(paths: list[Path]) -> Iterator[None]:
+    """An OSError inside says what could not be written, and what to do."""
     try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        yield temporaries
-        for temporary in temporaries:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        for temporary, path in zip(temporaries, paths, strict=True):
-            temporary.replace(path)
+        yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OSError(
@@ -57,10 +102,6 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
             + ("Free some space" if full else "Choose another folder")
             + "; nothing was written",
         ) from error
-    finally:
-        for temporary in temporaries:
-            if temporary.exists():
-                temporary.unlink()
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

@@ -39,6 +39,10 @@ ALLOWED = {  # room: the rooms of keras_vit it may import.
         "weights",
     },
     "self_supervision": {"layers", "models", "normalization"},
+    "serving": {
+        *("applications", "configs", "data", "files", "inspection", "layers"),
+        *("models", "normalization"),
+    },
     "evaluation": {
         *("_version", "configs", "paper", "recipes", "files", "layers", "models"),
         *("data", "weights", "training", "inspection", "normalization", "pages"),

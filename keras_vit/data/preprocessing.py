@@ -30,8 +30,16 @@ def resize(image: Tensor, image_size: Size) -> Tensor:
 
     A plain squash, bilinear without antialiasing: no centre crop.
     """
-    image = tf.cast(image, tf.float32)  # The kernel of floats is twice as fast.
-    return tf.image.resize(image, image_size, method="bilinear", antialias=False)
+
+    def resized(image: Tensor) -> Tensor:
+        return tf.image.resize(image, image_size, method="bilinear", antialias=False)
+
+    # The same to the bit. The kernel of floats is twice as fast, but the cast reads
+    # every pixel of an image of which a smaller one takes few.
+    shrinks = tf.reduce_prod(tf.shape(image)[:2]) > tf.reduce_prod(image_size)
+    return tf.cond(
+        shrinks, lambda: resized(image), lambda: resized(tf.cast(image, tf.float32))
+    )
 
 
 def resize_uint8(

@@ -1,0 +1,189 @@
+"""One call from a trained model to a folder that TensorFlow Serving runs.
+
+Glossary of shapes: B images of a request, H, W, C what the model takes, h, w any size,
+K classes, k of them told, D the features' width.
+"""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from keras_vit.files import replacing_folder
+from keras_vit.normalization import HALF, Channels
+from keras_vit.serving import warmup
+from keras_vit.serving.labels import names_of
+from keras_vit.serving.parity import run_fresh
+from keras_vit.serving.signatures import Served, chosen_of, normalization_of
+from keras_vit.serving.trial import Trial, drawn_samples
+
+MAX_PIXELS = 2**26
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What `export` wrote.
+
+    Attributes:
+        path: the version's folder.
+        differences: the largest difference from Keras of each signature's numbers, in a
+            process without Keras.
+    """
+
+    path: Path
+    differences: Mapping[str, float]
+
+    def __str__(self) -> str:
+        files = (file for file in self.path.rglob("*") if file.is_file())
+        size = sum(file.stat().st_size for file in files) / 2**20
+        lines = [f"{self.path}: {size:.1f} MiB, SavedModel", ""]
+        lines += ["largest difference from Keras, in a process without it:"]
+        lines += [f"  {name:24} {off:.1e}" for name, off in self.differences.items()]
+        return "\n".join(lines)
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    labels: Sequence[str] | None = None,
+    signatures: Sequence[str] | None = None,
+    *,
+    mean: Channels = HALF,
+    std: Channels = HALF,
+    top_k: int = 5,
+    on_bad_image: str = "status",
+    max_pixels: int = MAX_PIXELS,
+    samples: Sequence[bytes] | None = None,
+    version: int | None = None,
+    overwrite: bool = False,
+    verbose: bool = True,
+) -> Exported:
+    """Writes `path/VERSION/`, a SavedModel with everything inside, and proves it.
+
+    Preprocessing is evaluation's, labels and the softmax are in the graph, warm-up
+    requests are beside it. The signatures, which all take batches of any size:
+
+    - "image_bytes", and `serving_default`: `image_bytes` string [B], each a JPEG, PNG,
+      BMP or GIF (its first frame) -> `classes` string [B, k] and `scores` float32
+      [B, k], the greatest first, `status` string [B].
+    - "images": `images` uint8 [B, h, w, C] -> `classes`, `scores`; and
+      `images_float32`: `images` float32 [B, H, W, C], scaled as for the model ->
+      `classes`, `scores`, and `logits` [B, K], the model's own output.
+    - "features": `image_bytes` -> `features` float32 [B, D], what the head reads (4.1),
+      `status`.
+    - "attention": `image_bytes` -> `attention` float32 [B, rows, columns], attention
+      rollout (D.8) over the patches, `status`.
+
+    It is renamed into place after a process that imports TensorFlow alone has run every
+    signature on `samples` and said what Keras says, to 1e-5 (in half precision 2e-2).
+
+    Args:
+        model: a classifier of this library, of logits or probabilities [B, K].
+        path: the folder of its versions, `model_base_path` to TensorFlow Serving.
+        labels: K names [default: ImageNet's for 1000 classes, else "class 0" and on].
+        signatures: of `SIGNATURES` [default: all that the model has; a ResNet and axial
+            attention have no rollout].
+        mean: channel means the weights expect, in 0..1.
+        std: channel deviations, likewise.
+        top_k: how many classes are told; at most K are.
+        on_bad_image: "status" says what is wrong with an image in its `status`, its
+            names and numbers are empty and 0; "fail" fails its batch and names it.
+        max_pixels: an image of more is not decoded.
+        samples: encoded images to prove it on and to warm it up with [default: four
+            drawn ones].
+        version: a positive number [default: the one after the last].
+        overwrite: whether to replace a version that is there. A server that has loaded
+            it does not look again: a new version is the better way.
+        verbose: whether to print what was written.
+
+    Returns:
+        An `Exported`: the folder, and the differences.
+
+    Raises:
+        ValueError: if the model has no head, an argument is impossible, the version is
+            there, or the exported model says something else than Keras.
+        ImportError: without tensorflow-serving-api.
+        OSError: if the folder cannot be written; nothing is left of it then.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "Expected the TensorFlow backend, whose graphs a SavedModel holds. "
+            f"Received: {keras.backend.backend()}. Save the model, and load and export "
+            "it under KERAS_BACKEND=tensorflow"
+        )
+    served = Served(
+        model,
+        names_of(model, labels),
+        normalization_of(model, mean, std),
+        top_k,
+        on_bad_image,
+        max_pixels,
+    )
+    chosen = chosen_of(model, signatures)
+    trial = Trial.of(served, drawn_samples(model) if samples is None else samples)
+    folder = _version_folder(Path(path), version, overwrite)
+    warmup.protos()
+    with replacing_folder(folder) as temporary:
+        _write(served, chosen, temporary)
+        warmup.write(temporary, Path(path).name, trial.requests(chosen))
+        found = run_fresh("savedmodel", temporary, trial.arrays())
+        differences = trial.prove(found)
+    exported = Exported(folder, differences)
+    if verbose:
+        print(exported)
+    return exported
+
+
+def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
+    """Where a version goes: a new number, or one that may be replaced."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(
+            f"Expected a folder for the versions. Received: {path}, which is a file"
+        )
+    there = [int(at.name) for at in path.glob("*") if at.name.isdigit()]
+    if version is None:
+        return path / str(max(there, default=0) + 1)
+    if version < 1:
+        raise ValueError(
+            f"Expected a version of 1 or more. Received: version={version}"
+        )
+    if version in there and not overwrite:
+        raise ValueError(
+            f"Expected a new version in {path}. Received: version={version}, which is "
+            "there. Leave version out for the next one, or overwrite=True"
+        )
+    return path / str(version)
+
+
+def _write(served: Served, chosen: Sequence[str], folder: Path) -> None:
+    """The SavedModel of these signatures, with its labels as an asset."""
+    channels = served.channels
+    encoded = tf.TensorSpec([None], tf.string, name="image_bytes")
+    pixels = tf.TensorSpec((None, None, None, channels), tf.uint8, name="images")
+    floats = tf.TensorSpec(served.model.input_shape, tf.float32, name="images")
+    specs = dict.fromkeys(chosen, encoded)
+    if "images" in chosen:
+        specs |= {"images": pixels, "images_float32": floats}
+    endpoints = {
+        name: tf.function(
+            getattr(served, name), input_signature=[spec], autograph=False
+        ).get_concrete_function()
+        for name, spec in specs.items()
+    }
+    default = "image_bytes" if "image_bytes" in chosen else chosen[0]
+    with tempfile.TemporaryDirectory() as beside:
+        labels = Path(beside, "labels.txt")
+        text = "".join(f"{label}\n" for label in served.labels)
+        labels.write_text(text, encoding="utf-8")
+        module = tf.Module()
+        module.weights = [variable.value for variable in served.model.variables]
+        module.labels = tf.saved_model.Asset(str(labels))
+        tf.saved_model.save(
+            module,
+            str(folder),
+            signatures={"serving_default": endpoints[default], **endpoints},
+        )

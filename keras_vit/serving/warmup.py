@@ -1,0 +1,47 @@
+"""Requests that TensorFlow Serving plays before a version takes traffic."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+FILE = "assets.extra/tf_serving_warmup_requests"
+
+
+def write(
+    saved: Path, name: str, requests: Iterable[tuple[str, dict[str, Any]]]
+) -> None:
+    """Writes `FILE`: TFRecords of PredictionLog, as the server reads them.
+
+    Args:
+        saved: the SavedModel's folder.
+        name: of the model, in the requests.
+        requests: signature and inputs by name, of each.
+
+    Raises:
+        ImportError: without tensorflow-serving-api.
+    """
+    log = protos()
+    (saved / FILE).parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(saved / FILE)) as writer:
+        for signature, inputs in requests:
+            record = log.PredictionLog()
+            request = record.predict_log.request
+            request.model_spec.name = name
+            request.model_spec.signature_name = signature
+            for key, value in inputs.items():
+                request.inputs[key].CopyFrom(tf.make_tensor_proto(value))
+            writer.write(record.SerializeToString())
+
+
+def protos() -> Any:
+    """TensorFlow Serving's published `prediction_log.proto`; raises where missing."""
+    try:
+        from tensorflow_serving.apis import prediction_log_pb2
+    except ImportError as error:
+        raise ImportError(
+            "Expected TensorFlow Serving's protos, for the warm-up requests. Received: "
+            "no tensorflow-serving-api. pip install 'keras-vit-paper[serving]'"
+        ) from error
+    return prediction_log_pb2

@@ -8,7 +8,8 @@ import typer
 from keras_vit.cli.shell import app, console
 
 CURL = """\
-(printf '{{"instances": [{{"b64": "'; base64 < photo.jpg | tr -d '\\n'; printf '"}}]}}') |
+(printf '{{"instances": [{{"b64": "'
+  base64 < photo.jpg | tr -d '\\n'; printf '"}}]}}') |
   curl -d @- http://{address}/v1/models/{name}:predict"""
 
 
@@ -20,7 +21,10 @@ def serve(
             metavar="OUT", help="What `export --format savedmodel` wrote: OUT/1, ..."
         ),
     ],
-    name: Annotated[str, typer.Option(help="Of the model, in the address.")] = "model",
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the model, in the address [default: OUT's name]."),
+    ] = None,
     version: Annotated[
         int | None, typer.Option(help="Of the folders in OUT [default: the newest].")
     ] = None,
@@ -55,6 +59,7 @@ def serve(
     )
     servable = Servable(path, version, gathered if batching else None)
     played = servable.warm_up()
+    name = name or path.resolve().name
 
     def ready() -> None:
         console.print(

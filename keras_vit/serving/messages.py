@@ -10,8 +10,12 @@ from keras_vit.serving.refusals import invalid
 
 VALUES = {  # TensorProto's field for each dtype, as Tensor::AsProtoField fills it.
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int_val"),
-    **{"float32": "float_val", "float64": "double_val", "int64": "int64_val"},
-    **{"uint32": "uint32_val", "uint64": "uint64_val", "bool": "bool_val"},
+    "float32": "float_val",
+    "float64": "double_val",
+    "int64": "int64_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
+    "bool": "bool_val",
     "object": "string_val",
 }
 
@@ -54,9 +58,7 @@ def fill(protos: Any, arrays: Mapping[str, np.ndarray]) -> None:
             getattr(proto, field).extend(value.ravel().tolist())
 
 
-def _array(
-    proto: Any, dtype: np.dtype, name: str, max_bytes: int | None
-) -> np.ndarray:
+def _array(proto: Any, dtype: np.dtype, name: str, max_bytes: int | None) -> np.ndarray:
     expected = tf.as_dtype(dtype)
     if proto.dtype != expected.as_datatype_enum:
         raise invalid(
@@ -89,6 +91,6 @@ def _array(
 
 def _dtype(proto: Any) -> str:
     try:
-        return tf.as_dtype(proto.dtype).name
+        return str(tf.as_dtype(proto.dtype).name)
     except TypeError:
         return f"dtype={proto.dtype}"

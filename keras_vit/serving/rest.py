@@ -1,10 +1,10 @@
 """TensorFlow Serving's JSON: a request's body to arrays, arrays to an answer's body.
 
-Row format is {"instances": [...]} -> {"predictions": [...]}, one element an instance;
-column format is {"inputs": ...} -> {"outputs": ...}, one element an input. With a single
-input, or a single output, its name may, or will, be left out. {"b64": "..."} stands for
-bytes at any depth. The rules are those of tensorflow/serving's
-tensorflow_serving/g3doc/api_rest.md and util/json_tensor.cc.
+Row format is {"instances": [...]} -> {"predictions": [...]}, one element an instance,
+column format {"inputs": ...} -> {"outputs": ...}, one an input. The name of a single
+input may be left out, that of a single output is. {"b64": "..."} stands for bytes at any
+depth. The rules are those of tensorflow/serving's g3doc/api_rest.md and
+util/json_tensor.cc.
 """
 
 import base64
@@ -21,7 +21,9 @@ from keras_vit.serving.refusals import invalid
 Arrays: TypeAlias = dict[str, np.ndarray]
 Dtypes: TypeAlias = Mapping[str, np.dtype]
 
-JSON_TYPES = {  # Of an array's kind: a float may be written 1, an integer not 1.0.
+JSON_TYPES: dict[
+    str, set[type]
+] = {  # Of an array's kind: a float may be written 1, an integer not 1.0.
     "f": {int, float},
     "i": {int},
     "u": {int},
@@ -88,7 +90,9 @@ def answer(outputs: Arrays, by_row: bool) -> bytes:
     if single:
         return _dumps({"predictions": next(iter(columns.values()))})
     rows = zip(*columns.values(), strict=True)
-    return _dumps({"predictions": [dict(zip(columns, row, strict=True)) for row in rows]})
+    return _dumps(
+        {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
+    )
 
 
 def error(message: str) -> bytes:
@@ -99,9 +103,9 @@ def error(message: str) -> bytes:
 def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
     """A nested list as an array: what is no rectangle of that dtype is refused."""
     flat, shape = _dense(value, name)
-    wrong = set(map(type, flat)) - JSON_TYPES.get(dtype.kind, set())
-    if wrong:
-        told = ", ".join(sorted(found.__name__ for found in wrong))
+    others = set(map(type, flat)) - JSON_TYPES.get(dtype.kind, set())
+    if others:
+        told = ", ".join(sorted(found.__name__ for found in others))
         raise invalid(f"Expected input {name!r} of {_said(dtype)}. Received: {told}")
     if dtype.kind == "O":
         filled = np.empty(len(flat), dtype=object)
@@ -165,10 +169,11 @@ def _columns(instances: Any, dtypes: Dtypes) -> dict[str, Any]:
 
 def _named(value: Any, dtypes: Dtypes, where: str) -> dict[str, Any]:
     """Inputs by their names, which may be left out where there is only one."""
+    given: dict[str, Any]
     if _is_named(value):
         given = value
     elif len(dtypes) == 1:
-        given = {name: value for name in dtypes}
+        given = dict.fromkeys(dtypes, value)
     else:
         raise invalid(
             f"Expected {where} to be an object with the inputs {sorted(dtypes)}. "
@@ -184,7 +189,8 @@ def _named(value: Any, dtypes: Dtypes, where: str) -> dict[str, Any]:
 
 def _dense(value: Any, name: str) -> tuple[list[Any], tuple[int, ...]]:
     """A nested list's elements and shape."""
-    flat, shape = [value], []
+    flat: list[Any] = [value]
+    shape: list[int] = []
     while flat and set(map(type, flat)) == {list}:
         lengths = set(map(len, flat))
         if len(lengths) > 1:
@@ -213,7 +219,9 @@ def _bytes(element: Any, name: str) -> bytes:
     try:
         return base64.b64decode(element["b64"], validate=True)
     except (binascii.Error, ValueError) as wrong:
-        raise invalid(f"Expected base64 of input {name!r}. Received: {wrong}") from wrong
+        raise invalid(
+            f"Expected base64 of input {name!r}. Received: {wrong}"
+        ) from wrong
 
 
 def _said(dtype: np.dtype) -> str:
@@ -222,7 +230,9 @@ def _said(dtype: np.dtype) -> str:
 
 def _listed(name: str, value: np.ndarray) -> Any:
     if value.dtype.kind == "O":
-        told = np.vectorize(_base64 if name.endswith("_bytes") else _text, otypes=[object])
+        told = np.vectorize(
+            _base64 if name.endswith("_bytes") else _text, otypes=[object]
+        )
         return told(value).tolist() if value.size else value.tolist()
     if value.dtype.kind == "f" and value.dtype.itemsize < 8:
         # By way of text: the double nearest to 0.2 of float32 is 0.20000000298.

@@ -5,6 +5,7 @@ their names from the SavedModel's own MetaGraphDef, and warm-up requests played 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_vit.serving import messages
+from keras_vit.serving import messages, warmup
 from keras_vit.serving.refusals import Refused, invalid
-from keras_vit.serving.warmup import FILE as WARMUP
 
 CODES = {  # Of tf.errors, to gRPC's names.
     getattr(tf.errors, name): name
@@ -26,6 +26,8 @@ CODES = {  # Of tf.errors, to gRPC's names.
     )
 }
 DEFAULT = "serving_default"  # The signature where none is named.
+MAX_REQUEST = 2**20  # Images of one request that is cut into batches.
+_queues = itertools.count()
 Function = Callable[..., Mapping[str, Any]]
 
 
@@ -62,7 +64,7 @@ class Servable:
         self.signatures = _signature_defs(self.folder)
         self._loaded = tf.saved_model.load(str(self.folder))  # Owns the variables.
         self._functions: dict[str, Function] = {
-            name: function if batching is None else batched(function, batching)
+            name: function if batching is None else batched(function, batching, name)
             for name, function in self._loaded.signatures.items()
         }
 
@@ -140,18 +142,18 @@ class Servable:
         Raises:
             ValueError: if one is no PredictionLog of a predict, or fails.
         """
-        from tensorflow_serving.apis import prediction_log_pb2
+        from google.protobuf.message import DecodeError
 
-        file, played = self.folder / WARMUP, 0
+        file, played = self.folder / warmup.FILE, 0
         if not file.is_file():
             return 0
         for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
             try:
-                log = prediction_log_pb2.PredictionLog.FromString(record)
+                log = warmup.protos().PredictionLog.FromString(record)
                 request = log.predict_log.request
                 signature = request.model_spec.signature_name or DEFAULT
                 self.run(signature, messages.parse(request, self.dtypes(signature)))
-            except (Refused, ValueError) as wrong:
+            except (Refused, DecodeError) as wrong:
                 raise ValueError(
                     f"Expected warm-up requests that run (record {played} of {file}). "
                     f"Received: {wrong}"
@@ -176,11 +178,12 @@ def version_folder(path: Path, version: int | None) -> Path:
     return path / str(found[-1] if version is None else version)
 
 
-def batched(function: Any, batching: Batching) -> Function:
+def batched(function: Any, batching: Batching, name: str) -> Function:
     """A signature whose concurrent calls run together: TensorFlow's batch scheduler.
 
     It is the kernel of TensorFlow Serving's batching. Only what can be put together is:
-    a signature whose inputs have a free first dimension alone.
+    a signature whose inputs have a free first dimension alone. A request of more than
+    a batch is cut.
     """
     names = sorted(function.structured_input_signature[1])
     specs = [function.structured_input_signature[1][name] for name in names]
@@ -190,8 +193,10 @@ def batched(function: Any, batching: Batching) -> Function:
 
     @tf.nondifferentiable_batch_function(
         batching.num_batch_threads,
-        batching.max_batch_size,
+        MAX_REQUEST,
         batching.batch_timeout_micros,
+        # What is run at once; as every size is allowed, nothing is padded.
+        allowed_batch_sizes=list(range(1, batching.max_batch_size + 1)),
         max_enqueued_batches=batching.max_enqueued_batches,
         autograph=False,
     )
@@ -201,14 +206,16 @@ def batched(function: Any, batching: Batching) -> Function:
 
     @tf.function(input_signature=specs, autograph=False)
     def call(*inputs: Any) -> dict[str, Any]:
-        return dict(zip(outputs, together(*inputs), strict=True))
+        # Queues are told apart by their scope's name, in all of the process.
+        with tf.name_scope(f"{name}_{next(_queues)}"):
+            return dict(zip(outputs, together(*inputs), strict=True))
 
     concrete = call.get_concrete_function()
     return lambda **inputs: concrete(*(inputs[name] for name in names))
 
 
 def _signature_defs(folder: Path) -> dict[str, Any]:
-    """What the SavedModel that TensorFlow Serving loads (tag "serve") says of itself."""
+    """The signatures of the graph that TensorFlow Serving loads, of the tag "serve"."""
     model = saved_model_pb2.SavedModel.FromString(
         (folder / "saved_model.pb").read_bytes()
     )
@@ -219,7 +226,6 @@ def _signature_defs(folder: Path) -> dict[str, Any]:
 
 
 def _first_sentence(message: str) -> str:
-    """An error without the place in the graph and the trace that come after it."""
-    lines = [line for line in message.splitlines() if line.strip()]
-    plain = [line for line in lines if "defined at" not in line] or ["an error"]
-    return plain[0].split("[[{{node")[0].strip()
+    """An error without the trace before it and the place in the graph after it."""
+    lines = message.split("[[{{node")[0].splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "an error")

@@ -48,7 +48,9 @@ except ImportError as missing:
 class Limits:
     """What one client cannot take from the others."""
 
-    max_request_bytes: int = 32 * 2**20  # Of a body; base64 makes a file a third longer.
+    max_request_bytes: int = (
+        32 * 2**20
+    )  # Of a body; base64 makes a file a third longer.
     max_concurrent_requests: int = 256  # Of each protocol; more are RESOURCE_EXHAUSTED.
 
 
@@ -250,7 +252,7 @@ def serve(
     port: int = 8501,
     grpc_port: int = 8500,
     threads: int | None = None,
-    limits: Limits = Limits(),  # noqa: B008  Frozen.
+    limits: Limits = Limits(),
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers until SIGTERM or Ctrl-C, then lets running requests end.
@@ -281,14 +283,17 @@ def serve(
         ws="none",
         timeout_graceful_shutdown=30,
     )
-    sockets = [config.bind_socket()]
+    listening = config.bind_socket()
+    listening.listen(config.backlog)  # From here on a connection waits, if it has to.
     rpc = grpc_server(models, f"{host}:{grpc_port}", threads)
     # uvicorn ends on these, and raises them again when it has ended.
-    before = {end: signal.signal(end, _ignore) for end in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        end: signal.signal(end, _ignore) for end in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         server = uvicorn.Server(config)
         ready()
-        server.run(sockets)
+        server.run([listening])
     finally:
         rpc.stop(grace=30).wait()
         for end, handler in before.items():
@@ -313,6 +318,8 @@ async def _read(request: HttpRequest, limit: int) -> bytes:
 def _asked(request: HttpRequest) -> tuple[str, int | None]:
     """Name and version of an address."""
     name, version = request.path_params["name"], request.path_params.get("version")
+    if ":" in name:
+        raise HTTPException(405)  # A verb that there is not, or not for this method.
     if version is None:
         return name, None
     if not (version.isdecimal() and len(version) < 20):  # An int64's digits.
@@ -321,7 +328,7 @@ def _asked(request: HttpRequest) -> tuple[str, int | None]:
 
 
 def _as_json(message: Any) -> bytes:
-    text = json_format.MessageToJson(
+    text: str = json_format.MessageToJson(
         message,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,

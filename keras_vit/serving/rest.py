@@ -2,8 +2,8 @@
 
 Row format is {"instances": [...]} -> {"predictions": [...]}, one element an instance,
 column format {"inputs": ...} -> {"outputs": ...}, one an input. The name of a single
-input may be left out, that of a single output is. {"b64": "..."} stands for bytes at any
-depth. The rules are those of tensorflow/serving's g3doc/api_rest.md and
+input may be left out, that of a single output is. {"b64": "..."} stands for bytes, at
+any depth. The rules are those of tensorflow/serving's g3doc/api_rest.md and
 util/json_tensor.cc.
 """
 

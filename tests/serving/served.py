@@ -6,12 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import requests
-
-START = 120.0  # Seconds; TensorFlow alone takes several.
 
 
 def free_port():
@@ -73,13 +68,3 @@ def serving(path, *options):
     finally:
         if server.process.poll() is None:
             server.stop()
-
-
-def answers(url):
-    """Waits for an answer of any kind."""
-    until = time.monotonic() + START
-    while time.monotonic() < until:
-        with contextlib.suppress(requests.ConnectionError):
-            return requests.get(url, timeout=5)
-        time.sleep(0.1)
-    raise TimeoutError(url)

@@ -14,12 +14,10 @@ import subprocess
 import threading
 import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_vit
 from keras_vit.serving import messages, rest
 from keras_vit.serving.refusals import Refused
 from keras_vit.serving.servable import Batching, Servable
@@ -45,7 +43,6 @@ from tests.serving.served import serving  # noqa: E402
 
 COUNT = int(os.environ.get("KERAS_VIT_REQUESTS", "300"))
 CLIENTS = 8
-CLASSES = ["daisy", "iris", "löwenzahn", "rose", "tulip"]
 SIGNATURES = (
     *("serving_default", "image_bytes", "images", "images_float32"),
     *("features", "attention"),
@@ -53,31 +50,9 @@ SIGNATURES = (
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A small ViT's export; its versions' folder."""
-    keras.utils.set_random_seed(0)
-    config = keras_vit.ViTConfig(
-        patch_size=8, num_layers=2, hidden_size=24, mlp_dim=32, num_heads=3
-    )
-    model = keras_vit.vit(config, image_size=(32, 24), num_classes=5)
-    head = model.get_layer("head")
-    head.set_weights([np.random.default_rng(0).normal(size=(24, 5)), np.zeros(5)])
-    path = tmp_path_factory.mktemp("exported") / "flowers"
-    keras_vit.serving.export(model, path, labels=CLASSES, verbose=False)
-    return path
-
-
-@pytest.fixture(scope="module")
 def servable(exported):
     """The signatures in this process."""
     return Servable(exported)
-
-
-@pytest.fixture(scope="module")
-def server(exported):
-    """The same, served with batching."""
-    with serving(exported, "--batching", "--max-request-mib", hostile.MAX_MIB) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -591,26 +566,7 @@ def hostile_requests(servable):
     yield "gone halfway", lambda client: leave_halfway(client.server) is None
 
 
-def test_the_first_request_after_the_warm_up_is_as_fast_as_others(exported):
-    """Two times the median at most; the better of two servers, as others work here."""
-    ratios = []
-    for _ in range(2):
-        with serving(exported) as server, requests.Session() as session:
-            requests.get(server.url, timeout=30)
-            seconds = []
-            for seed in range(40):
-                body = hostile.row(hostile.photo(seed))
-                begun = time.perf_counter()
-                session.post(f"{server.url}:predict", data=body, timeout=30)
-                seconds.append(time.perf_counter() - begun)
-        ratios.append(seconds[0] / statistics.median(seconds[1:]))
-        if ratios[-1] <= 2:
-            break
-    print(f"first request after the warm-up: {min(ratios):.2f} times the median")
-    assert min(ratios) <= 2
-
-
-def test_hostile_requests_change_nothing_for_others(exported, servable):
+def test_hostile_requests_change_nothing_for_others(server, servable):
     """A third of the requests are hostile; every answer is right, memory is flat.
 
     Flat: after the last tenth of the requests at most 5 % more than after the first.
@@ -621,25 +577,20 @@ def test_hostile_requests_change_nothing_for_others(exported, servable):
     queue = itertools.cycle(bad)
     planned = [next(good) if place % 3 else next(queue) for place in range(COUNT)]
     wrong, resident = [], []
-    with serving(
-        exported, "--batching", "--max-request-mib", hostile.MAX_MIB
-    ) as server:
-        client = Client(server)
+    client = Client(server)
 
-        def ask(request):
-            name, is_right = request
-            if not is_right(client):
-                wrong.append(name)
+    def ask(request):
+        name, is_right = request
+        if not is_right(client):
+            wrong.append(name)
 
-        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-            list(pool.map(ask, bad * 2))  # Every kind's own memory, once.
-            begun = time.perf_counter()
-            for tenth in np.array_split(np.arange(COUNT), 10):
-                list(pool.map(ask, [planned[place] for place in tenth]))
-                resident.append(server.rss())
-            seconds = time.perf_counter() - begun
-        assert server.process.poll() is None
-        assert server.stop() == 0
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(ask, bad * 2))  # Every kind's own memory, once.
+        begun = time.perf_counter()
+        for tenth in np.array_split(np.arange(COUNT), 10):
+            list(pool.map(ask, [planned[place] for place in tenth]))
+            resident.append(server.rss())
+        seconds = time.perf_counter() - begun
     mib = [f"{size / 2**20:.0f}" for size in resident]
     print(
         f"{COUNT} requests, {(COUNT + 2) // 3} of them hostile ({len(bad)} kinds), "
@@ -650,19 +601,43 @@ def test_hostile_requests_change_nothing_for_others(exported, servable):
     assert resident[-1] <= 1.05 * resident[0]
 
 
-def test_sigterm_lets_a_running_request_end(exported):
-    with serving(exported) as server:
-        answers = []
-        slow = hostile.row(*(hostile.photo(seed, (400, 300)) for seed in range(60)))
+def first_to_median(server):
+    """The first request's time, over the median of those after it."""
+    seconds = []
+    with requests.Session() as session:
+        session.get(server.url, timeout=30)  # Connects.
+        for seed in range(40):
+            body = hostile.row(hostile.photo(seed))
+            begun = time.perf_counter()
+            session.post(f"{server.url}:predict", data=body, timeout=30)
+            seconds.append(time.perf_counter() - begun)
+    return seconds[0] / statistics.median(seconds[1:])
 
-        def ask():
-            answers.append(
-                requests.post(f"{server.url}:predict", data=slow, timeout=60)
-            )
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.02)
-        assert server.stop() == 0
-        asking.join()
-        assert len(answers[0].json()["predictions"]) == 60
+def end_while_it_runs(server):
+    """SIGTERM as a request runs: its answer, and the server's exit status."""
+    answers = []
+    slow = hostile.row(*(hostile.photo(seed, (400, 300)) for seed in range(60)))
+
+    def ask():
+        answers.append(requests.post(f"{server.url}:predict", data=slow, timeout=60))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.05)
+    status = server.stop()
+    asking.join()
+    return answers[0].json(), status
+
+
+def test_a_server_from_its_first_request_to_its_end(exported):
+    """The first takes twice the median at most; the better of two, as others work."""
+    ratios = []
+    while len(ratios) < 2 and min(ratios, default=3) > 2:
+        with serving(exported) as server:
+            ratios.append(first_to_median(server))
+            answer, status = end_while_it_runs(server)
+        assert len(answer["predictions"]) == 60
+        assert status == 0
+    print(f"first request after the warm-up: {min(ratios):.2f} times the median")
+    assert min(ratios) <= 2

@@ -26,7 +26,6 @@ CODES = {  # Of tf.errors, to gRPC's names.
     )
 }
 DEFAULT = "serving_default"  # The signature where none is named.
-MAX_REQUEST = 2**20  # Images of one request that is cut into batches.
 _queues = itertools.count()
 Function = Callable[..., Mapping[str, Any]]
 
@@ -72,12 +71,13 @@ class Servable:
         """Names and TensorInfos of what a signature takes.
 
         Raises:
-            Refused: INVALID_ARGUMENT, if there is no such signature.
+            Refused: FAILED_PRECONDITION, if there is no such signature.
         """
         if signature not in self._functions:
-            raise invalid(
+            raise Refused(
+                "FAILED_PRECONDITION",  # servables/tensorflow/predict_util.cc.
                 f"Expected a signature of {sorted(self._functions)}. "
-                f"Received: {signature!r}"
+                f"Received: {signature!r}",
             )
         return dict(self.signatures[signature].inputs)
 
@@ -183,7 +183,7 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
 
     It is the kernel of TensorFlow Serving's batching. Only what can be put together is:
     a signature whose inputs have a free first dimension alone. A request of more than
-    a batch is cut.
+    a batch is refused, as there.
     """
     names = sorted(function.structured_input_signature[1])
     specs = [function.structured_input_signature[1][name] for name in names]
@@ -193,11 +193,10 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
 
     @tf.nondifferentiable_batch_function(
         batching.num_batch_threads,
-        MAX_REQUEST,
+        batching.max_batch_size,
         batching.batch_timeout_micros,
-        # What is run at once; as every size is allowed, nothing is padded.
-        allowed_batch_sizes=list(range(1, batching.max_batch_size + 1)),
         max_enqueued_batches=batching.max_enqueued_batches,
+        enable_large_batch_splitting=False,
         autograph=False,
     )
     def together(*inputs: Any) -> list[Any]:

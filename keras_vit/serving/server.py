@@ -2,16 +2,18 @@
 
 REST is TensorFlow Serving's documented API (`POST /v1/models/NAME:predict`) on uvicorn
 and Starlette; gRPC its PredictionService and ModelService, by the published stubs. The
-real server's binary is published as a container image only: README and
-docs/serving.md say how to run that one.
+rules are those of tensorflow/serving's model_servers/ and servables/tensorflow/;
+docs/serving.md says how to run the real server, and what differs.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -275,29 +277,47 @@ def serve(
     threads = threads or 4 * (os.cpu_count() or 1)
     config = uvicorn.Config(
         http_application(models, threads),
-        host=host,
-        port=port,
-        log_level="warning",
+        log_config=None,  # Warnings and errors go to stderr all the same.
         access_log=False,
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=30,
     )
-    listening = config.bind_socket()
-    listening.listen(config.backlog)  # From here on a connection waits, if it has to.
-    rpc = grpc_server(models, f"{host}:{grpc_port}", threads)
-    # uvicorn ends on these, and raises them again when it has ended.
-    before = {
-        end: signal.signal(end, _ignore) for end in (signal.SIGTERM, signal.SIGINT)
-    }
+    server = uvicorn.Server(config)
+    with _listening(host, port) as listening, _until_signalled(server):
+        calls = grpc_server(models, f"{host}:{grpc_port}", threads)
+        try:
+            ready()
+            server.run([listening])
+        finally:
+            calls.stop(grace=30).wait()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket whose connections wait from now on, if they have to."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        server = uvicorn.Server(config)
-        ready()
-        server.run([listening])
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as taken:
+        raise OSError(
+            f"Expected a free port for REST. Received: {host}:{port} ({taken.strerror})"
+        ) from taken
+
+
+@contextlib.contextmanager
+def _until_signalled(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the server, before it runs too; not the process."""
+
+    def end(*_: Any) -> None:
+        server.should_exit = True  # uvicorn raises again what it ended by.
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [(one, signal.signal(one, end)) for one in signals]
+    try:
+        yield
     finally:
-        rpc.stop(grace=30).wait()
-        for end, handler in before.items():
-            signal.signal(end, handler)
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 async def _read(request: HttpRequest, limit: int) -> bytes:
@@ -362,7 +382,3 @@ def _answered(answer: Callable[[], Any], context: Any) -> Any:
         return answer()
     except Refused as refused:
         context.abort(grpc.StatusCode[refused.code], str(refused))
-
-
-def _ignore(*_: Any) -> None:
-    """A signal that was acted on."""

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -39,7 +40,7 @@ from tensorflow_serving.apis import (  # noqa: E402
     prediction_service_pb2_grpc,
 )
 
-from tests.serving.served import serving  # noqa: E402
+from tests.serving.served import free_port, serving  # noqa: E402
 
 COUNT = int(os.environ.get("KERAS_VIT_REQUESTS", "300"))
 CLIENTS = 8
@@ -231,13 +232,13 @@ def test_signatures_and_models_do_not_run_together(counting):
             assert found["together"] == 2
 
 
-def test_a_request_beyond_the_batch_is_cut_and_put_together_again(counting):
+def test_a_request_of_more_than_a_batch_is_refused(counting):
+    """https://github.com/tensorflow/serving/issues/1401: the real server's does so."""
     batching = Batching(max_batch_size=4, batch_timeout_micros=1000)
-    found = Servable(counting, batching=batching).run(
-        "serving_default", {"x": np.arange(10, dtype=np.float32)}
-    )
-    np.testing.assert_array_equal(found["same"], np.arange(10))
-    assert found["together"].max() == 4
+    servable = Servable(counting, batching=batching)
+    with pytest.raises(Refused, match=r"10 is larger than maximum .* 4") as refused:
+        servable.run("serving_default", {"x": np.arange(10, dtype=np.float32)})
+    assert refused.value.code == "INVALID_ARGUMENT"
 
 
 def test_batching_gives_what_each_would_have_alone(exported, servable):
@@ -426,7 +427,7 @@ def wrong_requests():
         "wrong field name": (predict_request({"x": good["image_bytes"]}), 3),
         "wrong dtype": (predict_request(floats), 3),
         "no input": (predict_request({}), 3),
-        "wrong signature": (predict_request(good, "segment"), 3),
+        "wrong signature": (predict_request(good, "segment"), 9),
         "wrong name": (predict_request(good, name="other"), 5),
         "wrong version": (version, 5),
         "a label": (label, 3),
@@ -479,6 +480,34 @@ def test_the_line_that_is_printed_can_be_pasted(server, servable, tmp_path):
     inputs = {"image_bytes": np.array([photo], dtype=object)}
     expected = servable.run("serving_default", inputs)
     assert same(from_json(json.loads(pasted.stdout), expected), expected)
+
+
+def test_a_port_that_is_taken_is_one_message(exported, server, shell):
+    code, _, said = shell("serve", exported, "--port", server.port, "--grpc-port", 1)
+    assert code == 1
+    assert "Expected a free port for REST" in said
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    taken = server.target.rpartition(":")[2]
+    code, _, said = shell("serve", exported, "--port", port, "--grpc-port", taken)
+    assert code == 1
+    assert "Expected a free port for gRPC" in said
+
+
+def test_a_signal_ends_a_server_that_has_just_begun(servable):
+    from keras_vit.serving import server
+
+    ports = {"port": free_port(), "grpc_port": free_port()}
+    begun = []
+
+    def end():
+        begun.append(True)
+        signal.raise_signal(signal.SIGTERM)
+
+    server.serve(servable, **ports, ready=end)
+    assert begun
+    with socket.create_server(("localhost", ports["port"])):
+        pass  # It has given the port back.
 
 
 def leave_halfway(server):

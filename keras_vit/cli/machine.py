@@ -132,6 +132,7 @@ def demo(
     import keras_vit
     from keras_vit.data import pipelines, sources
     from keras_vit.inspection import attention_rollout, plots
+    from keras_vit.serving import export
 
     keras.utils.set_random_seed(seed)
     source = sources.open_source("digits", seed=seed)
@@ -181,10 +182,13 @@ def demo(
         [f"a {source.classes[label]}" for label in labels],
         picture,
     )
-    saved = output / "saved_model"
-    network.export(saved, verbose=False)
-    served = tf.saved_model.load(str(saved))
-    scores = served.serve(images[:1])
-    digit = source.classes[int(np.argmax(scores[0]))]
+    exported = export(network, output / "served", source.classes, verbose=False)
+    served = tf.saved_model.load(str(exported.path)).signatures["serving_default"]
+    first = tf.io.encode_png(np.uint8(127.5 * images[0] + 127.5))
+    said = served(image_bytes=first[None])
+    digit, score = said["classes"][0, 0].numpy().decode(), said["scores"][0, 0]
     console.print(f"attention picture: {picture}")
-    console.print(f"SavedModel: {saved}; it says the first digit is a {digit}")
+    console.print(
+        f"SavedModel: {exported.path}; of the first digit's PNG it says {digit!r} "
+        f"({float(score):.1%})"
+    )

@@ -87,14 +87,27 @@ def _projections(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
     return [layer for layer in inner if hasattr(layer, "enable_lora")]
 
 
+def projections_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """What LoRA and quantization act on in a model, in order."""
+    return _projections(model.layers)
+
+
+def everything_in(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """A model's layers, each before those inside it."""
+    for layer in model.layers:
+        yield layer
+        if isinstance(layer, Composite):
+            yield from layer._inside()
+
+
 def quantized(model: keras.Model) -> list[str]:
     """The paths of a model's quantized layers."""
-    return [at.path for at in _projections(model.layers) if at.quantization_mode]
+    return [at.path for at in projections_of(model) if at.quantization_mode]
 
 
 def check_unadapted(model: keras.Model, instead: str) -> None:
     """Raises for a model with LoRA or quantization, saying what to do `instead`."""
-    lora = [at.path for at in _projections(model.layers) if at.lora_enabled]
+    lora = [at.path for at in projections_of(model) if at.lora_enabled]
     changed = lora + quantized(model)
     if changed:
         raise ValueError(

@@ -14,7 +14,13 @@ from keras_vit.layers import (
     TransformerBlock,
     resize_position_embeddings,
 )
-from keras_vit.layers.embeddings import Composite, check_unadapted, patch_grid
+from keras_vit.layers.embeddings import (
+    Composite,
+    check_unadapted,
+    everything_in,
+    patch_grid,
+    projections_of,
+)
 from keras_vit.models import heads
 from keras_vit.models.description import describe
 
@@ -114,6 +120,27 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
         new.set_weights(_moved(old, new))
         _copy_trainable(old, new)
     return resized
+
+
+def merge_lora(model: keras.Model) -> keras.Model:
+    """The same function without LoRA: a copy whose kernels have it added in.
+
+    A model without LoRA is returned as it is.
+    """
+    if not any(at.lora_enabled for at in projections_of(model)):
+        return model
+
+    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+        config = layer.get_config()
+        config.pop("lora_rank", None)
+        return layer.__class__.from_config(config)
+
+    merged = keras.models.clone_model(model, clone_function=clone)
+    for old, new in zip(everything_in(model), everything_in(merged), strict=True):
+        own: dict[str, Any] = {}
+        old.save_own_variables(own)  # Keras adds LoRA to what it saves.
+        new.load_own_variables(own)
+    return merged
 
 
 def _cloned(

@@ -2,7 +2,8 @@
 
 A script, not a module of the library: a process that runs it imports NumPy and what
 runs the file, so that what it says of the file needs nothing that made it. IN and OUT
-are npz files of arrays; encoded images are uint8 arrays, `image_bytes/0` and on.
+are npz files of arrays: images by the dtype that takes them, `uint8` and `float32`;
+encoded ones are uint8 arrays too, `image_bytes/0` and on.
 """
 
 import sys
@@ -24,8 +25,8 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     for name, signature in tf.saved_model.load(path).signatures.items():
-        (argument,) = signature.structured_input_signature[1]
-        value = encoded if argument == "image_bytes" else given[name]
+        ((argument, spec),) = signature.structured_input_signature[1].items()
+        value = encoded if spec.dtype == tf.string else given[spec.dtype.name]
         outputs = signature(**{argument: tf.constant(value)})
         found |= {f"{name}/{key}": out.numpy() for key, out in outputs.items()}
     return found

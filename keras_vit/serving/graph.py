@@ -25,33 +25,72 @@ def too_large(max_pixels: int) -> str:
     return f"more than {max_pixels} pixels"
 
 
-def header_pixels(encoded: Tensor) -> Tensor:
-    """Height times width as an image's first bytes tell: string -> int64.
+def one_frame(encoded: Tensor) -> tuple[Tensor, Tensor]:
+    """An image's bytes and its pixels as they tell: string -> string, int64.
 
-    Nothing is decoded; what is no image, or too short, is an error or any number.
+    Of a GIF the bytes are those of its first frame: TensorFlow decodes all of them
+    before it drops the others, and two megabytes can hold a thousand large ones. What
+    is cut off is an error, what is no image has no pixels.
     """
 
-    def sides(start: int, length: int, dtype: Any, little: bool) -> Tensor:
-        raw = tf.strings.substr(encoded, start, length)
+    def sides(start: int, dtype: Any, little: bool) -> tuple[Tensor, Tensor]:
+        raw = tf.strings.substr(encoded, start, 8)
         told = tf.io.decode_raw(raw, dtype, little_endian=little)
         # A BMP's height is negative where its first row is the upper one.
-        return tf.reduce_prod(tf.abs(tf.cast(told, tf.int64)))
+        return encoded, tf.reduce_prod(tf.abs(tf.cast(told, tf.int64)))
 
-    def of_jpeg() -> Tensor:
-        shape = tf.image.extract_jpeg_shape(encoded, output_type=tf.int32)
-        return tf.reduce_prod(tf.cast(shape[:2], tf.int64))
+    def of_jpeg() -> tuple[Tensor, Tensor]:
+        shape = tf.image.extract_jpeg_shape(encoded)
+        return encoded, tf.reduce_prod(tf.cast(shape[:2], tf.int64))
 
     def begins(magic: bytes) -> Tensor:
         return tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic)
 
-    return tf.case(
+    found: tuple[Tensor, Tensor] = tf.case(
         [
-            (begins(b"\x89PNG"), lambda: sides(16, 8, tf.int32, False)),
-            (begins(b"GIF8"), lambda: sides(6, 4, tf.uint16, True)),
-            (begins(b"BM"), lambda: sides(18, 8, tf.int32, True)),
+            (begins(b"\x89PNG"), lambda: sides(16, tf.int32, little=False)),
+            (begins(b"GIF8"), lambda: _first_of_gif(encoded)),
+            (begins(b"BM"), lambda: sides(18, tf.int32, little=True)),
+            (begins(b"\xff\xd8"), of_jpeg),
         ],
-        default=of_jpeg,
+        default=lambda: (encoded, tf.constant(0, tf.int64)),
     )
+    return found
+
+
+def _first_of_gif(encoded: Tensor) -> tuple[Tensor, Tensor]:
+    """A GIF of the first frame alone, and the larger of its and the screen's pixels.
+
+    Blocks as "GIF89a" lays them out: a header of 13 bytes, a table of colors,
+    extensions (0x21), then a frame of 10 bytes, colors, and data in pieces that say
+    their length; the last piece says 0.
+    """
+    raw = tf.io.decode_raw(encoded, tf.uint8)
+
+    def byte(place: Tensor) -> Tensor:
+        return tf.cast(raw[place], tf.int32)
+
+    def colors(flags: Tensor) -> Tensor:
+        return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(2, flags % 8), 0)
+
+    def after_pieces(place: Tensor) -> Tensor:
+        (last,) = tf.while_loop(
+            lambda at: byte(at) > 0, lambda at: (at + byte(at) + 1,), (place,)
+        )
+        return last + 1
+
+    def pixels(place: Tensor) -> Tensor:
+        width, height = (byte(at) + 256 * byte(at + 1) for at in (place, place + 2))
+        return tf.cast(width, tf.int64) * tf.cast(height, tf.int64)
+
+    (frame,) = tf.while_loop(
+        lambda at: tf.equal(byte(at), 0x21),
+        lambda at: (after_pieces(at + 2),),
+        (13 + colors(byte(10)),),
+    )
+    end = after_pieces(frame + 11 + colors(byte(frame + 9)))
+    alone = tf.strings.join([tf.strings.substr(encoded, 0, end), b";"])
+    return alone, tf.maximum(pixels(6), pixels(frame + 5))
 
 
 def decode_each(
@@ -70,10 +109,11 @@ def decode_each(
     zeros = tf.zeros((*image_size, channels))
 
     def one(place: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        fits = header_pixels(encoded) <= max_pixels
+        frame, pixels = one_frame(encoded)
+        fits = pixels <= max_pixels
 
         def prepared() -> Tensor:
-            image = preprocessing.decode(encoded)
+            image = preprocessing.decode(frame)
             return preprocessing.prepare(image, image_size, mean, std, channels)
 
         image = tf.cond(fits, prepared, lambda: zeros)
@@ -127,9 +167,10 @@ def gives_logits(model: keras.Model) -> bool:
 
 def head_of(model: keras.Model, activations: Sequence[Any] = ()) -> keras.layers.Dense:
     """The layer that the classes are the outputs of: its activation is one of these."""
-    last = next(at for at in reversed(model.layers) if at.output is model.outputs[0])
-    is_head = isinstance(last, keras.layers.Dense) and len(model.output_shape) == 2
-    if is_head and (not activations or last.activation in activations):
+    last = model.layers[-1]
+    is_head = isinstance(last, keras.layers.Dense) and last.output is model.outputs[0]
+    fits = is_head and (not activations or last.activation in activations)
+    if fits and len(model.output_shape) == 2:
         return last
     raise ValueError(
         "Expected a model that ends in a Dense layer of logits or probabilities "

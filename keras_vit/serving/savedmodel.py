@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit.files import replacing_folder
+from keras_vit.models.transfer import merge_lora
 from keras_vit.normalization import HALF, Channels
 from keras_vit.serving import warmup
 from keras_vit.serving.labels import names_of
@@ -79,7 +80,7 @@ def export(
       rollout (D.8) over the patches, `status`.
 
     It is renamed into place after a process that imports TensorFlow alone has run every
-    signature on `samples` and said what Keras says, to 1e-5 (in half precision 2e-2).
+    signature on `samples` and said what Keras says, to 1e-5 (in half precision 5e-3).
 
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
@@ -115,6 +116,7 @@ def export(
             f"Received: {keras.backend.backend()}. Save the model, and load and export "
             "it under KERAS_BACKEND=tensorflow"
         )
+    model = merge_lora(model)
     served = Served(
         model,
         names_of(model, labels),
@@ -127,11 +129,12 @@ def export(
     trial = Trial.of(served, drawn_samples(model) if samples is None else samples)
     folder = _version_folder(Path(path), version, overwrite)
     warmup.protos()
+    inputs = served.inputs(chosen)
     with replacing_folder(folder) as temporary:
-        _write(served, chosen, temporary)
-        warmup.write(temporary, Path(path).name, trial.requests(chosen))
+        _write(served, inputs, temporary)
+        warmup.write(temporary, Path(path).name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
-        differences = trial.prove(found)
+        differences = trial.prove(found, inputs)
     exported = Exported(folder, differences)
     if verbose:
         print(exported)
@@ -159,22 +162,16 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
     return path / str(version)
 
 
-def _write(served: Served, chosen: Sequence[str], folder: Path) -> None:
+def _write(served: Served, inputs: Mapping[str, tf.TensorSpec], folder: Path) -> None:
     """The SavedModel of these signatures, with its labels as an asset."""
-    channels = served.channels
-    encoded = tf.TensorSpec([None], tf.string, name="image_bytes")
-    pixels = tf.TensorSpec((None, None, None, channels), tf.uint8, name="images")
-    floats = tf.TensorSpec(served.model.input_shape, tf.float32, name="images")
-    specs = dict.fromkeys(chosen, encoded)
-    if "images" in chosen:
-        specs |= {"images": pixels, "images_float32": floats}
-    endpoints = {
+    functions = {
         name: tf.function(
             getattr(served, name), input_signature=[spec], autograph=False
         ).get_concrete_function()
-        for name, spec in specs.items()
+        for name, spec in inputs.items()
+        if name != "serving_default"
     }
-    default = "image_bytes" if "image_bytes" in chosen else chosen[0]
+    functions["serving_default"] = next(iter(functions.values()))
     with tempfile.TemporaryDirectory() as beside:
         labels = Path(beside, "labels.txt")
         text = "".join(f"{label}\n" for label in served.labels)
@@ -182,8 +179,4 @@ def _write(served: Served, chosen: Sequence[str], folder: Path) -> None:
         module = tf.Module()
         module.weights = [variable.value for variable in served.model.variables]
         module.labels = tf.saved_model.Asset(str(labels))
-        tf.saved_model.save(
-            module,
-            str(folder),
-            signatures={"serving_default": endpoints[default], **endpoints},
-        )
+        tf.saved_model.save(module, str(folder), signatures=functions)

@@ -55,6 +55,20 @@ class Served:
         """C."""
         return int(self.model.input_shape[-1])
 
+    def inputs(self, chosen: Sequence[str]) -> dict[str, tf.TensorSpec]:
+        """What each signature takes; `serving_default` is the first of them."""
+        height, width, channels = self.model.input_shape[1:]
+        encoded = tf.TensorSpec([None], tf.string, "image_bytes")
+        pixels = tf.TensorSpec([None, None, None, channels], tf.uint8, "images")
+        floats = tf.TensorSpec([None, height, width, channels], tf.float32, "images")
+        specs: dict[str, tf.TensorSpec] = {}
+        for name in (at for at in SIGNATURES if at in chosen):
+            if name == "images":
+                specs |= {"images": pixels, "images_float32": floats}
+            else:
+                specs[name] = encoded
+        return {"serving_default": next(iter(specs.values())), **specs}
+
     @functools.cached_property
     def logits(self) -> Callable[[Any], Any]:
         """The model, traced once for all signatures: float32 [B, H, W, C] -> [B, K]."""

@@ -12,7 +12,7 @@ A request's time is the client's, from before it is sent until the answer is rea
 base64 (REST), the network of this machine, JPEG decoding, resizing, the model, names of
 classes. What it is compared with does the same without a server: `model.predict` on a
 batch of 32, fed by a tf.data pipeline that decodes and resizes the same files. It runs
-before and after each protocol's requests, and a ratio is to those two. "alone" has the
+before and after each line of the table, and its ratio is to those two. "alone" has the
 images decoded already.
 
 Everything shares this machine's cores, clients included.
@@ -84,18 +84,19 @@ class InProcess:
         )
         self.images = np.concatenate(list(self.encoded.as_numpy_iterator()))
         self.with_decoding: list[float] = []
-        self.alone: list[float] = []
         self.model.predict(self.encoded, verbose=0)  # Compiles.
 
     def measure(self) -> None:
         """Once more."""
-        count = len(self.images)
         begun = time.perf_counter()
         self.model.predict(self.encoded, verbose=0)
-        between = time.perf_counter()
+        self.with_decoding.append(len(self.images) / (time.perf_counter() - begun))
+
+    def measure_alone(self) -> float:
+        """Likewise of images that are decoded already."""
+        begun = time.perf_counter()
         self.model.predict(self.images, batch_size=BATCH, verbose=0)
-        self.with_decoding.append(count / (between - begun))
-        self.alone.append(count / (time.perf_counter() - between))
+        return len(self.images) / (time.perf_counter() - begun)
 
     def beside(self, taken: list[float], wall: float) -> str:
         """Requests, their percentiles, their rate, and its share of the last two."""
@@ -108,9 +109,11 @@ class InProcess:
         )
 
     def __str__(self) -> str:
-        told = ", ".join(f"{rate:.1f}" for rate in self.with_decoding)
-        alone = ", ".join(f"{rate:.1f}" for rate in self.alone)
-        return f"images/s of model.predict, in turns: from files {told}; alone {alone}"
+        least, median, most = np.percentile(self.with_decoding, [0, 50, 100])
+        return (
+            f"model.predict on files: {median:.1f} images/s ({least:.1f} to {most:.1f} "
+            f"in {len(self.with_decoding)} turns); alone {self.measure_alone():.1f}"
+        )
 
 
 @contextmanager
@@ -216,7 +219,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=FLOWERS, help="JPEG files")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument(
-        "--requests", type=int, default=48, help="a cell, or 4 a client (default 48)"
+        "--requests", type=int, default=48, help="a line, or 2 a client (default 48)"
     )
     parser.add_argument(
         "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS)
@@ -228,11 +231,11 @@ def main() -> None:
 
     import keras_vit
 
-    model, told = opened(options.run)
+    model, scaled = opened(options.run)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "served")
-        keras_vit.serving.export(model, path, verbose=False, **told)
-        here = InProcess(model, files[:BATCH], told)
+        keras_vit.serving.export(model, path, verbose=False, **scaled)
+        here = InProcess(model, files[:BATCH], scaled)
         here.measure()
         print(HEADER)
         for batching in (False, True):
@@ -241,17 +244,12 @@ def main() -> None:
                 first = first_to_median(rest(path.name), files)
                 for protocol in options.protocols:
                     connect = functools.partial(PROTOCOLS[protocol], path.name)
-                    cells = [
-                        seconds_of(
-                            connect, files, clients, max(options.requests, 4 * clients)
-                        )
-                        for clients in options.clients
-                    ]
-                    here.measure()
-                    for clients, cell in zip(options.clients, cells, strict=True):
-                        print(
-                            f"{word:8}  {protocol:8}  {clients:7}  {here.beside(*cell)}"
-                        )
+                    for clients in options.clients:
+                        count = max(options.requests, 2 * clients)
+                        cell = seconds_of(connect, files, clients, count)
+                        here.measure()
+                        told = here.beside(*cell)
+                        print(f"{word:8}  {protocol:8}  {clients:7}  {told}")
             print(f"first request after the warm-up: {first:.2f} times the median")
     print(here)
 

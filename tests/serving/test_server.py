@@ -3,6 +3,7 @@
 `KERAS_VIT_REQUESTS` is how many the hostile run sends (`make serve-test`: 10,000).
 """
 
+import asyncio
 import concurrent.futures
 import itertools
 import json
@@ -12,6 +13,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
 
@@ -492,6 +494,53 @@ def test_a_port_that_is_taken_is_one_message(exported, server, shell):
     code, _, said = shell("serve", exported, "--port", port, "--grpc-port", taken)
     assert code == 1
     assert "Expected a free port for gRPC" in said
+
+
+def test_without_the_extra_there_is_one_message(exported, shell, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "keras_vit.serving.server", raising=False)
+    code, _, said = shell("serve", exported)
+    assert code == 1
+    assert "pip install 'keras-vit-paper[server]'" in said
+
+
+def test_more_requests_at_once_than_the_limit(servable):
+    """The second is refused as long as the first, whose body never ends, is there."""
+    from keras_vit.serving import server
+
+    limits = server.Limits(max_concurrent_requests=1)
+    application = server.http_application(
+        server.Models("flowers", servable, limits), threads=1
+    )
+    path = "/v1/models/flowers:predict"
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+
+    async def status_of(receive):
+        said = []
+
+        async def send(message):
+            said.append(message)
+
+        await application({**scope, "query_string": b""}, receive, send)
+        return said[0]["status"]
+
+    async def both():
+        gone = asyncio.Event()
+
+        async def stalled():
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def whole():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        first = asyncio.create_task(status_of(stalled))
+        await asyncio.sleep(0.1)
+        second = await status_of(whole)
+        gone.set()
+        return await first, second, await status_of(whole)
+
+    assert asyncio.run(both()) == (499, 429, 400)
 
 
 def test_a_signal_ends_a_server_that_has_just_begun(servable):

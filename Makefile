@@ -64,7 +64,7 @@ interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside u
 
 serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit serve`, 10,000 requests.
 	$(QUIET) KERAS_VIT_REQUESTS=10000 .venv-serve/bin/pytest -q -s -rs tests/serving/test_rest.py \
-	  tests/serving/test_server.py tests/serving/test_kserve.py
+	  tests/serving/test_server.py tests/serving/test_kserve.py tests/serving/test_configs.py
 
 bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
 	$(QUIET) $(BIN)/python benchmarks/vit.py

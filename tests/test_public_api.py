@@ -65,6 +65,7 @@ PUBLIC = {
     "recipes",
     "resnet",
     "self_supervision",
+    "serving",
     "training",
     "verify",
     "vit",

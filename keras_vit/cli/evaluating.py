@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli.opening import Run, image_files, open_model, read_image
+from keras_vit.cli.opening import (
+    Run,
+    given,
+    image_files,
+    open_model,
+    read_image,
+    unreadable,
+)
 from keras_vit.cli.options import (
     Corrupt,
     Images,
@@ -36,36 +44,132 @@ def predict(
     model: ModelOption = None,
     weights: WeightsOption = None,
     top: Annotated[
-        int, typer.Option(min=1, help="Classes to print for each image.")
+        int,
+        typer.Option(
+            min=1,
+            help="Classes to print for each image; a server has no more than were "
+            "exported (5, if nothing was said).",
+        ),
     ] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object a line.")
     ] = False,
     mean: MeanOption = None,
     std: StdOption = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask this server of an exported model, as http://localhost:8501 "
+            "(REST) or grpc://localhost:8500."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --server: the model's [default: model]."),
+    ] = None,
+    model_version: Annotated[
+        str | None,
+        typer.Option(
+            help="With --server: a number or a label [default: the server's choice]."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="With --server: seconds for 32 images or less [default: 60].",
+        ),
+    ] = None,
 ) -> None:
     """Prints the most probable classes of images."""
+    files = [file for path in images for file in image_files(path)]
+    of_models = {"--model": model, "--weights": weights, "--mean": mean, "--std": std}
+    of_servers: dict[str, Any] = {"--name": name, "--model-version": model_version}
+    of_servers["--timeout"] = timeout
+    if server is None:
+        _refuse(of_servers, "with --server", "without")
+        predicted = _by_model(files, model, weights, mean, std, top)
+    else:
+        _refuse(of_models, "without --server, whose model has its own", "with")
+        predicted = _by_server(files, top, server, name, model_version, timeout)
+    failed = 0
+    for file, best in predicted:
+        if isinstance(best, str):
+            failed += 1
+            errors.print(best)
+        else:
+            _print_prediction(file, best, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _refuse(options: dict[str, Any], law: str, found: str) -> None:
+    """Raises if one of these was given."""
+    if names := [option for option, value in options.items() if value is not None]:
+        raise ValueError(
+            f"Expected {', '.join(options)} {law}. Received: {', '.join(names)} {found}"
+        )
+
+
+def _by_model(
+    files: list[Path],
+    model: str | None,
+    weights: str | None,
+    mean: Any,
+    std: Any,
+    top: int,
+) -> Iterator[tuple[Path, Any]]:
+    """Each file's classes and probabilities; or why there are none, for the user."""
     import keras
     import numpy as np
 
-    files = [file for path in images for file in image_files(path)]
     network, run = open_model(model, weights, mean, std)
-    failed = 0
     for file in files:
         try:
             image = read_image(file, network, run)
         except ValueError as error:
-            failed += 1
-            errors.print(str(error))
+            yield file, str(error)
             continue
         logits = network(image[None], training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
         best = np.argsort(-scores)[:top]
-        _print_prediction(
-            file, [(run.classes[i], float(scores[i])) for i in best], as_json
-        )
-    if failed:
-        raise typer.Exit(1)
+        yield file, [(run.classes[i], float(scores[i])) for i in best]
+
+
+def _by_server(
+    files: list[Path],
+    top: int,
+    url: str,
+    name: str | None,
+    version: str | None,
+    timeout: float | None,
+) -> Iterator[tuple[Path, Any]]:
+    """Likewise, batch after batch."""
+    from keras_vit.serving import Client
+
+    numbered = int(version) if version and version.isdecimal() else version
+    options = given(name=name, version=numbered, timeout=timeout)
+    with Client(url, **options) as client:
+        for start in range(0, len(files), client.batch_size):
+            batch = files[start : start + client.batch_size]
+            read = [_read_bytes(file) for file in batch]
+            encoded = [found for found in read if isinstance(found, bytes)]
+            told = iter(client.predict(encoded))
+            for file, found in zip(batch, read, strict=True):
+                if isinstance(found, str):
+                    yield file, unreadable(file, found)
+                    continue
+                said = next(told)
+                best = list(zip(said.classes, said.scores, strict=True))[:top]
+                yield file, best if said.ok else unreadable(file, said.status)
+
+
+def _read_bytes(file: Path) -> bytes | str:
+    """A file's bytes, or why they cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:

@@ -391,8 +391,11 @@ def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
         told = getattr(error, "message", None) or getattr(error, "strerror", None)
         reason = str(told or error).splitlines()[0]
         reason = reason.rpartition("}} ")[2].partition(" [Op:")[0]
-        raise ValueError(
-            f"{printable(file)}: not a readable image ({reason})"
-        ) from error
+        raise ValueError(unreadable(file, reason)) from error
     size, channels = network.input_shape[1:3], network.input_shape[-1]
     return np.asarray(preprocessing.prepare(image, size, run.mean, run.std, channels))
+
+
+def unreadable(file: Path, reason: str) -> str:
+    """What a file is told of that is no image."""
+    return f"{printable(file)}: not a readable image ({reason})"

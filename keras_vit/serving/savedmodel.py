@@ -4,10 +4,12 @@ Glossary of shapes: B images of a request, H, W, C what the model takes, h, w an
 K classes, k of them told, D the features' width.
 """
 
+import contextlib
 import dataclasses
+import errno
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -131,8 +133,9 @@ def export(
     warmup.protos()
     inputs = served.inputs(chosen)
     with replacing_folder(folder) as temporary:
-        _write(served, inputs, temporary)
-        warmup.write(temporary, Path(path).name, trial.requests(inputs))
+        with _as_oserror():
+            _write(served, inputs, temporary)
+            warmup.write(temporary, Path(path).name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
         differences = trial.prove(found, inputs)
     exported = Exported(folder, differences)
@@ -160,6 +163,17 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
             "there. Leave version out for the next one, or overwrite=True"
         )
     return path / str(version)
+
+
+@contextlib.contextmanager
+def _as_oserror() -> Iterator[None]:
+    """What TensorFlow's file system reports, as Python's own does."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        full = isinstance(error, tf.errors.ResourceExhaustedError)
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, error.message.rpartition("; ")[2]) from error
 
 
 def _write(served: Served, inputs: Mapping[str, tf.TensorSpec], folder: Path) -> None:

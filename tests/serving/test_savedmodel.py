@@ -448,6 +448,34 @@ def test_a_file_in_the_way_and_a_folder_that_is_not_writable(model, tmp_path):
         export(model, "/proc/nowhere", LABELS)
 
 
+@pytest.mark.parametrize("limit", [3_000, 200_000])
+def test_a_full_disk_is_told_and_leaves_nothing(limit, tmp_path):
+    """At the weights, and at the graph: a child whose files may be no larger."""
+    script = """
+import resource, signal, sys
+from keras_vit.serving import export
+from tests.models.test_vit import tiny
+model = tiny()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    export(model, sys.argv[1])
+except OSError as error:
+    sys.exit(error.strerror)
+"""
+    path = tmp_path / "m"
+    done = subprocess.run(
+        [sys.executable, "-c", script, path, str(limit)],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"Expected room and the right to write {path}/1. Received: ")
+    assert "File too large" in told
+    assert list(path.iterdir()) == []
+
+
 def test_a_killed_export_leaves_no_version(tmp_path):
     """SIGKILL while it is proved: a server that looks sees no number."""
     script = """

@@ -1,0 +1,148 @@
+"""TensorFlow Serving's PredictionService, by gRPC and its published protos."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.serving.transport import Target, Transport, asking
+
+try:
+    import grpc
+    from google.protobuf import json_format
+    from tensorflow_serving.apis import (
+        get_model_metadata_pb2,
+        predict_pb2,
+        prediction_service_pb2_grpc,
+    )
+except ImportError as error:
+    raise ImportError(
+        "Expected TensorFlow Serving's protos and grpcio, for servers of grpc:// and "
+        "grpcs://. Received: none. pip install 'keras-vit-paper[serving]'"
+    ) from error
+
+UNLIMITED = -1
+# Above this gRPC forgets a request once it is sent, and cannot send it again; its own
+# 256 KiB are less than one photo.
+RETRIED_BYTES = 2**30
+
+
+class Grpc(Transport):
+    """A channel to a gRPC server."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        address = urlsplit(target.url)
+        options = [
+            ("grpc.max_send_message_length", UNLIMITED),
+            ("grpc.max_receive_message_length", UNLIMITED),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            *_retries(target.retries),
+        ]
+        self._channel = (
+            grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), options)
+            if address.scheme == "grpcs"
+            else grpc.insecure_channel(address.netloc, options)
+        )
+        self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self._headers = [(key.lower(), text) for key, text in target.headers.items()]
+
+    def predict(
+        self, signature: str, key: str, values: Sequence[bytes] | np.ndarray
+    ) -> dict[str, np.ndarray]:
+        request = predict_pb2.PredictRequest()
+        self._name(request.model_spec)
+        request.model_spec.signature_name = signature
+        is_array = isinstance(values, np.ndarray)
+        kept = values if is_array else np.array(values, dtype=object)
+        request.inputs[key].CopyFrom(tf.make_tensor_proto(kept))
+        asked = asking(signature, len(values))
+        answer = self._ask(self._stub.Predict, request, asked)
+        try:
+            return {key: _array(tensor) for key, tensor in answer.outputs.items()}
+        except (TypeError, ValueError) as error:
+            raise self.target.garbled(asked, str(error)) from error
+
+    def metadata(self) -> dict[str, Any]:
+        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        self._name(request.model_spec)
+        request.metadata_field.append("signature_def")
+        answer = self._ask(self._stub.GetModelMetadata, request, "metadata")
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        answer.metadata["signature_def"].Unpack(signatures)
+        return {
+            "model_spec": _json(answer.model_spec),
+            "metadata": {"signature_def": _json(signatures)},
+        }
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _name(self, spec: Any) -> None:
+        spec.name = self.target.name
+        if isinstance(self.target.version, str):
+            spec.version_label = self.target.version
+        elif self.target.version is not None:
+            spec.version.value = self.target.version
+
+    def _ask(self, method: Any, request: Any, asked: str) -> Any:
+        try:
+            return method(request, timeout=self.target.timeout, metadata=self._headers)
+        except grpc.RpcError as error:
+            raise self._meaning(error, asked) from error
+
+    def _meaning(self, error: Any, asked: str) -> OSError:
+        """What a status other than OK means."""
+        code, status = error.code(), grpc.StatusCode
+        told = f"{code.name}: {error.details()!r}"
+        if code == status.UNAVAILABLE:
+            return self.target.unreachable(told)
+        if code == status.DEADLINE_EXCEEDED:
+            return self.target.late(asked)
+        if code == status.NOT_FOUND:
+            return self.target.unknown(asked, told)
+        if code == status.RESOURCE_EXHAUSTED:
+            return self.target.busy(asked, told)
+        if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED):
+            return self.target.forbidden(asked, told)
+        if code in (status.INVALID_ARGUMENT, status.FAILED_PRECONDITION):
+            return self.target.refused(asked, told)
+        return self.target.garbled(asked, told)
+
+
+def _retries(retries: int) -> list[tuple[str, Any]]:
+    """Channel options: UNAVAILABLE alone is tried again, with backoff and jitter."""
+    if not retries:
+        return [("grpc.enable_retries", 0)]
+    policy = {
+        "maxAttempts": 1 + retries,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    service = [{"service": "tensorflow.serving.PredictionService"}]
+    methods = {"methodConfig": [{"name": service, "retryPolicy": policy}]}
+    return [
+        ("grpc.service_config", json.dumps(methods)),
+        ("grpc.per_rpc_retry_buffer_size", RETRIED_BYTES),
+    ]
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """A tensor as an array: strings as str objects, numbers as float32."""
+    array = tf.make_ndarray(tensor)
+    if array.dtype != object:
+        return np.asarray(array, np.float32)
+    texts = [text.decode("utf-8", "replace") for text in array.ravel()]
+    return np.array(texts, dtype=object).reshape(array.shape)
+
+
+def _json(message: Any) -> dict[str, Any]:
+    told: dict[str, Any] = json_format.MessageToDict(
+        message, preserving_proto_field_name=True
+    )
+    return told

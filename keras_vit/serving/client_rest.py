@@ -1,0 +1,202 @@
+"""TensorFlow Serving's REST API, by requests; no TensorFlow, no protos.
+
+Source: tensorflow_serving/g3doc/api_rest.md. Batches go in its row format, which
+KServe's V1 protocol shares.
+"""
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+
+from keras_vit.serving.transport import Target, Transport, asking
+
+try:
+    import requests
+    import urllib3
+    from requests.adapters import HTTPAdapter
+except ImportError as error:
+    raise ImportError(
+        "Expected requests, for servers of http:// and https://. Received: none. pip "
+        "install 'keras-vit-paper[serving]'"
+    ) from error
+
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+class Rest(Transport):
+    """A kept-alive connection to a REST server."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self._session = requests.Session()
+        self._session.headers["content-type"] = "application/json"
+        self._session.headers.update(target.headers)
+        retries = _Retry(
+            total=target.retries,
+            status_forcelist=BUSY,
+            allowed_methods=("GET", "POST"),  # Predict changes nothing.
+            backoff_factor=0.1,
+            backoff_jitter=0.1,
+            raise_on_status=False,
+            respect_retry_after_header=False,  # It knows nothing of the deadline.
+        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=retries))
+        self._model = f"{target.url}/v1/models/{target.name}"
+        if target.version is not None:
+            kind = "labels" if isinstance(target.version, str) else "versions"
+            self._model += f"/{kind}/{target.version}"
+
+    def predict(
+        self, signature: str, key: str, values: Sequence[bytes] | np.ndarray
+    ) -> dict[str, np.ndarray]:
+        rows = values.tolist() if isinstance(values, np.ndarray) else map(_b64, values)
+        body = {"signature_name": signature, "instances": [{key: row} for row in rows]}
+        asked = asking(signature, len(values))
+        answer = self._ask("POST", f"{self._model}:predict", asked, body)
+        try:
+            return _columns(answer["predictions"])
+        except (KeyError, TypeError, ValueError) as error:
+            told = f"JSON without rows of outputs, {_short(json.dumps(answer))}"
+            raise self.target.garbled(asked, told) from error
+
+    def metadata(self) -> dict[str, Any]:
+        answer = self._ask("GET", f"{self._model}/metadata", "metadata")
+        if not isinstance(answer, dict):
+            raise self.target.garbled("metadata", _short(json.dumps(answer)))
+        return answer
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _ask(self, method: str, url: str, asked: str, body: Any = None) -> Any:
+        """The answer's JSON."""
+        deadline = _Deadline(time.monotonic() + self.target.timeout)
+        try:
+            with self._session.request(
+                method,
+                url,
+                data=None if body is None else json.dumps(body, separators=(",", ":")),
+                timeout=deadline,  # type: ignore[arg-type]  # An urllib3.Timeout.
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                text = _read(response, deadline)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            if deadline.passed():
+                raise self.target.late(asked) from error
+            raise self.target.unreachable(_reason(error)) from error
+        if text is None:
+            raise self.target.late(asked)
+        self._check(response, text, asked)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            told = f"no JSON, {_short(text.decode(errors='replace'))}"
+            raise self.target.garbled(asked, told) from error
+
+    def _check(self, response: requests.Response, text: bytes, asked: str) -> None:
+        """Raises what a status other than 200 means."""
+        status = response.status_code
+        told = f"{status} {response.reason}: {_error_of(text)}"
+        if status == HTTPStatus.OK:
+            return
+        if status == HTTPStatus.NOT_FOUND:
+            raise self.target.unknown(asked, told)
+        if status in (*BUSY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+            raise self.target.busy(asked, told)
+        if status == HTTPStatus.GATEWAY_TIMEOUT:
+            raise TimeoutError(
+                f"Expected {self.target} to take {asked}. Received: {told}. This is "
+                "the server's own limit (--rest_api_timeout_in_ms), or a proxy's"
+            )
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise self.target.forbidden(asked, told)
+        if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self.target.refused(asked, told)
+        raise self.target.garbled(asked, told)
+
+
+class _Retry(urllib3.Retry):
+    """Retries what a timeout did not end: another attempt would have no time."""
+
+    def increment(self, *args: Any, **kwargs: Any) -> Any:
+        error = kwargs.get("error")
+        refused = isinstance(error, urllib3.exceptions.NewConnectionError)
+        if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
+            raise urllib3.exceptions.MaxRetryError(kwargs["_pool"], args[1], error)
+        return super().increment(*args, **kwargs)
+
+
+class _Deadline(urllib3.Timeout):
+    """What is left until a moment: every attempt takes a `clone`."""
+
+    def __init__(self, moment: float):
+        super().__init__(total=max(moment - time.monotonic(), 0.001))
+        self._moment = moment
+
+    def clone(self) -> "_Deadline":
+        return _Deadline(self._moment)
+
+    def passed(self) -> bool:
+        """Whether the moment is past."""
+        return time.monotonic() >= self._moment
+
+
+def _read(response: requests.Response, deadline: _Deadline) -> bytes | None:
+    """The answer's body as it comes; None if the deadline passes before its end."""
+    parts = []
+    while part := response.raw.read1(decode_content=True):
+        parts.append(part)
+        if deadline.passed():
+            return None
+    return b"".join(parts)
+
+
+def _b64(value: bytes) -> dict[str, str]:
+    """Bytes as TensorFlow Serving's JSON has them."""
+    return {"b64": base64.b64encode(value).decode("ascii")}
+
+
+def _columns(rows: Any) -> dict[str, np.ndarray]:
+    """Rows of outputs by name as arrays: strings as objects, numbers as float32."""
+    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    if any(row.keys() != columns.keys() for row in rows):
+        raise ValueError("rows of several outputs")
+    return {
+        key: column.astype(object if column.dtype.kind == "U" else np.float32)
+        for key, column in columns.items()
+    }
+
+
+def _error_of(text: bytes) -> str:
+    """What an error's JSON says, or its text."""
+    try:
+        return _short(str(json.loads(text)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return _short(text.decode(errors="replace"))
+
+
+def _short(text: str) -> str:
+    """The first words of a text, on one line."""
+    text = " ".join(text.split())
+    return repr(text if len(text) <= 300 else f"{text[:300]}...")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong at the very bottom, without urllib3's addresses of objects."""
+    while (inner := getattr(error, "reason", None)) is not None or (
+        error.args and isinstance(inner := error.args[-1], Exception)
+    ):
+        if not isinstance(inner, Exception):
+            break
+        error = inner
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, urllib3.exceptions.NewConnectionError) and cause:
+        error = cause  # type: ignore[assignment]
+    return _short(str(error)) if str(error) else type(error).__name__

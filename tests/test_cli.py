@@ -64,7 +64,7 @@ def test_version_and_help(shell):
     assert code == 0
     for command in (
         *("demo", "finetune", "transfer", "predict", "evaluate", "compare", "fewshot"),
-        *("vtab", "paper", "costs", "doctor"),
+        *("vtab", "paper", "costs", "export", "doctor"),
     ):
         assert command in text
         code, own, _ = shell(command, "--help")

@@ -10,12 +10,13 @@ from keras_vit.cli.shell import app, errors
 # In the order of `keras-vit --help`.
 # isort: off
 from keras_vit.cli import training, evaluating, transferring, inspecting, costing
-from keras_vit.cli import machine, files, serving
+from keras_vit.cli import exporting, serving, machine, files
 # isort: on
 
 __all__ = [
     "costing",
     "evaluating",
+    "exporting",
     "files",
     "inspecting",
     "machine",

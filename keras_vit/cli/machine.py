@@ -42,6 +42,10 @@ def doctor() -> None:
         "torch": "optional: pip install torch",
         "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
         "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
+        "ai-edge-litert": "LiteRT files: pip install 'keras-vit-paper[litert]'",
+        "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
+        "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
+        "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
         "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
     }
     for package, remedy in packages.items():

@@ -6,8 +6,9 @@ are npz files of arrays: images by the dtype that takes them, `uint8` and `float
 encoded ones are uint8 arrays too, `image_bytes/0` and on.
 """
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,58 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
     return found
 
 
-KINDS = {"savedmodel": savedmodel}
+def litert(path: str, given: Arrays) -> dict[str, Any]:
+    """`scores` of `images`, by LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(path, num_threads=os.cpu_count())
+    (images,), (scores,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
+
+    def run(batch: np.ndarray) -> Any:
+        interpreter.resize_tensor_input(images["index"], batch.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(images["index"], batch)
+        interpreter.invoke()
+        return interpreter.get_tensor(scores["index"])
+
+    return by_batches(run, given)
+
+
+def onnx(path: str, given: Arrays) -> dict[str, Any]:
+    """`scores` of `images`, by ONNX Runtime as it is by default."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return by_batches(
+        lambda batch: session.run(["scores"], {"images": batch})[0], given
+    )
+
+
+def openvino(path: str, given: Arrays) -> dict[str, Any]:
+    """`scores` of `images`, by OpenVINO in float32: its default may be bfloat16."""
+    import openvino
+
+    precision = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(path, "CPU", precision)
+    return by_batches(lambda batch: compiled(batch)["scores"], given)
+
+
+def by_batches(run: Callable[[np.ndarray], Any], given: Arrays) -> dict[str, Any]:
+    """`scores` of `images`, a few at a time."""
+    images = given["images"]
+    parts = [run(images[start : start + 8]) for start in range(0, len(images), 8)]
+    return {"scores": np.concatenate(parts)}
+
+
+KINDS: dict[str, Callable[[str, Arrays], dict[str, Any]]] = {
+    "savedmodel": savedmodel,
+    "litert": litert,
+    "onnx": onnx,
+    "openvino": openvino,
+}
 
 
 def main(kind: str, path: str, given: str, found: str) -> None:

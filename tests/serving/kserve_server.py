@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class SavedModel(kserve.Model):
-    """The default signature, whose only input is encoded images."""
+    """Signatures whose only input is encoded images, by its name or without."""
 
     def __init__(self, name, path):
         super().__init__(name)
@@ -21,8 +21,10 @@ class SavedModel(kserve.Model):
         self.load()
 
     def predict(self, payload, headers=None, response_headers=None):
-        files = [base64.b64decode(row["b64"]) for row in payload["instances"]]
-        run = self.loaded.signatures["serving_default"]
+        rows = [row.get("image_bytes", row) for row in payload["instances"]]
+        files = [base64.b64decode(row["b64"]) for row in rows]
+        name = payload.get("signature_name", "serving_default")
+        run = self.loaded.signatures[name]
         found = {
             name: value.numpy()
             for name, value in run(image_bytes=tf.constant(files)).items()

@@ -70,3 +70,19 @@ def test_kserve_says_what_our_server_says(kserve_url, server, kind):
         assert their["status"] == our["status"]
         # KServe writes a float32's double; ours is the shortest of the same bits.
         np.testing.assert_allclose(our["scores"], their["scores"], rtol=0, atol=1e-5)
+
+
+def test_our_client_asks_kserve_as_it_asks_our_server(kserve_url, server):
+    from keras_vit.serving import Client
+
+    images = [hostile.photo(0), hostile.images()["text"], hostile.photo(1)]
+    said = []
+    for url in (kserve_url, server.url):
+        with Client(url.partition("/v1/")[0], name="flowers") as client:
+            said.append(client.predict(images))
+            features = client.features([images[0]])
+            assert features.shape == (1, 24)
+    for their, our in zip(*said, strict=True):
+        assert their.status == our.status
+        assert list(their.classes) == list(our.classes)
+        np.testing.assert_allclose(our.scores, their.scores, rtol=0, atol=1e-5)

@@ -484,6 +484,28 @@ def test_the_line_that_is_printed_can_be_pasted(server, servable, tmp_path):
     assert same(from_json(json.loads(pasted.stdout), expected), expected)
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_our_client_asks_our_server(server, servable, protocol):
+    from keras_vit.serving import Client
+
+    images = [hostile.photo(0), hostile.images()["text"], hostile.photo(1)]
+    expected = servable.run(
+        "image_bytes", {"image_bytes": np.array(images, dtype=object)}
+    )
+    target = {"http": f"localhost:{server.port}", "grpc": server.target}[protocol]
+    with Client(f"{protocol}://{target}", name="flowers") as client:
+        assert client.metadata().version == 1
+        for place, told in enumerate(client.predict(images)):
+            assert told.status == expected["status"][place].decode()
+            names = [name.decode() for name in expected["classes"][place]]
+            assert list(told.classes) == (names if told.ok else [])
+            scores = expected["scores"][place][: len(told.scores)]
+            np.testing.assert_allclose(told.scores, scores, rtol=0, atol=1e-5)
+        attention = servable.run("attention", inputs_of("attention"))["attention"]
+        found = client.attention(inputs_of("attention")["image_bytes"].tolist())
+        np.testing.assert_allclose(found, attention, rtol=0, atol=1e-5)
+
+
 def test_a_port_that_is_taken_is_one_message(exported, server, shell):
     code, _, said = shell("serve", exported, "--port", server.port, "--grpc-port", 1)
     assert code == 1

@@ -1,0 +1,198 @@
+"""`keras-vit export`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from keras_vit.cli.opening import Run, open_any
+from keras_vit.cli.options import Corrupt, Gelu, MeanOption, StdOption, TestSeed
+from keras_vit.cli.shell import app, console
+
+if TYPE_CHECKING:
+    from keras_vit.evaluation.classification import Task
+    from keras_vit.evaluation.metrics import PerImage
+
+Format = Literal["savedmodel", "litert", "onnx", "openvino"]
+SUFFIXES: dict[str, str] = {"litert": ".tflite", "onnx": ".onnx", "openvino": ".xml"}
+PRECISIONS: dict[str, tuple[str, ...]] = {
+    "savedmodel": ("float32", "int8"),
+    "litert": ("float32", "float16", "int8"),
+    "onnx": ("float32", "int8"),
+    "openvino": ("float32",),
+}
+
+
+@app.command(epilog="Example: keras-vit export runs/photos photos.tflite")
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder that `finetune` or `pretrain` wrote, a variant, or a "
+            "weights file."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="A file .tflite, .onnx or .xml, with NAME.labels.txt beside it; of "
+            "savedmodel the folder of versions.",
+        ),
+    ],
+    file_format: Annotated[
+        Format | None,
+        typer.Option("--format", help="What to write [default: as OUT ends]."),
+    ] = None,
+    precision: Annotated[
+        Literal["float32", "float16", "int8"],
+        typer.Option(
+            help="float16: litert. int8: litert's own, or Keras's for savedmodel and "
+            "onnx."
+        ),
+    ] = "float32",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Labelled images, as in `finetune`: prints the accuracy before and "
+            "after, and proves a file on some of them."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a variant: a tag or 'none' [default: imagenet21k+imagenet2012]."
+        ),
+    ] = None,
+    gelu: Gelu = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are there.")
+    ] = False,
+    on_corrupt: Corrupt = "stop",
+    seed: TestSeed = None,
+) -> None:
+    """Writes a trained model for production, and compares it with Keras there.
+
+    In a process without Keras. A SavedModel takes encoded images and says class names;
+    the other formats take decoded uint8 images of the model's size and give
+    probabilities.
+    """
+    kind = file_format or _format_of(output)
+    if precision not in PRECISIONS[kind]:
+        raise ValueError(
+            f"Expected --precision {' or '.join(PRECISIONS[kind])} with --format "
+            f"{kind}. Received: --precision {precision}"
+        )
+    from keras_vit import serving
+
+    network, run = open_any(model, weights, gelu, mean, std)
+    task = None if data is None else _task(data, run, seed, on_corrupt)
+    before = None if task is None else _by_keras(network, task, run)
+    if precision == "int8" and kind != "litert":
+        console.print(str(serving.quantize(network)))
+        precision = "float32"  # Of what is left.
+    normalization: Any = {"mean": run.mean, "std": run.std}
+    if kind == "savedmodel":
+        serving.export(network, output, run.classes or None, **normalization)
+        after = None if task is None else _by_keras(network, task, run)
+    else:
+        file = output
+        if file.suffix != SUFFIXES[kind]:
+            file = file.with_name(file.name + SUFFIXES[kind])
+        serving.export_file(
+            network,
+            file,
+            run.classes or None,
+            precision=precision,
+            images=None if task is None else _some(task, network),
+            overwrite=force,
+            **normalization,
+        )
+        after = None if task is None else _by_file(file, network, task)
+    if before is not None and after is not None:
+        _print_change(before, after)
+
+
+def _format_of(output: Path) -> str:
+    """As a file's name ends; a folder is a SavedModel's."""
+    for kind, suffix in SUFFIXES.items():
+        if output.suffix == suffix:
+            return kind
+    if output.suffix and not output.is_dir():
+        raise ValueError(
+            f"Expected OUT to end in {', '.join(SUFFIXES.values())}, or --format. "
+            f"Received: {output}"
+        )
+    return "savedmodel"
+
+
+def _task(data: str, run: Run, seed: int | None, on_corrupt: Any) -> "Task":
+    """The test images of `data`."""
+    from keras_vit.data import sources
+    from keras_vit.evaluation.classification import task_of
+
+    seed = run.details.get("seed", 0) if seed is None else seed
+    return task_of(sources.open_source(data, seed=seed, on_corrupt=on_corrupt))
+
+
+def _by_keras(network: Any, task: "Task", run: Run) -> "PerImage":
+    from keras_vit.evaluation.classification import classify
+
+    return classify(network, task, mean=run.mean, std=run.std).images
+
+
+def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
+    """A task's images as a file takes them: batches of uint8 [B, H, W, C], labels."""
+    import numpy as np
+
+    from keras_vit.data.pipelines import eval_pipeline
+
+    *size, channels = network.input_shape[1:]
+    batches = eval_pipeline(
+        task.split,
+        image_size=tuple(size),
+        batch_size=batch_size,
+        mean=(0.0,),
+        std=(1 / 255,),  # Leaves 0..255 as it is.
+        channels=channels,
+    )
+    for images, labels in batches.as_numpy_iterator():
+        yield np.rint(images).astype(np.uint8), labels
+
+
+def _some(task: "Task", network: Any) -> Any:
+    """The first images of a task."""
+    return next(_pixels(network, task, min(16, len(task.split))))[0]
+
+
+def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":
+    """What an exported file says of a task's images, in processes without Keras."""
+    import numpy as np
+
+    from keras_vit.evaluation.metrics import Counts
+    from keras_vit.serving.formats import file_scores
+
+    counts = Counts(task.model_outputs)
+    least = np.finfo(np.float32).tiny
+    for images, labels in _pixels(network, task, 256):
+        scores = file_scores(file, images)
+        counts.update(np.log(np.maximum(scores, least)), labels)
+    return counts.per_image()
+
+
+def _print_change(before: "PerImage", after: "PerImage") -> None:
+    from keras_vit.evaluation.metrics import paired_difference
+
+    images = len(before)
+    for name, found in (("before", before), ("after", after)):
+        right = int(found.right.sum())
+        console.print(f"accuracy {name:6} {right / images:7.2%} ({right} of {images})")
+    change = paired_difference(before.right, after.right)
+    value, low, high = (100 * n for n in (change.value, change.low, change.high))
+    same = (before.prediction == after.prediction).mean()
+    console.print(
+        f"change {value:+.2f} points (95 %: {low:+.2f} to {high:+.2f}); the same class "
+        f"for {same:.1%} of the images"
+    )

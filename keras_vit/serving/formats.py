@@ -1,0 +1,354 @@
+"""One call from a trained model to a LiteRT, ONNX or OpenVINO file, and its proof.
+
+By Keras's own exporters. A file takes `images`, uint8 [B, H, W, C] of the model's size,
+scales them, and gives `scores`, float32 [B, K]; decoding and resizing stay outside.
+
+Glossary of shapes: B images (any number), H, W, C what the model takes, K classes.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.data import preprocessing
+from keras_vit.files import replacing_all
+from keras_vit.layers.embeddings import quantized
+from keras_vit.normalization import HALF, Channels
+from keras_vit.serving import graph, onnx_graph
+from keras_vit.serving.labels import names_of
+from keras_vit.serving.parity import largest_difference, run_fresh
+from keras_vit.serving.precision import in_float32
+from keras_vit.serving.signatures import normalization_of
+from keras_vit.serving.trial import drawn_samples
+
+BATCH = 32  # Images that Keras computes at a time.
+# A score p moves by p (1 - p) <= 1/4 of an error in logits: this is one of 0.8. Sound
+# int8 files were 0.05 off (240 photos of a ViT-S/14), a broken one 0.28.
+INT8 = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedFile:
+    """What `export_file` wrote.
+
+    Attributes:
+        path: of the file.
+        difference: the largest one from Keras's scores, in a process without Keras.
+        agreement: the share of images whose best class is Keras's.
+        images: how many images that is of.
+    """
+
+    path: Path
+    difference: float
+    agreement: float
+    images: int
+
+    def __str__(self) -> str:
+        size = sum(at.stat().st_size for at in _files(self.path)[:-1]) / 2**20
+        return (
+            f"{self.path}: {size:.1f} MiB; without Keras its scores differ by "
+            f"{self.difference:.1e} at most, and the best class is Keras's for "
+            f"{self.agreement:.1%} of {self.images} images"
+        )
+
+
+def export_file(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    labels: Sequence[str] | None = None,
+    *,
+    precision: str = "float32",
+    mean: Channels = HALF,
+    std: Channels = HALF,
+    images: np.ndarray | None = None,
+    overwrite: bool = False,
+    verbose: bool = True,
+) -> ExportedFile:
+    """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
+
+    The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
+    The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
+    float32 [B, K], probabilities; B is any number (of LiteRT after
+    `resize_tensor_input`). Beside it, `NAME.labels.txt` has a class a line.
+
+    What was trained in mixed precision is computed in float32, and LoRA is merged. It
+    is renamed into place after a process without Keras has run it: float32 within 1e-4
+    of Keras's scores, float16 within 5e-3, int8 within 0.2; what int8 does to accuracy
+    is for labelled images to say (`keras-vit export --data`).
+
+    Args:
+        model: a classifier of this library, of logits or probabilities [B, K].
+        path: of the file to write.
+        labels: K names [default: ImageNet's for 1000 classes, else "class 0" and on].
+        precision: "float32"; of LiteRT also "float16", which halves the weights, and
+            "int8", which stores the large ones in 8 bits and multiplies in these
+            (dynamic range quantization).
+        mean: channel means the weights expect, in 0..1.
+        std: channel deviations, likewise.
+        images: uint8 [N, H, W, C] to prove it on [default: four drawn ones].
+        overwrite: whether to replace files that are there.
+        verbose: whether to print what was written.
+
+    Returns:
+        An `ExportedFile`: the path, and the difference.
+
+    Raises:
+        ValueError: if the suffix, the precision or the backend has no such export, the
+            model has no head, a file is there, or what was written says something else
+            than Keras; nothing is renamed into place then.
+        ImportError: without the format's extra, or a Keras that has it.
+        OSError: if the folder cannot be written; nothing is left of it then.
+    """
+    path = Path(path)
+    file_format = format_of(path)
+    file_format.check(model, precision)
+    names = names_of(model, labels)
+    mean, std = normalization_of(model, mean, std)
+    paths = _files(path)
+    there = [str(file) for file in paths if file.exists()]
+    if there and not overwrite:
+        raise ValueError(
+            f"Expected new files. Received: {', '.join(there)}, which "
+            f"{'is' if len(there) == 1 else 'are'} there. overwrite=True (--force) "
+            "replaces them"
+        )
+    plain = in_float32(model)
+    trial = _trial(plain, images)
+    expected = keras_scores(plain, trial, mean, std)
+    with replacing_all(paths) as temporaries:
+        for temporary in temporaries:
+            temporary.touch()  # Says now, not in a minute, that it may not be written.
+        text = "".join(f"{name}\n" for name in names)
+        temporaries[-1].write_text(text, encoding="utf-8")
+        file_format.write(_from_pixels(plain, mean, std), temporaries[0], precision)
+        found = run_fresh(file_format.kind, temporaries[0], {"images": trial})
+        difference = largest_difference(
+            f"scores of {path.name}",
+            found["scores"],
+            expected,
+            INT8 if quantized(plain) else file_format.tolerances[precision],
+        )
+    same = found["scores"].argmax(-1) == expected.argmax(-1)
+    exported = ExportedFile(path, difference, float(same.mean()), len(trial))
+    if verbose:
+        print(exported)
+    return exported
+
+
+def keras_scores(
+    model: keras.Model,
+    images: np.ndarray,
+    mean: Channels = HALF,
+    std: Channels = HALF,
+) -> np.ndarray:
+    """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
+
+    @tf.function(autograph=False)
+    def scores(batch: Any) -> Any:
+        scaled = preprocessing.normalize(batch, mean, std)
+        return graph.probabilities(model, model(scaled, training=False))
+
+    starts = range(0, len(images), BATCH)
+    parts = [scores(tf.constant(images[at : at + BATCH])) for at in starts]
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
+def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
+    """An exported file's scores, by its own runtime in a process without Keras.
+
+    Args:
+        path: of a file that `export_file` wrote.
+        images: uint8 [N, H, W, C].
+
+    Returns:
+        float32 [N, K].
+    """
+    path = Path(path)
+    return run_fresh(format_of(path).kind, path, {"images": images})["scores"]
+
+
+def _files(path: Path) -> list[Path]:
+    """A file and those that go with it, its labels last."""
+    weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
+    return [path, *weights, path.with_suffix(".labels.txt")]
+
+
+def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:
+    """The images to prove a file on: uint8 [N, H, W, C]."""
+    *size, channels = model.input_shape[1:]
+    if images is None:
+        decoded = [preprocessing.decode(sample) for sample in drawn_samples(model)]
+        resized = [preprocessing.resize_uint8(image, size) for image in decoded]
+        return np.stack([preprocessing.to_channels(at, channels) for at in resized])
+    if images.dtype != np.uint8 or images.shape[1:] != (*size, channels):
+        raise ValueError(
+            f"Expected images uint8 [N, {size[0]}, {size[1]}, {channels}], as the "
+            f"model takes them. Received: {images.dtype} {list(images.shape)}"
+        )
+    if not len(images):
+        raise ValueError("Expected images to prove it on. Received: none")
+    return images
+
+
+def _from_pixels(model: keras.Model, mean: Channels, std: Channels) -> keras.Model:
+    """The model behind its scaling: `images` uint8 [B, H, W, C] -> `scores` [B, K]."""
+    images = keras.Input(model.input_shape[1:], dtype="uint8", name="images")
+    scaled = keras.layers.Rescaling(
+        [1 / (255 * s) for s in std],
+        [-m / s for m, s in zip(mean, std, strict=True)],
+        dtype="float32",
+        name="scaling",
+    )(images)
+    return keras.Model(images, {"scores": graph.probabilities(model, model(scaled))})
+
+
+def _write_litert(model: keras.Model, path: Path, precision: str) -> None:
+    """By TensorFlow's converter; of its own operators alone, none of TensorFlow's."""
+    target: dict[str, Any] = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
+    options: dict[str, Any] = {}
+    if precision != "float32":
+        options["optimizations"] = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
+        target["supported_types"] = [tf.float16]
+    model.export(path, format="litert", verbose=False, target_spec=target, **options)
+
+
+def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:
+    """By tf2onnx. Keras finds the signature of a model alone that was called before."""
+    signature = [tf.TensorSpec(model.input_shape, tf.uint8, name="images")]
+    onnx_graph.know_erfc()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Keras's patch of tf2onnx.
+        model.export(str(path), format="onnx", verbose=False, input_signature=signature)
+    onnx_graph.mend(path)
+
+
+def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
+    """The converter takes what nothing reads for outputs: those are taken out."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "model.xml")
+        model.export(str(whole), format="openvino", verbose=False)
+        found = openvino.Core().read_model(whole)
+        for output in found.outputs:
+            if "scores" not in output.names:
+                found.remove_result(output.node)
+        openvino.serialize(found, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+    """What a suffix stands for.
+
+    Attributes:
+        name: of the runtime.
+        kind: of `fresh.KINDS`, and of the extra.
+        packages: what writing and proving a file import.
+        since: the first Keras that has the exporter.
+        tolerances: of the scores, by precision.
+        takes_int8: whether a model that Keras quantized can be written.
+        below_2_gib: whether the file's format ends there.
+        write: the exporter.
+    """
+
+    name: str
+    kind: str
+    packages: tuple[str, ...]
+    since: tuple[int, int]
+    tolerances: Mapping[str, float]
+    takes_int8: bool
+    below_2_gib: bool
+    write: Callable[[keras.Model, Path, str], None]
+
+    def check(self, model: keras.Model, precision: str) -> None:
+        """Raises where this model cannot be written so."""
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                "Expected the TensorFlow backend, whose graphs are converted. "
+                f"Received: {keras.backend.backend()}. Save the model, and load and "
+                "export it under KERAS_BACKEND=tensorflow"
+            )
+        if precision not in self.tolerances:
+            raise ValueError(
+                f"Expected precision {' or '.join(self.tolerances)} for {self.name}. "
+                f"Received: precision={precision!r}"
+            )
+        graph.gives_logits(model)  # Raises where there are no classes.
+        if quantized(model) and not self.takes_int8:
+            raise ValueError(
+                f"Expected a model in floating point for {self.name}, which takes "
+                f"Keras's int8 products for others. Received: model={model.name!r}, "
+                'quantized. LiteRT has precision="int8" of its own; ONNX and '
+                "SavedModel take Keras's"
+            )
+        size = 4 * model.count_params()
+        if self.below_2_gib and size >= 2**31:
+            raise ValueError(
+                f"Expected weights below 2 GiB for {self.name}, whose format ends "
+                f"there. Received: {size / 2**30:.1f} GiB. Write OpenVINO's or a "
+                "SavedModel"
+            )
+        missing = [at for at in self.packages if importlib.util.find_spec(at) is None]
+        if missing:
+            raise ImportError(
+                f"Expected {', '.join(missing)} for {self.name}. Received: none. "
+                f"pip install 'keras-vit-paper[{self.kind}]'"
+            )
+        if tuple(map(int, keras.version().split(".")[:2])) < self.since:
+            needed = ".".join(map(str, self.since))
+            raise ImportError(
+                f"Expected Keras {needed} or later, which exports to {self.name}. "
+                f"Received: Keras {keras.version()}. pip install 'keras>={needed}'"
+            )
+
+
+SUFFIXES: Mapping[str, _Format] = {
+    ".tflite": _Format(
+        name="LiteRT",
+        kind="litert",
+        packages=("ai_edge_litert",),
+        since=(3, 13),
+        tolerances={"float32": 1e-4, "float16": 5e-3, "int8": INT8},
+        takes_int8=False,
+        below_2_gib=True,
+        write=_write_litert,
+    ),
+    ".onnx": _Format(
+        name="ONNX",
+        kind="onnx",
+        packages=("onnx", "onnxruntime", "tf2onnx"),
+        since=(3, 12),
+        tolerances={"float32": 1e-4},
+        takes_int8=True,
+        below_2_gib=True,
+        write=_write_onnx,
+    ),
+    ".xml": _Format(
+        name="OpenVINO",
+        kind="openvino",
+        packages=("openvino",),
+        since=(3, 12),
+        tolerances={"float32": 1e-4},
+        takes_int8=False,
+        below_2_gib=False,
+        write=_write_openvino,
+    ),
+}
+
+
+def format_of(path: Path) -> _Format:
+    """What a file's suffix stands for."""
+    if path.suffix not in SUFFIXES:
+        known = ", ".join(f"{key} ({of.name})" for key, of in SUFFIXES.items())
+        raise ValueError(f"Expected a file of {known}. Received: path={str(path)!r}")
+    return SUFFIXES[path.suffix]

@@ -1,0 +1,366 @@
+"""LiteRT, ONNX and OpenVINO files against Keras, each in its own runtime."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.layers import TransformerBlock
+from tests.layers import by_hand
+from tests.models import families
+
+tf = pytest.importorskip("tensorflow")
+for package in ("ai_edge_litert", "onnx", "onnxruntime", "tf2onnx", "openvino"):
+    pytest.importorskip(package)
+
+from keras_vit.serving import export_file, formats, fresh, quantize  # noqa: E402
+from keras_vit.serving.precision import in_float32  # noqa: E402
+from tests.training.test_fitting import noise_of_three_colors, recipe  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow_only
+
+LABELS = ["red", "green", "blue", "Weiß", "black"]
+MEAN, STD = (0.4, 0.5, 0.45), (0.2, 0.25, 0.3)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, *families.SIZE, 3), np.uint8)
+SUFFIXES = (".tflite", ".onnx", ".xml")
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The proof without a process of its own: seconds less an export."""
+
+    def run(kind, path, given):
+        return fresh.KINDS[kind](str(path), given)
+
+    monkeypatch.setattr(formats, "run_fresh", run)
+
+
+def of_size(model):
+    height, width = model.input_shape[1:3]
+    return IMAGES[:, :height, :width]
+
+
+def expected_of(model, images=IMAGES):
+    """Keras's probabilities, scaled and summed up by NumPy."""
+    scaled = (images / 255 - MEAN) / STD
+    outputs = np.asarray(model(scaled.astype(np.float32), training=False), np.float64)
+    if model.layers[-1].activation is keras.activations.softmax:
+        return outputs
+    powers = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def with_lora():
+    model = families.build("2d")
+    rng = np.random.default_rng(1)
+    for block in model.layers:
+        if isinstance(block, TransformerBlock):
+            for layer in block.projections():
+                layer.enable_lora(2)
+                shape = layer.lora_kernel_b.shape
+                layer.lora_kernel_b.assign(0.1 * rng.standard_normal(shape))
+    return model
+
+
+def in_mixed_precision():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return families.build("hybrid")
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def fine_tuned():
+    """A model that `fit` averaged (EMA), for another task than it was built for."""
+    from keras_vit.data import sources
+
+    model = keras_vit.for_task(families.build("2d", image_size=(32, 32)), 3)
+    split = noise_of_three_colors(24, 0)
+    source = sources.Source("colors", ("red", "green", "blue"), split, split)
+    keras_vit.training.fit(model, recipe(ema=0.5), source, verbose=0)
+    return model
+
+
+def softmaxed():
+    model = families.build("2d")
+    head = keras.layers.Dense(5, activation="softmax", name="head")
+    features = model.get_layer("head").input
+    return by_hand.randomize(keras.Model(model.input, head(features)), 0.1)
+
+
+def exact_gelu():
+    config = families.vit(classifier="gap", gelu="erf")
+    return by_hand.randomize(
+        keras_vit.vit(config, image_size=families.SIZE, num_classes=5), 0.1
+    )
+
+
+MODELS = {
+    "token": lambda: families.build("2d"),
+    "gap, erf": exact_gelu,
+    "map": lambda: families.build("map"),
+    "distilled": lambda: families.build("distilled"),
+    "relative": lambda: families.build("relative"),
+    "axial": lambda: families.build("axial"),
+    "hybrid": lambda: families.build("hybrid"),
+    "bit": lambda: families.build("bit"),
+    "axial resnet": lambda: families.build("axial resnet"),
+    "softmax": softmaxed,
+    "mixed precision": in_mixed_precision,
+    "lora": with_lora,
+    "ema": fine_tuned,
+}
+QUICK = {  # Each format and each family once; `make slow` has all of both.
+    ("hybrid", ".tflite", "float32"),
+    ("token", ".tflite", "float16"),
+    ("bit", ".tflite", "int8"),
+    ("bit", ".onnx", "float32"),
+    ("gap, erf", ".onnx", "float32"),
+    ("ema", ".onnx", "float32"),
+    ("map", ".xml", "float32"),
+    ("lora", ".xml", "float32"),
+}
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in (
+        (name, suffix, precision)
+        for name in MODELS
+        for suffix, formats_of in formats.SUFFIXES.items()
+        for precision in formats_of.tolerances
+    )
+]
+TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "int8": 0.05}
+
+
+@pytest.mark.parametrize(("name", "suffix", "precision"), CASES)
+def test_files_say_what_keras_says(tmp_path, in_process, name, suffix, precision):
+    model = MODELS[name]()
+    images = of_size(model)
+    path = tmp_path / f"model{suffix}"
+    done = export_file(
+        model, path, precision=precision, mean=MEAN, std=STD, verbose=False
+    )
+    expected = expected_of(in_float32(model), images)
+    found = fresh.KINDS[formats.format_of(path).kind](str(path), {"images": images})
+    assert found["scores"].dtype == np.float32
+    assert np.ptp(expected, axis=0).max() > 1e-3  # It tells the images apart.
+    atol = TOLERANCES[precision]
+    np.testing.assert_allclose(found["scores"], expected, rtol=0, atol=atol)
+    assert done.difference <= atol
+    if suffix == ".tflite":
+        assert_no_tensorflow_operators(path)
+
+
+def operators(content):
+    """(builtin code, custom name) of each operator of a LiteRT file."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    return [(code.BuiltinCode(), code.CustomCode()) for code in codes]
+
+
+def assert_no_tensorflow_operators(path):
+    found = operators(path.read_bytes())
+    assert len(found) > 5
+    assert [name for _, name in found if name is not None] == []
+
+
+def test_tensorflow_operators_would_be_found():
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def erf(x):
+        return tf.math.erf(x)
+
+    concrete = [erf.get_concrete_function()]
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(concrete, erf)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.SELECT_TF_OPS]
+    assert b"FlexErf" in [name for _, name in operators(converter.convert())]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return MODELS["token"]()
+
+
+@pytest.fixture(scope="module")
+def onnx_file(model, tmp_path_factory):
+    """A file that a process of its own has proved, on images that were given."""
+    path = tmp_path_factory.mktemp("onnx") / "flowers.onnx"
+    return export_file(model, path, LABELS, mean=MEAN, std=STD, images=IMAGES)
+
+
+def test_a_process_without_keras_proves_it(model, onnx_file):
+    assert 0 < onnx_file.difference < 1e-5
+    assert (onnx_file.agreement, onnx_file.images) == (1.0, 3)
+    assert "flowers.onnx: 0.1 MiB; without Keras" in str(onnx_file)
+    scores = formats.file_scores(onnx_file.path, IMAGES)
+    np.testing.assert_allclose(scores, expected_of(model), rtol=0, atol=1e-5)
+    folder = onnx_file.path.parent
+    assert sorted(at.name for at in folder.iterdir()) == [
+        "flowers.labels.txt",
+        "flowers.onnx",
+    ]
+    text = (folder / "flowers.labels.txt").read_text(encoding="utf-8")
+    assert text.splitlines() == LABELS
+
+
+def test_names_and_shapes_are_the_ones_it_says(onnx_file):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(onnx_file.path)
+    (images,), (scores,) = session.get_inputs(), session.get_outputs()
+    assert (images.name, images.type) == ("images", "tensor(uint8)")
+    assert images.shape == ["batch", *families.SIZE, 3]
+    assert (scores.name, scores.type) == ("scores", "tensor(float)")
+    assert scores.shape == ["batch", 5]
+
+
+def test_openvino_has_one_output(tmp_path, in_process):
+    import openvino
+
+    hybrid = families.build("root alone")  # Its norm leaves ends that nothing reads.
+    export_file(hybrid, tmp_path / "m.xml", verbose=False)
+    assert sorted(at.name for at in tmp_path.iterdir()) == [
+        "m.bin",
+        "m.labels.txt",
+        "m.xml",
+    ]
+    found = openvino.Core().read_model(tmp_path / "m.xml")
+    assert [output.names for output in found.outputs] == [{"scores"}]
+    assert found.input("images").partial_shape == openvino.PartialShape(
+        [-1, *families.SIZE, 3]
+    )
+
+
+def test_another_computation_is_not_written(tmp_path, in_process, monkeypatch, model):
+    path = tmp_path / "m.tflite"
+
+    def run(kind, path, given):
+        found = fresh.KINDS[kind](str(path), given)
+        return {"scores": found["scores"] + np.float32(2e-4)}
+
+    monkeypatch.setattr(formats, "run_fresh", run)
+    with pytest.raises(ValueError, match=r"within 1e-04 of .*2\.0.e-04.*nothing was"):
+        export_file(model, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mixed_precision_and_lora_are_taken_off_in_float32():
+    for mixed in (with_lora(), in_mixed_precision()):
+        plain = in_float32(mixed)
+        assert {at.dtype_policy.name for at in plain.layers} == {"float32"}
+        assert not any("lora" in v.path for v in plain.weights)
+        by_mixed, by_plain = expected_of(mixed), expected_of(plain)
+        is_lora = any("lora" in v.path for v in mixed.weights)
+        atol = 1e-6 if is_lora else 0.05
+        np.testing.assert_allclose(by_plain, by_mixed, rtol=0, atol=atol)
+        assert is_lora or np.abs(by_plain - by_mixed).max() > 1e-4
+
+
+def test_onnx_takes_kerass_int8(tmp_path, in_process):
+    network = MODELS["token"]()
+    blocks = [at for at in network.layers if isinstance(at, TransformerBlock)]
+    kernels = [at.kernel for block in blocks for at in block.projections()]
+    kernels.append(network.get_layer("head").kernel)
+    of_matrices = sum(np.prod(kernel.shape) for kernel in kernels)
+    before = expected_of(network)
+    told = quantize(network)
+    assert told.parameters == of_matrices < told.total
+    done = export_file(
+        network, tmp_path / "m.onnx", mean=MEAN, std=STD, images=IMAGES, verbose=False
+    )
+    assert done.difference < 0.02  # Where a number is rounded another way.
+    scores = fresh.onnx(str(done.path), {"images": IMAGES})["scores"]
+    assert 1e-4 < np.abs(scores - before).max() < 0.05
+    with pytest.raises(ValueError, match=r"floating point for OpenVINO.*'vit"):
+        export_file(network, tmp_path / "m.xml")
+    with pytest.raises(ValueError, match="without LoRA or quantization"):
+        quantize(network)
+
+
+def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, model):
+    def says(error, pattern, *given, **options):
+        with pytest.raises(error, match=pattern):
+            export_file(*given, **options)
+
+    out = tmp_path / "m.onnx"
+    features = keras.Model(model.input, model.layers[-2].output)
+    says(ValueError, "for_task puts a head on", features, out)
+    says(ValueError, r"of \.tflite \(LiteRT\), .*m\.pb", model, tmp_path / "m.pb")
+    says(ValueError, "float32 for ONNX.*'float16'", model, out, precision="float16")
+    says(ValueError, "labels of the model's 5", model, out, ["one"])
+    says(ValueError, r"images uint8 \[N, 32, 48, 3\]", model, out, images=IMAGES[:, 1:])
+    says(ValueError, "Received: none", model, out, images=IMAGES[:0])
+    (tmp_path / "file").write_text("")
+    says(OSError, "Choose another folder", model, tmp_path / "file" / "m.onnx")
+    out.write_text("old")
+    says(ValueError, r"m\.onnx, which is there.*--force", model, out)
+    assert out.read_text() == "old"
+    monkeypatch.setattr(keras, "version", lambda: "3.12.4")
+    says(ImportError, r"Keras 3\.13 or later", model, tmp_path / "m.tflite")
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    says(
+        ImportError,
+        r"pip install 'keras-vit-paper\[openvino\]'",
+        model,
+        out.with_suffix(".xml"),
+    )
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    says(
+        ValueError, "TensorFlow backend.*jax.*KERAS_BACKEND", model, tmp_path / "n.onnx"
+    )
+    assert sorted(at.name for at in tmp_path.iterdir()) == ["file", "m.onnx"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with a run and its data: three colors, told apart by a model."""
+    from keras_vit.cli.opening import Run
+
+    root = tmp_path_factory.mktemp("runs")
+    split = noise_of_three_colors(12, 0)
+    halves = {"x_train": split.images, "y_train": split.labels}
+    halves |= {"x_test": split.images, "y_test": split.labels}
+    np.savez(root / "colors.npz", **halves)
+    network = keras_vit.for_task(families.build("2d", image_size=(32, 32)), 3)
+    by_hand.randomize(network.get_layer("head"), 1.0)
+    (root / "run").mkdir()
+    network.save(root / "run" / "model.keras")
+    Run(["red", "green", "blue"], MEAN, STD, {}).save(root / "run")
+    return root
+
+
+def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
+    given = ("export", root / "run", root / "m.tflite", "--precision", "int8")
+    code, out, err = shell(*given, "--data", root / "colors.npz")
+    assert (code, err) == (0, "")
+    assert (root / "m.labels.txt").read_text() == "red\ngreen\nblue\n"
+    split = noise_of_three_colors(12, 0)
+    network = keras.models.load_model(root / "run" / "model.keras")
+    right = (expected_of(network, split.images).argmax(-1) == split.labels).sum()
+    assert f"accuracy before {right / 12:7.2%} ({right} of 12)" in out
+    by_file = formats.file_scores(root / "m.tflite", split.images).argmax(-1)
+    right = (by_file == split.labels).sum()
+    assert f"accuracy after  {right / 12:7.2%} ({right} of 12)" in out
+    assert "change " in out
+    assert "% of 12 images" in out
+    code, _, err = shell(*given)
+    assert code == 1
+    assert "m.tflite" in err
+    assert "--force" in err
+
+
+def test_export_says_what_does_not_fit(root, shell):
+    for words, told in {
+        ("m.onnx", "--precision", "float16"): "--precision float32 or int8 with",
+        ("m.pb",): "OUT to end in .tflite, .onnx, .xml, or --format",
+        ("m", "--format", "openvino", "--data", "none.npz"): "an .npz that exists",
+    }.items():
+        code, _, err = shell("export", root / "run", root / words[0], *words[1:])
+        assert code == 1
+        assert told in err
+    assert not list(root.glob("m.[opx]*"))

@@ -521,6 +521,7 @@ def test_a_port_that_is_taken_is_one_message(exported, server, shell):
 def test_without_the_extra_there_is_one_message(exported, shell, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "keras_vit.serving.server", raising=False)
+    monkeypatch.delattr("keras_vit.serving.server", raising=False)
     code, _, said = shell("serve", exported)
     assert code == 1
     assert "pip install 'keras-vit-paper[server]'" in said

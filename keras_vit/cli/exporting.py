@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_vit.cli.opening import Run, open_any
+from keras_vit.cli.opening import Run, given, open_any
 from keras_vit.cli.options import Corrupt, Gelu, MeanOption, StdOption, TestSeed
 from keras_vit.cli.shell import app, console
 
@@ -67,8 +67,28 @@ def export(
     gelu: Gelu = None,
     mean: MeanOption = None,
     std: StdOption = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of savedmodel: classes told of an image. [default: 5]"
+        ),
+    ] = None,
+    on_bad_image: Annotated[
+        Literal["status", "fail"] | None,
+        typer.Option(
+            help="Of savedmodel: an unreadable image says so in its status, or fails "
+            "its batch. [default: status]"
+        ),
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of savedmodel. [default: the one after the last]"),
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are there.")
+        bool,
+        typer.Option(
+            "--force", help="Replace files, or the --version, that are there."
+        ),
     ] = False,
     on_corrupt: Corrupt = "stop",
     seed: TestSeed = None,
@@ -85,6 +105,12 @@ def export(
             f"Expected --precision {' or '.join(PRECISIONS[kind])} with --format "
             f"{kind}. Received: --precision {precision}"
         )
+    options = given(top_k=top, on_bad_image=on_bad_image, version=version)
+    if options and kind != "savedmodel":
+        raise ValueError(
+            "Expected --top, --on-bad-image and --version with --format savedmodel. "
+            f"Received: --format {kind}"
+        )
     from keras_vit import serving
 
     network, run = open_any(model, weights, gelu, mean, std)
@@ -95,8 +121,17 @@ def export(
         precision = "float32"  # Of what is left.
     normalization: Any = {"mean": run.mean, "std": run.std}
     if kind == "savedmodel":
-        serving.export(network, output, run.classes or None, **normalization)
-        after = None if task is None else _by_keras(network, task, run)
+        exported = serving.export(
+            network,
+            output,
+            run.classes or None,
+            overwrite=force,
+            **options,
+            **normalization,
+        )
+        after = (
+            None if task is None else _by_savedmodel(exported.path, network, task, run)
+        )
     else:
         file = output
         if file.suffix != SUFFIXES[kind]:
@@ -165,6 +200,29 @@ def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
 def _some(task: "Task", network: Any) -> Any:
     """The first images of a task."""
     return next(_pixels(network, task, min(16, len(task.split))))[0]
+
+
+def _by_savedmodel(folder: Path, network: Any, task: "Task", run: Run) -> "PerImage":
+    """What a SavedModel says of a task's images."""
+    import tensorflow as tf
+
+    from keras_vit.data.pipelines import eval_pipeline
+    from keras_vit.evaluation.metrics import Counts
+
+    counts = Counts(task.model_outputs)
+    loaded = tf.saved_model.load(str(folder))
+    *size, channels = network.input_shape[1:]
+    for images, labels in eval_pipeline(
+        task.split,
+        image_size=tuple(size),
+        batch_size=32,
+        mean=run.mean,
+        std=run.std,
+        channels=channels,
+    ):
+        said = loaded.signatures["images_float32"](images=images)
+        counts.update(said["logits"].numpy(), labels.numpy())
+    return counts.per_image()
 
 
 def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":

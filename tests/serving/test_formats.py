@@ -15,7 +15,13 @@ tf = pytest.importorskip("tensorflow")
 for package in ("ai_edge_litert", "onnx", "onnxruntime", "tf2onnx", "openvino"):
     pytest.importorskip(package)
 
-from keras_vit.serving import export_file, formats, fresh, quantize  # noqa: E402
+from keras_vit.serving import (  # noqa: E402
+    export_file,
+    formats,
+    fresh,
+    quantize,
+    savedmodel,
+)
 from keras_vit.serving.precision import in_float32  # noqa: E402
 from tests.training.test_fitting import noise_of_three_colors, recipe  # noqa: E402
 
@@ -357,6 +363,7 @@ def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
 def test_export_says_what_does_not_fit(root, shell):
     for words, told in {
         ("m.onnx", "--precision", "float16"): "--precision float32 or int8 with",
+        ("m.onnx", "--top", "3"): "--on-bad-image and --version with --format saved",
         ("m.pb",): "OUT to end in .tflite, .onnx, .xml, or --format",
         ("m", "--format", "openvino", "--data", "none.npz"): "an .npz that exists",
     }.items():
@@ -364,3 +371,19 @@ def test_export_says_what_does_not_fit(root, shell):
         assert code == 1
         assert told in err
     assert not list(root.glob("m.[opx]*"))
+
+
+def test_export_writes_a_savedmodel_and_evaluates_it(root, shell, monkeypatch):
+    """The accuracy after is the file's: one whose numbers are wrong is wrong."""
+    monkeypatch.setattr(savedmodel, "run_fresh", lambda *given: {})
+    given = ("export", root / "run", root / "served", "--data", root / "colors.npz")
+    code, out, _ = shell(*given, "--top", 2, "--version", 4, "--on-bad-image", "fail")
+    assert code == 0
+    before, after = (line.split()[2] for line in out.splitlines() if "accuracy" in line)
+    assert before == after != "100.00%"
+    loaded = tf.saved_model.load(str(root / "served" / "4"))
+    assert loaded.signatures["image_bytes"].structured_outputs["scores"].shape[1] == 2
+    code, _, err = shell(*given, "--version", 4)
+    assert code == 1
+    assert "version=4, which is there" in err
+    assert shell(*given[:3], "--version", 4, "--force")[0] == 0

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop bench clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -62,6 +62,10 @@ interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside u
 	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=tensorflow .venv-interop/bin/pytest -q \
 	  tests/interop/test_keras_cv.py
 
+serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit serve`, 10,000 requests.
+	$(QUIET) KERAS_VIT_REQUESTS=10000 .venv-serve/bin/pytest -q -s -rs tests/serving/test_rest.py \
+	  tests/serving/test_server.py tests/serving/test_kserve.py tests/serving/test_configs.py
+
 bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
 	$(QUIET) $(BIN)/python benchmarks/vit.py
 
@@ -88,5 +92,11 @@ $(VENV)/%.done: pyproject.toml
 	.venv-interop/bin/pip install --quiet --editable ".[interop]"
 	touch $@
 
+.venv-serve/server.done: pyproject.toml
+	$(PYTHON) -m venv .venv-serve
+	.venv-serve/bin/pip install --quiet --upgrade pip
+	.venv-serve/bin/pip install --quiet --editable ".[serve-test]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-floor .venv-interop demo runs build dist *.egg-info
+	rm -rf .venv .venv-floor .venv-interop .venv-serve demo runs build dist *.egg-info

@@ -10,7 +10,7 @@ from keras_vit.cli.shell import app, errors
 # In the order of `keras-vit --help`.
 # isort: off
 from keras_vit.cli import training, evaluating, transferring, inspecting, costing
-from keras_vit.cli import exporting, machine, files
+from keras_vit.cli import exporting, serving, machine, files
 # isort: on
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "inspecting",
     "machine",
     "main",
+    "serving",
     "training",
     "transferring",
 ]

@@ -1,0 +1,80 @@
+"""`keras-vit serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_vit.cli.shell import app, console
+
+CURL = """\
+(printf '{{"instances": [{{"b64": "'
+  base64 < photo.jpg | tr -d '\\n'; printf '"}}]}}') |
+  curl -d @- http://{address}/v1/models/{name}:predict"""
+
+
+@app.command(epilog="Example: keras-vit serve exported --batching")
+def serve(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="What `export --format savedmodel` wrote: OUT/1, ..."
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the model, in the address [default: OUT's name]."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Of the folders in OUT [default: the newest].")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Whose connections are taken; 0.0.0.0 is everyone's.")
+    ] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of REST.")] = 8501,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="Of gRPC.")] = 8500,
+    batching: Annotated[
+        bool, typer.Option("--batching", help="Run concurrent requests together.")
+    ] = False,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, help="Images that run together, at most.")
+    ] = 32,
+    batch_timeout_micros: Annotated[
+        int, typer.Option(min=0, help="How long the first of them waits for others.")
+    ] = 2000,
+    max_request_mib: Annotated[
+        int, typer.Option(min=1, help="A longer request is refused.")
+    ] = 32,
+) -> None:
+    """Serves an export on this machine, as TensorFlow Serving would.
+
+    REST and gRPC take what the real server takes; Ctrl-C ends it. The warm-up requests
+    are played before it answers.
+    """
+    from keras_vit.serving import server
+    from keras_vit.serving.servable import Batching, Servable
+
+    gathered = Batching(
+        max_batch_size=max_batch_size, batch_timeout_micros=batch_timeout_micros
+    )
+    servable = Servable(path, version, gathered if batching else None)
+    played = servable.warm_up()
+    name = name or path.resolve().name
+
+    def ready() -> None:
+        console.print(
+            f"{servable.folder} warmed up by {played} requests; gRPC on "
+            f"{host}:{grpc_port}, REST:"
+        )
+        console.print(CURL.format(address=f"{host}:{port}", name=name))
+
+    server.serve(
+        servable,
+        name=name,
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        threads=2 * max_batch_size if batching else None,
+        limits=server.Limits(max_request_bytes=max_request_mib * 2**20),
+        ready=ready,
+    )

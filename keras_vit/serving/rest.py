@@ -1,0 +1,248 @@
+"""TensorFlow Serving's JSON: a request's body to arrays, arrays to an answer's body.
+
+Row format is {"instances": [...]} -> {"predictions": [...]}, one element an instance,
+column format {"inputs": ...} -> {"outputs": ...}, one an input. The name of a single
+input may be left out, that of a single output is. {"b64": "..."} stands for bytes, at
+any depth. The rules are those of tensorflow/serving's g3doc/api_rest.md and
+util/json_tensor.cc.
+"""
+
+import base64
+import binascii
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from keras_vit.serving.refusals import invalid
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+Dtypes: TypeAlias = Mapping[str, np.dtype]
+
+JSON_TYPES: dict[
+    str, set[type]
+] = {  # Of an array's kind: a float may be written 1, an integer not 1.0.
+    "f": {int, float},
+    "i": {int},
+    "u": {int},
+    "b": {bool},
+    "O": {str, dict},
+}
+
+
+class Request(NamedTuple):
+    """What a body asks for."""
+
+    signature: str
+    inputs: Arrays
+    by_row: bool  # "instances", so that the answer is "predictions".
+
+
+def parse(body: bytes, dtypes_of: Callable[[str], Dtypes]) -> Request:
+    """Reads the body of a `:predict`.
+
+    Args:
+        body: UTF-8 JSON; NaN, Infinity and -Infinity are numbers.
+        dtypes_of: the inputs of a signature by name; strings are `object`.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, with what is wrong; or what `dtypes_of` raises.
+    """
+    asked = _loads(body)
+    signature = asked.get("signature_name", "") or "serving_default"
+    if not isinstance(signature, str):
+        raise invalid(
+            "Expected 'signature_name' to be a string. "
+            f"Received: a {type(signature).__name__}"
+        )
+    dtypes = dtypes_of(signature)
+    if ("instances" in asked) == ("inputs" in asked):
+        raise invalid(
+            "Expected one of 'instances' (row format) and 'inputs' (column format). "
+            f"Received: the keys {sorted(asked)}"
+        )
+    by_row = "instances" in asked
+    columns = (
+        _columns(asked["instances"], dtypes)
+        if by_row
+        else _named(asked["inputs"], dtypes, "'inputs'")
+    )
+    inputs = {name: array(columns[name], dtypes[name], name) for name in dtypes}
+    return Request(signature, inputs, by_row)
+
+
+def answer(outputs: Arrays, by_row: bool) -> bytes:
+    """The body that answers: outputs by name, [B, ...] each; strings are bytes.
+
+    Numbers are the shortest decimals that read back to the same bits; an output named
+    `..._bytes` is written as base64, any other string as text.
+
+    Raises:
+        ValueError: by row, where outputs differ in their first dimension.
+    """
+    columns = {name: _listed(name, value) for name, value in outputs.items()}
+    single = len(columns) == 1
+    if not by_row:
+        told = next(iter(columns.values())) if single else columns
+        return _dumps({"outputs": told})
+    if single:
+        return _dumps({"predictions": next(iter(columns.values()))})
+    rows = zip(*columns.values(), strict=True)
+    return _dumps(
+        {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
+    )
+
+
+def error(message: str) -> bytes:
+    """The body of a refusal."""
+    return _dumps({"error": message})
+
+
+def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
+    """A nested list as an array: what is no rectangle of that dtype is refused."""
+    flat, shape = _dense(value, name)
+    others = set(map(type, flat)) - JSON_TYPES.get(dtype.kind, set())
+    if others:
+        told = ", ".join(sorted(found.__name__ for found in others))
+        raise invalid(f"Expected input {name!r} of {_said(dtype)}. Received: {told}")
+    if dtype.kind == "O":
+        filled = np.empty(len(flat), dtype=object)
+        filled[:] = [_bytes(element, name) for element in flat]
+        return filled.reshape(shape)
+    try:
+        with np.errstate(over="raise"):
+            return np.array(flat, dtype=dtype).reshape(shape)
+    except (OverflowError, FloatingPointError) as wrong:
+        raise invalid(
+            f"Expected the values of input {name!r} to fit {_said(dtype)}. "
+            f"Received: {wrong}"
+        ) from wrong
+
+
+def _loads(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as wrong:
+        raise invalid(f"Expected a body of JSON. Received: {wrong}") from wrong
+    if not isinstance(asked, dict):
+        raise invalid(
+            "Expected a body of JSON that is an object, {'instances': [...]}. "
+            f"Received: a {type(asked).__name__}"
+        )
+    return asked
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8")
+
+
+def _is_named(element: Any) -> bool:
+    """Whether names and values, not a value: {"b64": "..."} is bytes."""
+    return isinstance(element, dict) and not _is_bytes(element)
+
+
+def _is_bytes(element: dict[str, Any]) -> bool:
+    return set(element) == {"b64"} and isinstance(element["b64"], str)
+
+
+def _columns(instances: Any, dtypes: Dtypes) -> dict[str, Any]:
+    """Row format's elements, input by input."""
+    if not isinstance(instances, list) or not instances:
+        raise invalid(
+            "Expected 'instances' to be a list of one or more. Received: "
+            + ("an empty list" if instances == [] else f"a {type(instances).__name__}")
+        )
+    named = set(map(_is_named, instances))
+    if len(named) > 1:
+        raise invalid(
+            "Expected 'instances' to be all values or all objects of named inputs. "
+            "Received: some of each"
+        )
+    rows = [
+        _named(element, dtypes, f"element {place} of 'instances'")
+        for place, element in enumerate(instances)
+    ]
+    return {name: [row[name] for row in rows] for name in dtypes}
+
+
+def _named(value: Any, dtypes: Dtypes, where: str) -> dict[str, Any]:
+    """Inputs by their names, which may be left out where there is only one."""
+    given: dict[str, Any]
+    if _is_named(value):
+        given = value
+    elif len(dtypes) == 1:
+        given = dict.fromkeys(dtypes, value)
+    else:
+        raise invalid(
+            f"Expected {where} to be an object with the inputs {sorted(dtypes)}. "
+            f"Received: a {type(value).__name__}"
+        )
+    if set(given) != set(dtypes):
+        raise invalid(
+            f"Expected {where} to have the inputs {sorted(dtypes)}. "
+            f"Received: {sorted(given)}"
+        )
+    return given
+
+
+def _dense(value: Any, name: str) -> tuple[list[Any], tuple[int, ...]]:
+    """A nested list's elements and shape."""
+    flat: list[Any] = [value]
+    shape: list[int] = []
+    while flat and set(map(type, flat)) == {list}:
+        lengths = set(map(len, flat))
+        if len(lengths) > 1:
+            raise invalid(
+                f"Expected the lists of input {name!r} to be equally long at each "
+                f"depth. Received: {sorted(lengths)} at depth {len(shape)}"
+            )
+        shape.append(lengths.pop())
+        flat = list(itertools.chain.from_iterable(flat))
+    if list in set(map(type, flat)):
+        raise invalid(
+            f"Expected the values of input {name!r} all at one depth. Received: lists "
+            f"and values at depth {len(shape)}"
+        )
+    return flat, tuple(shape)
+
+
+def _bytes(element: Any, name: str) -> bytes:
+    if isinstance(element, str):
+        return element.encode("utf-8", "surrogatepass")
+    if not _is_bytes(element):
+        raise invalid(
+            f"Expected bytes of input {name!r} as {{'b64': '...'}}. "
+            f"Received: an object with the keys {sorted(element)}"
+        )
+    try:
+        return base64.b64decode(element["b64"], validate=True)
+    except (binascii.Error, ValueError) as wrong:
+        raise invalid(
+            f"Expected base64 of input {name!r}. Received: {wrong}"
+        ) from wrong
+
+
+def _said(dtype: np.dtype) -> str:
+    return "strings, {'b64': '...'} for bytes" if dtype.kind == "O" else str(dtype)
+
+
+def _listed(name: str, value: np.ndarray) -> Any:
+    if value.dtype.kind == "O":
+        told = np.vectorize(
+            _base64 if name.endswith("_bytes") else _text, otypes=[object]
+        )
+        return told(value).tolist() if value.size else value.tolist()
+    if value.dtype.kind == "f" and value.dtype.itemsize < 8:
+        # By way of text: the double nearest to 0.2 of float32 is 0.20000000298.
+        return value.astype(str).astype(np.float64).tolist()
+    return value.tolist()
+
+
+def _base64(value: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(value).decode("ascii")}
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

@@ -1,0 +1,36 @@
+"""An export that all tests of serving share, and a server of it."""
+
+import numpy as np
+import pytest
+
+from tests.serving import hostile
+from tests.serving.served import serving
+
+CLASSES = ["daisy", "iris", "löwenzahn", "rose", "tulip"]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """A small ViT's export; its versions' folder."""
+    import keras
+
+    import keras_vit
+
+    pytest.importorskip("tensorflow_serving.apis", reason="LOUD: no protos")
+    keras.utils.set_random_seed(0)
+    config = keras_vit.ViTConfig(
+        patch_size=8, num_layers=2, hidden_size=24, mlp_dim=32, num_heads=3
+    )
+    model = keras_vit.vit(config, image_size=(32, 24), num_classes=5)
+    head = model.get_layer("head")
+    head.set_weights([np.random.default_rng(0).normal(size=(24, 5)), np.zeros(5)])
+    path = tmp_path_factory.mktemp("exported") / "flowers"
+    keras_vit.serving.export(model, path, labels=CLASSES, verbose=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(exported):
+    """The same, served with batching."""
+    with serving(exported, "--batching", "--max-request-mib", hostile.MAX_MIB) as one:
+        yield one

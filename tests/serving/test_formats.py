@@ -396,6 +396,7 @@ def test_export_writes_a_savedmodel_and_evaluates_it(root, shell, monkeypatch):
     assert shell(*given[:3], "--version", 4, "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_kerass_int8_is_exported_as_a_savedmodel(root, shell):
     given = ("export", root / "run", root / "int8", "--precision", "int8")
     code, out, err = shell(*given)

@@ -332,7 +332,16 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("token", "gray", "hybrid", "BiT")  # `make slow` has the others.
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(at, marks=() if at in QUICK else pytest.mark.slow)
+        for at in FAMILIES
+    ],
+)
 def test_every_kind_of_model_exports(family, tmp_path, in_process):
     model = perturbed(FAMILIES[family]())
     done = export(model, tmp_path / "m", LABELS, verbose=False)
@@ -341,6 +350,7 @@ def test_every_kind_of_model_exports(family, tmp_path, in_process):
     assert {"serving_default", "images", "images_float32", "features"} <= there
 
 
+@pytest.mark.slow
 def test_half_precision_exports(tmp_path, in_process):
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
@@ -448,6 +458,7 @@ def test_a_file_in_the_way_and_a_folder_that_is_not_writable(model, tmp_path):
         export(model, "/proc/nowhere", LABELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3_000, 200_000])
 def test_a_full_disk_is_told_and_leaves_nothing(limit, tmp_path):
     """At the weights, and at the graph: a child whose files may be no larger."""
@@ -476,6 +487,7 @@ except OSError as error:
     assert list(path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_no_version(tmp_path):
     """SIGKILL while it is proved: a server that looks sees no number."""
     script = """
@@ -516,6 +528,7 @@ def test_warm_up_records_are_requests_of_the_signatures(served):
     assert seen == {key: [1, 4] for key in signatures.keys() - {"images"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"ema": 0.5}, {"lora_rank": 2}])
 def test_a_trained_run_exports_what_was_evaluated(changes, tmp_path, in_process):
     """Averaged weights, and LoRA from a file: the test accuracy is the graph's."""

@@ -33,11 +33,12 @@ check: $(VENV)/dev.done
 	$(BIN)/mypy
 
 test-tensorflow: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" \
-	  --ignore=tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" --durations=12 \
+	  --ignore=tests/training --ignore=tests/serving
 
 test-training: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" --durations=12 \
+	  tests/training tests/serving
 
 test-jax: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only"

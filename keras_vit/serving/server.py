@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -53,7 +53,9 @@ class Limits:
     max_request_bytes: int = (
         32 * 2**20
     )  # Of a body; base64 makes a file a third longer.
+    max_body_seconds: float = 30  # REST's: a body that takes longer is a 408.
     max_concurrent_requests: int = 256  # Of each protocol; more are RESOURCE_EXHAUSTED.
+    max_images: int = 1024  # Of a request: an empty string takes an image's memory.
 
 
 class Models:
@@ -94,6 +96,7 @@ class Models:
         """The body that answers a `:predict`."""
         servable = self.find(name, version)
         asked = rest.parse(body, servable.dtypes)
+        self._check(asked.inputs)
         outputs = servable.run(asked.signature, asked.inputs)
         return rest.answer(outputs, asked.by_row)
 
@@ -104,6 +107,7 @@ class Models:
         inputs = messages.parse(
             request, servable.dtypes(signature), self.limits.max_request_bytes
         )
+        self._check(inputs)
         found = servable.run(signature, inputs, request.output_filter)
         response = predict_pb2.PredictResponse()
         self._specify(response.model_spec, servable)
@@ -129,6 +133,15 @@ class Models:
         self._specify(response.model_spec, servable)
         response.metadata["signature_def"].Pack(signatures)
         return response
+
+    def _check(self, inputs: Mapping[str, Any]) -> None:
+        most = self.limits.max_images
+        count = max((len(value) for value in inputs.values() if value.ndim), default=0)
+        if count > most:
+            raise invalid(
+                f"Expected {most} images in a request at most (max_images). "
+                f"Received: {count}, which is larger than maximum. Send several"
+            )
 
     def _specify(self, spec: Any, servable: Servable) -> None:
         spec.name = self.name
@@ -207,6 +220,7 @@ def http_application(models: Models, threads: int) -> Starlette:
     waiting = asyncio.Semaphore(models.limits.max_concurrent_requests)
 
     async def predict(request: HttpRequest) -> Response:
+        body = await _read(request, models.limits)
         if waiting.locked():
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -214,7 +228,6 @@ def http_application(models: Models, threads: int) -> Starlette:
                 "at most. Received: more. Try again later",
             )
         async with waiting:
-            body = await _read(request, models.limits.max_request_bytes)
             running = asyncio.get_running_loop().run_in_executor(
                 pool, models.predict_json, *_asked(request), body
             )
@@ -320,8 +333,19 @@ def _until_signalled(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-async def _read(request: HttpRequest, limit: int) -> bytes:
-    """A body that is not longer than the limit, whatever its header says."""
+async def _read(request: HttpRequest, limits: Limits) -> bytes:
+    """A body that is whole in time and not too long, whatever its header says."""
+    seconds = limits.max_body_seconds
+    try:
+        body = _read_all(request, limits.max_request_bytes)
+        return await asyncio.wait_for(body, seconds)
+    except TimeoutError as late:
+        raise HTTPException(
+            408, f"Expected a whole body within {seconds:g} s. Received: a part"
+        ) from late
+
+
+async def _read_all(request: HttpRequest, limit: int) -> bytes:
     body = bytearray()
     try:
         async for chunk in request.stream():

@@ -527,14 +527,21 @@ def test_without_the_extra_there_is_one_message(exported, shell, monkeypatch):
     assert "pip install 'keras-vit-paper[server]'" in said
 
 
-def test_more_requests_at_once_than_the_limit(servable):
-    """The second is refused as long as the first, whose body never ends, is there."""
+def test_more_requests_at_once_than_the_limit(servable, monkeypatch):
+    """One that runs shuts others out; one whose body never ends does not, and ends."""
     from keras_vit.serving import server
 
-    limits = server.Limits(max_concurrent_requests=1)
-    application = server.http_application(
-        server.Models("flowers", servable, limits), threads=1
-    )
+    limits = server.Limits(max_concurrent_requests=1, max_body_seconds=0.5)
+    models = server.Models("flowers", servable, limits)
+    application = server.http_application(models, threads=1)
+    release = threading.Event()
+    run = models.predict_json
+
+    def held(*asked):
+        assert release.wait(30)
+        return run(*asked)
+
+    monkeypatch.setattr(models, "predict_json", held)
     path = "/v1/models/flowers:predict"
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
 
@@ -547,23 +554,40 @@ def test_more_requests_at_once_than_the_limit(servable):
         await application({**scope, "query_string": b""}, receive, send)
         return said[0]["status"]
 
-    async def both():
-        gone = asyncio.Event()
+    async def stalled():
+        await asyncio.Event().wait()
 
-        async def stalled():
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def gone():
+        return {"type": "http.disconnect"}
 
-        async def whole():
-            return {"type": "http.request", "body": b"{}", "more_body": False}
+    async def whole():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
 
-        first = asyncio.create_task(status_of(stalled))
+    async def together():
+        half = asyncio.create_task(status_of(stalled))
         await asyncio.sleep(0.1)
-        second = await status_of(whole)
-        gone.set()
-        return await first, second, await status_of(whole)
+        running = asyncio.create_task(status_of(whole))
+        await asyncio.sleep(0.1)
+        refused = await status_of(whole)
+        release.set()
+        return await half, await running, refused, await status_of(gone)
 
-    assert asyncio.run(both()) == (499, 429, 400)
+    assert asyncio.run(together()) == (408, 400, 429, 499)
+
+
+def test_more_images_than_the_limit(servable):
+    """Of both protocols: 60,000 empty strings took half a GiB."""
+    from keras_vit.serving import server
+
+    models = server.Models("flowers", servable, server.Limits(max_images=2))
+    three = {"image_bytes": np.array([b""] * 3, dtype=object)}
+    with pytest.raises(Refused, match=r"2 images in .* Received: 3") as refused:
+        models.predict(predict_request(three))
+    assert refused.value.code == "INVALID_ARGUMENT"
+    with pytest.raises(Refused, match="max_images") as refused:
+        models.predict_json("flowers", None, hostile.row(b"", b"", b""))
+    assert refused.value.http_status == 400
+    assert models.predict_json("flowers", None, hostile.row(b"", b""))
 
 
 def test_a_signal_ends_a_server_that_has_just_begun(servable):

@@ -77,21 +77,33 @@ def predict(
         float | None,
         typer.Option(
             min=0.001,
-            help="With --server: seconds for 32 images or less [default: 60].",
+            help="With --server: seconds for one request [default: 60].",
         ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --server: images of one request [default: 32]."),
     ] = None,
 ) -> None:
     """Prints the most probable classes of images."""
     files = [file for path in images for file in image_files(path)]
     of_models = {"--model": model, "--weights": weights, "--mean": mean, "--std": std}
     of_servers: dict[str, Any] = {"--name": name, "--model-version": model_version}
-    of_servers["--timeout"] = timeout
+    of_servers |= {"--timeout": timeout, "--batch-size": batch_size}
     if server is None:
         _refuse(of_servers, "with --server", "without")
         predicted = _by_model(files, model, weights, mean, std, top)
     else:
         _refuse(of_models, "without --server, whose model has its own", "with")
-        predicted = _by_server(files, top, server, name, model_version, timeout)
+        numbered = (
+            int(model_version)
+            if model_version and model_version.isdecimal()
+            else model_version
+        )
+        options = given(
+            name=name, version=numbered, timeout=timeout, batch_size=batch_size
+        )
+        predicted = _by_server(files, top, server, options)
     failed = 0
     for file, best in predicted:
         if isinstance(best, str):
@@ -140,15 +152,11 @@ def _by_server(
     files: list[Path],
     top: int,
     url: str,
-    name: str | None,
-    version: str | None,
-    timeout: float | None,
+    options: dict[str, Any],
 ) -> Iterator[tuple[Path, Any]]:
     """Likewise, batch after batch."""
     from keras_vit.serving import Client
 
-    numbered = int(version) if version and version.isdecimal() else version
-    options = given(name=name, version=numbered, timeout=timeout)
     with Client(url, **options) as client:
         for start in range(0, len(files), client.batch_size):
             batch = files[start : start + client.batch_size]

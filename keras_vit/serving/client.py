@@ -4,6 +4,7 @@ Glossary of shapes: B images, H, W, C one image's size, D the features' width.
 """
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -313,7 +314,7 @@ def _target(
             "Expected a version's number, or a label of letters, digits and '_'. "
             f"Received: version={version!r}"
         )
-    if not timeout > 0:
+    if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"Expected seconds. Received: timeout={timeout}")
     if not 0 <= retries <= MOST_RETRIES:
         raise ValueError(

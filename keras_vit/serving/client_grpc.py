@@ -25,6 +25,7 @@ except ImportError as error:
     ) from error
 
 UNLIMITED = -1
+UNREADABLE = "deserializing"  # INTERNAL, by grpcio itself: the answer is no proto.
 # Above this gRPC forgets a request once it is sent, and cannot send it again; its own
 # 256 KiB are less than one photo.
 RETRIED_BYTES = 2**30
@@ -99,7 +100,7 @@ class Grpc(Transport):
         code, status = error.code(), grpc.StatusCode
         told = f"{code.name}: {error.details()!r}"
         if code == status.UNAVAILABLE:
-            return self.target.unreachable(told)
+            return self.target.unavailable(told)
         if code == status.DEADLINE_EXCEEDED:
             return self.target.late(asked)
         if code == status.NOT_FOUND:
@@ -110,6 +111,9 @@ class Grpc(Transport):
             return self.target.forbidden(asked, told)
         if code in (status.INVALID_ARGUMENT, status.FAILED_PRECONDITION):
             return self.target.refused(asked, told)
+        broken = code in (status.INTERNAL, status.UNKNOWN, status.DATA_LOSS)
+        if broken and UNREADABLE not in told:
+            return self.target.failed(asked, told)
         return self.target.garbled(asked, told)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API, by requests; no TensorFlow, no protos.
+"""TensorFlow Serving's REST API, by requests, without the protos.
 
 Source: tensorflow_serving/g3doc/api_rest.md. Batches go in its row format, which
 KServe's V1 protocol shares.
@@ -36,6 +36,7 @@ class Rest(Transport):
         self._session = requests.Session()
         self._session.headers["content-type"] = "application/json"
         self._session.headers.update(target.headers)
+        self._session.auth = self._authorized
         retries = _Retry(
             total=target.retries,
             status_forcelist=BUSY,
@@ -73,6 +74,13 @@ class Rest(Transport):
 
     def close(self) -> None:
         self._session.close()
+
+    def _authorized(
+        self, request: requests.PreparedRequest
+    ) -> requests.PreparedRequest:
+        """With the target's headers: without an `auth`, ~/.netrc would replace them."""
+        request.headers.update(self.target.headers)
+        return request
 
     def _ask(self, method: str, url: str, asked: str, body: Any = None) -> Any:
         """The answer's JSON."""
@@ -119,6 +127,8 @@ class Rest(Transport):
             raise self.target.forbidden(asked, told)
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self.target.refused(asked, told)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self.target.failed(asked, told)
         raise self.target.garbled(asked, told)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 SIGNATURES = "image_bytes (also serving_default), images, features, attention"
+TOO_MANY = "larger than maximum"  # Of TensorFlow's batching, and of our server's.
 
 
 class ServerError(OSError):
@@ -49,6 +50,13 @@ class Target:
             "TensorFlow Serving speaks REST (http://) at 8501, gRPC (grpc://) at 8500"
         )
 
+    def unavailable(self, reason: str) -> ConnectionError:
+        """UNAVAILABLE, which is nobody there, or a server whose queue is full."""
+        return ConnectionError(
+            f"{self.unreachable(reason)}. One that runs may be full: ask less at once "
+            "(batch_size=), or later"
+        )
+
     def late(self, asked: str) -> TimeoutError:
         """The deadline has passed."""
         return TimeoutError(
@@ -59,9 +67,14 @@ class Target:
 
     def refused(self, asked: str, told: str) -> RequestRefused:
         """The server says that the request is wrong."""
+        remedy = (
+            "Ask for fewer images at once (batch_size=)"
+            if TOO_MANY in told
+            else f"keras_vit.serving.export writes {SIGNATURES}; client.metadata() "
+            "tells what this one has"
+        )
         return RequestRefused(
-            f"Expected {self} to take {asked}. Received: {told}. keras_vit.serving."
-            f"export writes {SIGNATURES}; client.metadata() tells what this one has"
+            f"Expected {self} to take {asked}. Received: {told}. {remedy}"
         )
 
     def unknown(self, asked: str, told: str) -> RequestRefused:
@@ -83,6 +96,13 @@ class Target:
         return ServerError(
             f"Expected {self} to take {asked}. Received: {told}. "
             "headers={'authorization': ...} says who asks"
+        )
+
+    def failed(self, asked: str, told: str) -> ServerError:
+        """The server says that something broke as it worked."""
+        return ServerError(
+            f"Expected an answer of {self} to {asked}. Received: {told}. The server's "
+            "log, or that of a proxy before it, tells why"
         )
 
     def garbled(self, asked: str, told: str) -> ServerError:

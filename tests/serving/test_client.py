@@ -280,7 +280,7 @@ def test_too_many_requests_are_tried_again_over_http(servers, served):
     ("code", "match"),
     [
         ("INVALID_ARGUMENT", "as the test wants it"),
-        ("INTERNAL", "as the test wants it"),
+        ("INTERNAL", "as the test wants it.*The server's log"),
         ("UNAUTHENTICATED", "says who asks"),
         ("PERMISSION_DENIED", "says who asks"),
     ],
@@ -355,6 +355,17 @@ def test_answers_that_do_not_fit(client, served, change, match):
     served.change = change
     with pytest.raises(ServerError, match=match):
         client.predict([png(0), png(1), png(2)])
+
+
+def test_a_refusal_of_too_many_images_names_batch_size():
+    with Client("http://localhost:1") as client:
+        for told in (
+            "Batching input tensors supplied in a given op invocation: batch 10 is "
+            "larger than maximum batch size 4",
+            "Task size 10 is larger than maximum input batch size 4",
+        ):
+            assert "(batch_size=)" in str(client.target.refused("x", told))
+        assert "batch_size" not in str(client.target.refused("x", "no such thing"))
 
 
 def test_no_such_model_or_version(url):
@@ -432,6 +443,18 @@ def test_headers_are_sent(url, served):
     assert [told["authorization"] for told in served.headers] == ["Bearer x"] * 2
 
 
+def test_netrc_does_not_replace_headers(servers, served, tmp_path, monkeypatch):
+    served.reset()
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    url = servers["REST"].replace("localhost", "127.0.0.1")
+    for headers in ({"Authorization": "Bearer x"}, {}):
+        with Client(url, headers=headers) as client:
+            client.metadata()
+    found = [told.get("authorization") for told in served.headers]
+    assert found == ["Bearer x", None]
+
+
 def test_connections_are_kept(servers, served, monkeypatch):
     served.reset()
     accepted = []
@@ -486,6 +509,8 @@ def test_files_that_cannot_be_read_are_the_callers(client, tmp_path):
         {"name": ""},
         {"version": "a b"},
         {"timeout": 0},
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
         {"retries": 5},
         {"retries": -1},
         {"batch_size": 0},
@@ -601,6 +626,10 @@ def test_predict_names_model_version_and_deadline(shell, url, served, photos):
         code, out, err = shell(*words, option, value)
         assert (code, out) == (1, "")
         assert told in err
+    served.reset()
+    assert shell(*words, file, file, "--batch-size", 2)[0] == 0
+    asked = [len(told.inputs["image_bytes"].string_val) for told in served.asked]
+    assert asked == [2, 1]
     served.faults.append(2.0)
     code, _, err = shell(*words, "--timeout", 0.3)
     assert code == 1
@@ -619,7 +648,12 @@ def test_options_that_make_no_sense_together(shell, trained, photos):
         assert code == 1
         assert "without --server, whose model has its own" in err
         assert f"Received: {option[0]} with" in err
-    for option in (("--name", "x"), ("--model-version", "1"), ("--timeout", "1")):
+    for option in (
+        ("--name", "x"),
+        ("--model-version", "1"),
+        ("--timeout", "1"),
+        ("--batch-size", "4"),
+    ):
         code, _, err = shell("predict", "--model", trained, *option, file)
         assert code == 1
         assert f"with --server. Received: {option[0]} without" in err

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from keras_vit.cli.opening import given
 from keras_vit.cli.shell import app, console
 
 CURL = """\
@@ -37,11 +38,19 @@ def serve(
         bool, typer.Option("--batching", help="Run concurrent requests together.")
     ] = False,
     max_batch_size: Annotated[
-        int, typer.Option(min=1, help="Images that run together, at most.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1, help="With --batching: images that run together [default: 32]."
+        ),
+    ] = None,
     batch_timeout_micros: Annotated[
-        int, typer.Option(min=0, help="How long the first of them waits for others.")
-    ] = 2000,
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --batching: how long the first waits for others "
+            "[default: 2000].",
+        ),
+    ] = None,
     max_request_mib: Annotated[
         int, typer.Option(min=1, help="A longer request is refused.")
     ] = 32,
@@ -54,19 +63,32 @@ def serve(
     from keras_vit.serving import server
     from keras_vit.serving.servable import Batching, Servable
 
-    gathered = Batching(
+    of_batching = {
+        "--max-batch-size": max_batch_size,
+        "--batch-timeout-micros": batch_timeout_micros,
+    }
+    found = [option for option, value in of_batching.items() if value is not None]
+    if found and not batching:
+        raise ValueError(
+            f"Expected {', '.join(of_batching)} with --batching. "
+            f"Received: {', '.join(found)} without"
+        )
+    options = given(
         max_batch_size=max_batch_size, batch_timeout_micros=batch_timeout_micros
     )
-    servable = Servable(path, version, gathered if batching else None)
+    gathered = Batching(**options) if batching else None
+    servable = Servable(path, version, gathered)
     played = servable.warm_up()
     name = name or path.resolve().name
 
     def ready() -> None:
         console.print(
             f"{servable.folder} warmed up by {played} requests; gRPC on "
-            f"{host}:{grpc_port}, REST:"
+            f"{server.address(host, grpc_port)}, REST:",
+            markup=False,
         )
-        console.print(CURL.format(address=f"{host}:{port}", name=name))
+        rest = server.address(host, port)
+        console.print(CURL.format(address=rest, name=name), markup=False)
 
     server.serve(
         servable,
@@ -74,7 +96,7 @@ def serve(
         host=host,
         port=port,
         grpc_port=grpc_port,
-        threads=2 * max_batch_size if batching else None,
+        threads=2 * gathered.max_batch_size if gathered else None,
         limits=server.Limits(max_request_bytes=max_request_mib * 2**20),
         ready=ready,
     )

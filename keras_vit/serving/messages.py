@@ -82,9 +82,9 @@ def _array(proto: Any, dtype: np.dtype, name: str, max_bytes: int | None) -> np.
         )
     try:
         return np.asarray(tf.make_ndarray(proto))
-    except (ValueError, TypeError) as wrong:
+    except (ValueError, TypeError, OverflowError) as wrong:
         raise invalid(
-            f"Expected the values of input {name!r} to fill its shape {shape}. "
+            f"Expected the values of input {name!r} to fit {expected.name} {shape}. "
             f"Received: {wrong}"
         ) from wrong
 

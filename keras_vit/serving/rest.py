@@ -21,6 +21,7 @@ from keras_vit.serving.refusals import invalid
 Arrays: TypeAlias = dict[str, np.ndarray]
 Dtypes: TypeAlias = Mapping[str, np.dtype]
 
+MOST_DIMENSIONS = 32  # NumPy 1's; NumPy 2 has 64.
 JSON_TYPES: dict[
     str, set[type]
 ] = {  # Of an array's kind: a float may be written 1, an integer not 1.0.
@@ -51,12 +52,13 @@ def parse(body: bytes, dtypes_of: Callable[[str], Dtypes]) -> Request:
         Refused: INVALID_ARGUMENT, with what is wrong; or what `dtypes_of` raises.
     """
     asked = _loads(body)
-    signature = asked.get("signature_name", "") or "serving_default"
+    signature = asked.get("signature_name", "")
     if not isinstance(signature, str):
         raise invalid(
             "Expected 'signature_name' to be a string. "
             f"Received: a {type(signature).__name__}"
         )
+    signature = signature or "serving_default"
     dtypes = dtypes_of(signature)
     if ("instances" in asked) == ("inputs" in asked):
         raise invalid(
@@ -197,6 +199,11 @@ def _dense(value: Any, name: str) -> tuple[list[Any], tuple[int, ...]]:
             raise invalid(
                 f"Expected the lists of input {name!r} to be equally long at each "
                 f"depth. Received: {sorted(lengths)} at depth {len(shape)}"
+            )
+        if len(shape) == MOST_DIMENSIONS:
+            raise invalid(
+                f"Expected input {name!r} of {MOST_DIMENSIONS} dimensions at most. "
+                "Received: deeper lists"
             )
         shape.append(lengths.pop())
         flat = list(itertools.chain.from_iterable(flat))

@@ -6,7 +6,7 @@ their names from the SavedModel's own MetaGraphDef, and warm-up requests played 
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Servable:
         self.folder = version_folder(path, version)
         self.version = int(self.folder.name)
         self.signatures = _signature_defs(self.folder)
+        self._batching = batching
         self._loaded = tf.saved_model.load(str(self.folder))  # Owns the variables.
         self._functions: dict[str, Function] = {
             name: function if batching is None else batched(function, batching, name)
@@ -136,6 +137,20 @@ class Servable:
                     f"Received: {given.shape}"
                 )
 
+    def _parts(
+        self, inputs: Mapping[str, np.ndarray]
+    ) -> Iterator[Mapping[str, np.ndarray]]:
+        """A request as those that batching takes: of max_batch_size at most."""
+        lengths = {len(value) if value.ndim else 0 for value in inputs.values()}
+        count = max(lengths, default=0)
+        most = self._batching.max_batch_size if self._batching else count
+        if count <= most or len(lengths) > 1:
+            yield inputs
+            return
+        for start in range(0, count, most):
+            part = slice(start, start + most)
+            yield {name: value[part] for name, value in inputs.items()}
+
     def warm_up(self) -> int:
         """Plays the warm-up requests; returns how many there are.
 
@@ -152,7 +167,9 @@ class Servable:
                 log = warmup.protos().PredictionLog.FromString(record)
                 request = log.predict_log.request
                 signature = request.model_spec.signature_name or DEFAULT
-                self.run(signature, messages.parse(request, self.dtypes(signature)))
+                inputs = messages.parse(request, self.dtypes(signature))
+                for part in self._parts(inputs):
+                    self.run(signature, part)
             except (Refused, DecodeError) as wrong:
                 raise ValueError(
                     f"Expected warm-up requests that run (record {played} of {file}). "

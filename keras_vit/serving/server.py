@@ -48,7 +48,7 @@ except ImportError as missing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client cannot take from the others."""
+    """What a request may ask for; docs/serving.md says what a client can take."""
 
     max_request_bytes: int = (
         32 * 2**20
@@ -298,12 +298,17 @@ def serve(
     )
     server = uvicorn.Server(config)
     with _listening(host, port) as listening, _until_signalled(server):
-        calls = grpc_server(models, f"{host}:{grpc_port}", threads)
+        calls = grpc_server(models, address(host, grpc_port), threads)
         try:
             ready()
             server.run([listening])
         finally:
             calls.stop(grace=30).wait()
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`; an IPv6 host has brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -313,7 +318,8 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as taken:
         raise OSError(
-            f"Expected a free port for REST. Received: {host}:{port} ({taken.strerror})"
+            "Expected a free port for REST. "
+            f"Received: {address(host, port)} ({taken.strerror})"
         ) from taken
 
 

@@ -160,6 +160,11 @@ def test_every_warm_up_request_is_played(servable):
     assert servable.warm_up() == len(records) >= len(SIGNATURES)
 
 
+def test_warm_up_requests_of_more_than_a_batch_are_played_in_parts(exported, servable):
+    batching = Batching(max_batch_size=2, batch_timeout_micros=0)
+    assert Servable(exported, batching=batching).warm_up() == servable.warm_up()
+
+
 def test_a_warm_up_request_that_fails_is_an_error(tmp_path, exported):
     shutil.copytree(exported / "1", tmp_path / "1")
     with tf.io.TFRecordWriter(str(tmp_path / "1" / WARMUP)) as writer:
@@ -604,6 +609,37 @@ def test_a_signal_ends_a_server_that_has_just_begun(servable):
     assert begun
     with socket.create_server(("localhost", ports["port"])):
         pass  # It has given the port back.
+
+
+def test_an_ipv6_address_has_brackets():
+    from keras_vit.serving import server
+
+    assert server.address("::1", 8501) == "[::1]:8501"
+    assert server.address("localhost", 8501) == "localhost:8501"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="LOUD: no IPv6")
+def test_a_server_of_ipv6(servable):
+    from keras_vit.serving import server
+
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("LOUD: no IPv6 here")
+    models = server.Models("flowers", servable, server.Limits())
+    target = server.address("::1", free_port())
+    calls = server.grpc_server(models, target, threads=1)
+    with grpc.insecure_channel(target) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        assert stub.Predict(predict_request(inputs_of("image_bytes"))).outputs
+    calls.stop(grace=1).wait()
+
+
+@pytest.mark.parametrize("option", ["--max-batch-size", "--batch-timeout-micros"])
+def test_options_of_batching_without_it(exported, shell, option):
+    code, _, said = shell("serve", exported, option, 4)
+    assert code == 1
+    assert f"with --batching. Received: {option} without" in said
 
 
 def leave_halfway(server):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,23 +57,29 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing_folder(
+    path: str | os.PathLike[str], overwrite: bool = False
+) -> Iterator[Path]:
     """`replacing` for a folder: yields an empty one beside `path`.
 
-    An old folder at `path` is put aside before and removed after the new one has its
-    name: killed between, the old one is found as `.replaced-PID-NAME`.
+    With `overwrite` a folder at `path` is put aside before and removed after the new
+    one has its name: killed between, the old one is found as `.replaced-NAME-*`.
+    Without, it is an OSError that it is there, whenever it came.
     """
     path = Path(path)
-    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
-    aside = path.with_name(f".replaced-{os.getpid()}-{path.name}")
     with _telling([path]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f".writing-{path.name}-", dir=path.parent)
+        )
+        aside = temporary.with_name(temporary.name.replace("writing", "replaced", 1))
         try:
-            temporary.mkdir(parents=True)
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():
                     _flush(file)
-            if path.exists():
+            temporary.chmod(0o777 & ~_umask())  # mkdtemp's own is for us alone.
+            if overwrite and path.exists():
                 path.rename(aside)
             temporary.rename(path)
         finally:
@@ -80,6 +87,12 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 aside.rename(path)
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    """The rights that new files are not given."""
+    os.umask(mask := os.umask(0))
+    return mask
 
 
 def _flush(file: Path) -> None:

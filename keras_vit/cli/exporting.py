@@ -36,7 +36,7 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="A file .tflite, .onnx or .xml, with NAME.labels.txt beside it; of "
+            help="A file .tflite, .onnx or .xml, with FILE.labels.txt beside it; of "
             "savedmodel the folder of versions.",
         ),
     ],

@@ -47,7 +47,7 @@ def _inputs(
     """What each of `layers` reads, in turn: from one to the next, nothing is kept."""
     place, z = model.input, images
     for layer in layers:
-        z = keras.Model(place, layer.input)(z)
+        z = keras.Model(place, layer.input)(z, training=False)
         place = layer.input
         yield z
 

@@ -75,7 +75,7 @@ def export_file(
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
     float32 [B, K], probabilities; B is any number (of LiteRT after
-    `resize_tensor_input`). Beside it, `NAME.labels.txt` has a class a line.
+    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line.
 
     What was trained in mixed precision is computed in float32, and LoRA is merged. It
     is renamed into place after a process without Keras has run it: float32 within 1e-4
@@ -176,7 +176,7 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
 def _files(path: Path) -> list[Path]:
     """A file and those that go with it, its labels last."""
     weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
-    return [path, *weights, path.with_suffix(".labels.txt")]
+    return [path, *weights, path.with_name(f"{path.name}.labels.txt")]
 
 
 def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:

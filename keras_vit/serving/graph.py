@@ -17,6 +17,9 @@ from keras_vit.normalization import Channels
 Tensor: TypeAlias = Any
 
 OK = "ok"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # Its size comes first, or it is none.
+# Of a GIF, 16 MiB of pieces; each takes a step of a loop.
+MOST_PIECES, MOST_EXTENSIONS = 2**16, 64
 UNREADABLE = "not a whole JPEG, PNG, BMP or GIF image"
 
 
@@ -30,7 +33,8 @@ def one_frame(encoded: Tensor) -> tuple[Tensor, Tensor]:
 
     Of a GIF the bytes are those of its first frame: TensorFlow decodes all of them
     before it drops the others, and two megabytes can hold a thousand large ones. What
-    is cut off is an error, what is no image has no pixels.
+    is cut off is an error; of what is none of the four kinds nothing is left to decode
+    (TensorFlow reads more kinds, whose sizes are not looked at here).
     """
 
     def sides(start: int, dtype: Any, little: bool) -> tuple[Tensor, Tensor]:
@@ -43,17 +47,25 @@ def one_frame(encoded: Tensor) -> tuple[Tensor, Tensor]:
         shape = tf.image.extract_jpeg_shape(encoded)
         return encoded, tf.reduce_prod(tf.cast(shape[:2], tf.int64))
 
+    def of_bmp() -> tuple[Tensor, Tensor]:
+        raw = tf.strings.substr(encoded, 28, 2)
+        bits = tf.io.decode_raw(raw, tf.uint16, little_endian=True)[0]
+        frame, pixels = sides(18, tf.int32, little=True)
+        # TensorFlow takes the indexes of a palette for grays.
+        colored = tf.equal(bits, 24) | tf.equal(bits, 32)
+        return tf.where(colored, frame, b""), pixels
+
     def begins(magic: bytes) -> Tensor:
         return tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic)
 
     found: tuple[Tensor, Tensor] = tf.case(
         [
-            (begins(b"\x89PNG"), lambda: sides(16, tf.int32, little=False)),
+            (begins(PNG), lambda: sides(16, tf.int32, little=False)),
             (begins(b"GIF8"), lambda: _first_of_gif(encoded)),
-            (begins(b"BM"), lambda: sides(18, tf.int32, little=True)),
+            (begins(b"BM"), of_bmp),
             (begins(b"\xff\xd8"), of_jpeg),
         ],
-        default=lambda: (encoded, tf.constant(0, tf.int64)),
+        default=lambda: (tf.constant(b""), tf.constant(0, tf.int64)),
     )
     return found
 
@@ -75,7 +87,10 @@ def _first_of_gif(encoded: Tensor) -> tuple[Tensor, Tensor]:
 
     def after_pieces(place: Tensor) -> Tensor:
         (last,) = tf.while_loop(
-            lambda at: byte(at) > 0, lambda at: (at + byte(at) + 1,), (place,)
+            lambda at: byte(at) > 0,
+            lambda at: (at + byte(at) + 1,),
+            (place,),
+            maximum_iterations=MOST_PIECES,
         )
         return last + 1
 
@@ -87,9 +102,12 @@ def _first_of_gif(encoded: Tensor) -> tuple[Tensor, Tensor]:
         lambda at: tf.equal(byte(at), 0x21),
         lambda at: (after_pieces(at + 2),),
         (13 + colors(byte(10)),),
+        maximum_iterations=MOST_EXTENSIONS,
     )
     end = after_pieces(frame + 11 + colors(byte(frame + 9)))
+    whole = tf.equal(byte(frame), 0x2C) & tf.equal(byte(end - 1), 0)
     alone = tf.strings.join([tf.strings.substr(encoded, 0, end), b";"])
+    alone = tf.where(whole, alone, b"")
     return alone, tf.maximum(pixels(6), pixels(frame + 5))
 
 
@@ -162,7 +180,13 @@ def gives_logits(model: keras.Model) -> bool:
     """Whether a softmax is still to come; raises where there are no classes [B, K]."""
     known = {keras.activations.linear: True, keras.activations.softmax: False}
     known[keras.activations.sigmoid] = False
-    return known[head_of(model, tuple(known)).activation]
+    head = head_of(model, tuple(known))
+    if known[head.activation] and head.units == 1:
+        raise ValueError(
+            "Expected two logits or more: the softmax of one is always 1. Received: "
+            f"model={model.name!r} with one. Give its head activation='sigmoid'"
+        )
+    return known[head.activation]
 
 
 def head_of(model: keras.Model, activations: Sequence[Any] = ()) -> keras.layers.Dense:

@@ -26,9 +26,15 @@ def names_of(
             f"Expected labels of the model's {classes} outputs. Received: "
             f"{len(names)} ({', '.join(map(repr, names[:3]))}, ...)"
         )
-    odd = [name for name in names if not isinstance(name, str) or "\n" in name]
+    odd = [name for name in names if not isinstance(name, str) or _is_broken(name)]
     if odd:
         raise ValueError(
             f"Expected labels that are text of one line each. Received: {odd[0]!r}"
         )
     return names
+
+
+def _is_broken(name: str) -> bool:
+    """Whether a text has line ends in it, or no bytes in UTF-8."""
+    lone = any("\ud800" <= character <= "\udfff" for character in name)
+    return lone or name.splitlines() not in ([], [name])

@@ -95,7 +95,8 @@ def export(
         top_k: how many classes are told; at most K are.
         on_bad_image: "status" says what is wrong with an image in its `status`, its
             names and numbers are empty and 0; "fail" fails its batch and names it.
-        max_pixels: an image of more is not decoded.
+        max_pixels: an image of more is not decoded; the drawn samples have up to twice
+            the model's.
         samples: encoded images to prove it on and to warm it up with [default: four
             drawn ones].
         version: a positive number [default: the one after the last].
@@ -132,10 +133,10 @@ def export(
     folder = _version_folder(Path(path), version, overwrite)
     warmup.protos()
     inputs = served.inputs(chosen)
-    with replacing_folder(folder) as temporary:
+    with replacing_folder(folder, overwrite) as temporary:
         with _as_oserror():
             _write(served, inputs, temporary)
-            warmup.write(temporary, Path(path).name, trial.requests(inputs))
+            warmup.write(temporary, Path(path).resolve().name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
         differences = trial.prove(found, inputs)
     exported = Exported(folder, differences)
@@ -150,7 +151,7 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
         raise ValueError(
             f"Expected a folder for the versions. Received: {path}, which is a file"
         )
-    there = [int(at.name) for at in path.glob("*") if at.name.isdigit()]
+    there = [int(at.name) for at in path.glob("*") if at.name.isdecimal()]
     if version is None:
         return path / str(max(there, default=0) + 1)
     if version < 1:

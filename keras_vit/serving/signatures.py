@@ -121,7 +121,8 @@ class Served:
     def features(self, image_bytes: Any) -> dict[str, Any]:
         """The signature of this name."""
         images, status = self.read(image_bytes)
-        features = keras.ops.cast(features_of(self.model)(images), "float32")
+        features = features_of(self.model)(images, training=False)
+        features = keras.ops.cast(features, "float32")
         return graph.masked({"features": features}, status)
 
     def attention(self, image_bytes: Any) -> dict[str, Any]:
@@ -150,10 +151,10 @@ def chosen_of(model: keras.Model, signatures: Sequence[str] | None) -> tuple[str
     if signatures is None:
         return tuple(at for at in SIGNATURES if at != "attention" or _attends(model))
     unknown = [name for name in signatures if name not in SIGNATURES]
-    if unknown or not signatures:
+    if unknown or not signatures or isinstance(signatures, str):
         raise ValueError(
             f"Expected signatures of {', '.join(SIGNATURES)}. Received: "
-            f"signatures={tuple(signatures)!r}"
+            f"signatures={signatures!r}"
         )
     if "attention" in signatures:
         rollout(model, keras.KerasTensor((1, *model.input_shape[1:])))

@@ -207,10 +207,10 @@ def test_a_process_without_keras_proves_it(model, onnx_file):
     np.testing.assert_allclose(scores, expected_of(model), rtol=0, atol=1e-5)
     folder = onnx_file.path.parent
     assert sorted(at.name for at in folder.iterdir()) == [
-        "flowers.labels.txt",
         "flowers.onnx",
+        "flowers.onnx.labels.txt",
     ]
-    text = (folder / "flowers.labels.txt").read_text(encoding="utf-8")
+    text = (folder / "flowers.onnx.labels.txt").read_text(encoding="utf-8")
     assert text.splitlines() == LABELS
 
 
@@ -232,8 +232,8 @@ def test_openvino_has_one_output(tmp_path, in_process):
     export_file(hybrid, tmp_path / "m.xml", verbose=False)
     assert sorted(at.name for at in tmp_path.iterdir()) == [
         "m.bin",
-        "m.labels.txt",
         "m.xml",
+        "m.xml.labels.txt",
     ]
     found = openvino.Core().read_model(tmp_path / "m.xml")
     assert [output.names for output in found.outputs] == [{"scores"}]
@@ -345,7 +345,7 @@ def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
     given = ("export", root / "run", root / "m.tflite", "--precision", "int8")
     code, out, err = shell(*given, "--data", root / "colors.npz")
     assert (code, err) == (0, "")
-    assert (root / "m.labels.txt").read_text() == "red\ngreen\nblue\n"
+    assert (root / "m.tflite.labels.txt").read_text() == "red\ngreen\nblue\n"
     split = noise_of_three_colors(12, 0)
     network = keras.models.load_model(root / "run" / "model.keras")
     right = (expected_of(network, split.images).argmax(-1) == split.labels).sum()

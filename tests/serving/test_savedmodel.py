@@ -56,7 +56,8 @@ def header_only(kind, height, width):
     if kind == "GIF":
         return b"GIF89a" + struct.pack("<HH", width, height) + bytes(30)
     if kind == "BMP":
-        return b"BM" + bytes(16) + struct.pack("<ii", width, -height) + bytes(30)
+        sides = struct.pack("<iiHH", width, -height, 1, 24)
+        return b"BM" + bytes(16) + sides + bytes(30)
     whole = encoded("JPEG")
     start = whole.index(b"\xff\xc0") + 5
     return whole[:start] + struct.pack(">HH", height, width) + whole[start + 4 :]
@@ -243,7 +244,23 @@ def test_a_gif_of_many_large_frames_costs_one(served):
     assert said["status"].numpy() == [b"more than 67108864 pixels"]
 
 
+def webp():
+    """What TensorFlow decodes too, and nobody said it would."""
+    return encoded("WEBP")
+
+
+def png_with_a_first_chunk():
+    """A chunk before the one that has the size, where that would be."""
+    png, body = encoded("PNG"), b"aaAa" + struct.pack(">II", 1, 1)
+    chunk = struct.pack(">I", 8) + body + struct.pack(">I", zlib.crc32(body))
+    return png[:8] + chunk + png[8:]
+
+
 HOSTILE = {
+    "a WebP": webp(),
+    "a PNG of another first chunk": png_with_a_first_chunk(),
+    "a BMP with a palette": encoded("BMP", mode="P"),
+    "a GIF of a million extensions": b"GIF89a" + bytes(7) + b"!\xfe\0" * 10**6,
     "nothing": b"",
     "text": b"<html>404 not found</html>",
     "half a JPEG": encoded("JPEG", (200, 200))[:900],
@@ -425,6 +442,9 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
         ({"labels": LABELS[:4]}, "labels of the model's 5 outputs. Received: 4"),
         ({"labels": "abcde"}, "Received: 5"),
         ({"labels": [*LABELS[:4], "two\nlines"]}, "one line each"),
+        ({"labels": [*LABELS[:4], "carriage\r"]}, "one line each"),
+        ({"labels": [*LABELS[:4], "\ud800"]}, "one line each"),
+        ({"signatures": "images"}, "signatures='images'"),
         ({"signatures": ["bytes"]}, "signatures of image_bytes, images, features"),
         ({"signatures": []}, "signatures of image_bytes"),
         ({"top_k": 0}, "top_k of 1 or more"),
@@ -440,6 +460,43 @@ def test_arguments_that_cannot_be(change, message, model, tmp_path):
     with pytest.raises(ValueError, match=message):
         export(model, tmp_path / "m", **({"labels": LABELS} | change))
     assert not (tmp_path / "m").exists()
+
+
+def test_a_single_logit_has_no_softmax(tmp_path):
+    with pytest.raises(ValueError, match="softmax of one is always 1"):
+        export(tiny(num_classes=1), tmp_path / "m", verbose=False)
+
+
+def test_an_augmenting_layer_rests(tmp_path, in_process):
+    """Keras's random layers are at work unless they are told not to."""
+    network = perturbed(tiny())
+    images = keras.Input((16, 24, 3))
+    flipped = keras.layers.RandomFlip(seed=1)(images)
+    features = keras.Model(network.input, network.layers[-1].input)(flipped)
+    model = keras.Model(images, keras.layers.Dense(5, name="head")(features))
+    kinds = ("image_bytes", "images", "features")
+    done = export(model, tmp_path / "m", LABELS, kinds, verbose=False)
+    signature = tf.saved_model.load(str(done.path)).signatures["features"]
+    png = encoded("PNG", (16, 24))
+    first, *others = (signature(image_bytes=[png])["features"] for _ in range(6))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+def test_two_exports_at_once_lose_nothing(model, tmp_path, monkeypatch):
+    """Another's version came while ours was written: an error, and theirs is left."""
+    theirs = tmp_path / "m" / "1"
+
+    def run(*given):
+        theirs.mkdir()
+        (theirs / "theirs").write_text("theirs")
+        return {}
+
+    monkeypatch.setattr(savedmodel, "run_fresh", run)
+    with pytest.raises(OSError, match="not empty"):
+        export(model, tmp_path / "m", LABELS, verbose=False)
+    assert [at.name for at in (tmp_path / "m").iterdir()] == ["1"]
+    assert (theirs / "theirs").read_text() == "theirs"
 
 
 def test_a_model_without_a_head_or_a_rollout_says_so(tmp_path):

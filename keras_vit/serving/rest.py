@@ -22,9 +22,8 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 Dtypes: TypeAlias = Mapping[str, np.dtype]
 
 MOST_DIMENSIONS = 32  # NumPy 1's; NumPy 2 has 64.
-JSON_TYPES: dict[
-    str, set[type]
-] = {  # Of an array's kind: a float may be written 1, an integer not 1.0.
+# Of an array's kind: a float may be written 1, an integer not 1.0.
+JSON_TYPES: dict[str, set[type]] = {
     "f": {int, float},
     "i": {int},
     "u": {int},

@@ -50,9 +50,7 @@ except ImportError as missing:
 class Limits:
     """What a request may ask for; docs/serving.md says what a client can take."""
 
-    max_request_bytes: int = (
-        32 * 2**20
-    )  # Of a body; base64 makes a file a third longer.
+    max_request_bytes: int = 2**25  # Of a body; base64 makes a file a third longer.
     max_body_seconds: float = 30  # REST's: a body that takes longer is a 408.
     max_concurrent_requests: int = 256  # Of each protocol; more are RESOURCE_EXHAUSTED.
     max_images: int = 1024  # Of a request: an empty string takes an image's memory.

@@ -153,6 +153,18 @@ def test_uint8_is_what_resize_uint8_takes():
 
 
 @both_ways
+@pytest.mark.parametrize("size", [(40, 31), (17, 90), (64, 64), (200, 150)])
+def test_resize_is_of_floats_whatever_is_cast(run, size):
+    """Whether an image shrinks or grows: the bits of the official cast before it."""
+    seeded = np.random.default_rng(0)
+    image = seeded.integers(0, 256, (*size, 3), np.uint8)
+    cast = tf.cast(image, tf.float32)
+    official = tf.image.resize(cast, (64, 64), method="bilinear", antialias=False)
+    ours = run(lambda x: preprocessing.resize(x, (64, 64)), image)
+    np.testing.assert_array_equal(ours, official)
+
+
+@both_ways
 def test_resize_takes_height_first(run):
     image = photo(20, 30)
     assert run(lambda x: preprocessing.resize(x, (8, 12)), image).shape == (8, 12, 3)

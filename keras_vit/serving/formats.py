@@ -64,8 +64,8 @@ def export_file(
     labels: Sequence[str] | None = None,
     *,
     precision: str = "float32",
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     images: np.ndarray | None = None,
     overwrite: bool = False,
     verbose: bool = True,
@@ -89,7 +89,8 @@ def export_file(
         precision: "float32"; of LiteRT also "float16", which halves the weights, and
             "int8", which stores the large ones in 8 bits and multiplies in these
             (dynamic range quantization).
-        mean: channel means the weights expect, in 0..1.
+        mean: channel means the weights expect, in 0..1 [default: those of the config
+            beside the file that `from_checkpoint` read, else 0.5 each].
         std: channel deviations, likewise.
         images: uint8 [N, H, W, C] to prove it on [default: four drawn ones].
         overwrite: whether to replace files that are there.

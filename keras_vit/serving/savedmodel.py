@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit.files import replacing_folder
 from keras_vit.models.transfer import merge_lora
-from keras_vit.normalization import HALF, Channels
+from keras_vit.normalization import Channels
 from keras_vit.serving import warmup
 from keras_vit.serving.labels import names_of
 from keras_vit.serving.parity import run_fresh
@@ -35,15 +35,19 @@ class Exported:
         path: the version's folder.
         differences: the largest difference from Keras of each signature's numbers, in a
             process without Keras.
+        normalization: mean and deviation of each channel that images are scaled by.
     """
 
     path: Path
     differences: Mapping[str, float]
+    normalization: tuple[Channels, Channels]
 
     def __str__(self) -> str:
         files = (file for file in self.path.rglob("*") if file.is_file())
         size = sum(file.stat().st_size for file in files) / 2**20
-        lines = [f"{self.path}: {size:.1f} MiB, SavedModel", ""]
+        mean, std = (" ".join(f"{at:g}" for at in by) for by in self.normalization)
+        lines = [f"{self.path}: {size:.1f} MiB, SavedModel"]
+        lines += [f"images are scaled by mean {mean} and deviation {std}", ""]
         lines += ["largest difference from Keras, in a process without it:"]
         lines += [f"  {name:24} {off:.1e}" for name, off in self.differences.items()]
         return "\n".join(lines)
@@ -55,8 +59,8 @@ def export(
     labels: Sequence[str] | None = None,
     signatures: Sequence[str] | None = None,
     *,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     top_k: int = 5,
     on_bad_image: str = "status",
     max_pixels: int = MAX_PIXELS,
@@ -90,7 +94,8 @@ def export(
         labels: K names [default: ImageNet's for 1000 classes, else "class 0" and on].
         signatures: of `SIGNATURES` [default: all that the model has; a ResNet and axial
             attention have no rollout].
-        mean: channel means the weights expect, in 0..1.
+        mean: channel means the weights expect, in 0..1 [default: those of the config
+            beside the file that `from_checkpoint` read, else 0.5 each].
         std: channel deviations, likewise.
         top_k: how many classes are told; at most K are.
         on_bad_image: "status" says what is wrong with an image in its `status`, its
@@ -139,7 +144,7 @@ def export(
             warmup.write(temporary, Path(path).resolve().name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
         differences = trial.prove(found, inputs)
-    exported = Exported(folder, differences)
+    exported = Exported(folder, differences, served.normalization)
     if verbose:
         print(exported)
     return exported

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_vit.data import preprocessing
 from keras_vit.data.preprocessing import Size
 from keras_vit.inspection.attention import rollout
-from keras_vit.normalization import Channels, per_channel
+from keras_vit.normalization import HALF, Channels, per_channel
 from keras_vit.serving import graph
 
 SIGNATURES = ("image_bytes", "images", "features", "attention")
@@ -138,10 +138,17 @@ def features_of(model: keras.Model) -> keras.Model:
 
 
 def normalization_of(
-    model: keras.Model, mean: Channels, std: Channels
+    model: keras.Model, mean: Channels | None, std: Channels | None
 ) -> tuple[Channels, Channels]:
-    """Mean and deviation of each of the model's channels."""
+    """Mean and deviation of each of the model's channels.
+
+    Those given, else those that its checkpoint came with, else the published weights'.
+    """
     channels = model.input_shape[-1]
+    report = getattr(model, "checkpoint_report", None)
+    told = {} if report is None else report.preprocessing
+    mean = told.get("mean", HALF) if mean is None else mean
+    std = told.get("std", HALF) if std is None else std
     return per_channel(tuple(mean), channels), per_channel(tuple(std), channels)
 
 

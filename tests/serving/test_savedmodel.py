@@ -21,7 +21,7 @@ from keras_vit.data import sources
 from keras_vit.models.transfer import merge_lora
 from keras_vit.serving import export, fresh, graph, savedmodel, trial
 from keras_vit.training import fit
-from tests.conftest import reference
+from tests.conftest import REFERENCE, reference
 from tests.models.test_vit import TINY, perturbed, tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -120,6 +120,18 @@ def test_signatures_are_the_ones_it_says(served):
     assert said["serving_default"][1]["status"].as_list() == batch.as_list()
     assert said["features"][1]["features"] == [None, 24]
     assert said["attention"][1]["attention"] == [None, 2, 3]
+
+
+def test_a_checkpoints_own_scaling_is_the_default(tmp_path, in_process, capsys):
+    """timm's config.json of DeiT says ImageNet's mean and deviation."""
+    folder = REFERENCE.parent / "dialects" / "timm_deit_distilled"
+    told = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
+    model = keras_vit.from_checkpoint(folder)
+    done = export(model, tmp_path / "m", signatures=["images"])
+    assert done.normalization == (tuple(told["mean"]), tuple(told["std"]))
+    assert "scaled by mean 0.485 0.456 0.406 and dev" in capsys.readouterr().out
+    done = export(model, tmp_path / "m", mean=(0.5,), signatures=["images"])
+    assert done.normalization == ((0.5, 0.5, 0.5), tuple(told["std"]))
 
 
 def test_labels_are_an_asset(served):

@@ -109,6 +109,7 @@ def trajectory(monkeypatch):
 # The sweep.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout_rate", [0.0, 0.1])
 def test_sweep_takes_the_better_rate_from_the_same_start(source, dropout_rate):
     swept, single = (tiny(dropout_rate=dropout_rate) for _ in range(2))
@@ -121,6 +122,7 @@ def test_sweep_takes_the_better_rate_from_the_same_start(source, dropout_rate):
     assert_equal(swept.get_weights(), single.get_weights())
 
 
+@pytest.mark.slow
 def test_sweep_is_judged_on_the_held_out_share_alone(source, monkeypatch):
     seen = []
     real = keras.Model.fit
@@ -346,6 +348,7 @@ def test_ema_is_the_polyak_average_of_the_trajectory(source, trajectory, changes
 # Accumulation.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -94,6 +94,7 @@ def uncut(source, tmp_path_factory):  # noqa: F811
     return folder, *train(folder, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "count"),
     [("on_train_batch_end", 6), ("on_test_batch_end", 3)],

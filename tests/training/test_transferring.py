@@ -90,6 +90,7 @@ def test_mean_and_sample_deviation(source, monkeypatch):  # noqa: F811
     assert result.std == pytest.approx(0.02645751)  # Over n - 1.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 20], ids=["sweep", "second run"])
 def test_cut_anywhere(count, source, uncut, tmp_path, monkeypatch):  # noqa: F811
     with monkeypatch.context() as patch:

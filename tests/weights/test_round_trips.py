@@ -207,6 +207,7 @@ def with_numerics(config, other):
     return dataclasses.replace(config, **own)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You are using a softmax")  # Of one patch.
 @pytest.mark.parametrize("format", FORMATS)
 @repeatable
@@ -215,6 +216,7 @@ def test_vits_and_hybrids(format, drawn):
     check(*drawn, format)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You are using a softmax")  # Of one patch.
 @pytest.mark.parametrize("format", FORMATS)
 @repeatable

@@ -81,11 +81,13 @@ def cut(monkeypatch, event, count):
 @pytest.mark.parametrize(
     ("event", "count"),
     [
-        ("on_train_batch_end", 2),  # Before the first checkpoint.
+        # Before the first checkpoint.
+        pytest.param("on_train_batch_end", 2, marks=pytest.mark.slow),
         ("on_train_batch_end", 17),
-        ("on_test_batch_end", 0),
+        pytest.param("on_test_batch_end", 0, marks=pytest.mark.slow),
         ("on_epoch_end", 1),
-        ("save", 5),  # The last one, of the finished run.
+        # The last one, of the finished run.
+        pytest.param("save", 5, marks=pytest.mark.slow),
     ],
 )
 def test_cut_anywhere(event, count, source, uncut, tmp_path, monkeypatch):  # noqa: F811

@@ -36,7 +36,7 @@ def resize(image: Tensor, image_size: Size) -> Tensor:
 
     # The same to the bit. The kernel of floats is twice as fast, but the cast reads
     # every pixel of an image of which a smaller one takes few.
-    shrinks = tf.reduce_prod(tf.shape(image)[:2]) > tf.reduce_prod(image_size)
+    shrinks = tf.reduce_prod(tf.shape(image)[-3:-1]) > tf.reduce_prod(image_size)
     return tf.cond(
         shrinks, lambda: resized(image), lambda: resized(tf.cast(image, tf.float32))
     )

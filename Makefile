@@ -22,10 +22,11 @@ at-its-end-%:  # Prints then, not between the lines of the other half.
 	$(MAKE) --output-sync=target --no-print-directory $*
 
 slow-one:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow --ignore=tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow --ignore=tests/training \
+	  --ignore=tests/serving
 
 slow-other:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow tests/training
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow tests/training tests/serving
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

@@ -270,12 +270,7 @@ class _Format:
 
     def check(self, model: keras.Model, precision: str) -> None:
         """Raises where this model cannot be written so."""
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                "Expected the TensorFlow backend, whose graphs are converted. "
-                f"Received: {keras.backend.backend()}. Save the model, and load and "
-                "export it under KERAS_BACKEND=tensorflow"
-            )
+        graph.require_tensorflow()
         if precision not in self.tolerances:
             raise ValueError(
                 f"Expected precision {' or '.join(self.tolerances)} for {self.name}. "

@@ -23,6 +23,16 @@ MOST_PIECES, MOST_EXTENSIONS = 2**16, 64
 UNREADABLE = "not a whole JPEG, PNG, BMP or GIF image"
 
 
+def require_tensorflow() -> None:
+    """Raises under another backend, whose models have no graph to export."""
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "Expected the TensorFlow backend, whose graphs are exported. Received: "
+            f"{keras.backend.backend()}. Save the model, and load and export it under "
+            "KERAS_BACKEND=tensorflow"
+        )
+
+
 def too_large(max_pixels: int) -> str:
     """The status of an image that is not decoded for its size."""
     return f"more than {max_pixels} pixels"
@@ -32,7 +42,7 @@ def one_frame(encoded: Tensor) -> tuple[Tensor, Tensor]:
     """An image's bytes and its pixels as they tell: string -> string, int64.
 
     Of a GIF the bytes are those of its first frame: TensorFlow decodes all of them
-    before it drops the others, and two megabytes can hold a thousand large ones. What
+    before it drops the others, and 1.5 MB can hold 400 of 2,000 x 2,000 pixels. What
     is cut off is an error; of what is none of the four kinds nothing is left to decode
     (TensorFlow reads more kinds, whose sizes are not looked at here).
     """

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_vit.files import replacing_folder
 from keras_vit.models.transfer import merge_lora
 from keras_vit.normalization import Channels
-from keras_vit.serving import warmup
+from keras_vit.serving import graph, warmup
 from keras_vit.serving.labels import names_of
 from keras_vit.serving.parity import run_fresh
 from keras_vit.serving.signatures import Served, chosen_of, normalization_of
@@ -118,12 +118,7 @@ def export(
         ImportError: without tensorflow-serving-api.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "Expected the TensorFlow backend, whose graphs a SavedModel holds. "
-            f"Received: {keras.backend.backend()}. Save the model, and load and export "
-            "it under KERAS_BACKEND=tensorflow"
-        )
+    graph.require_tensorflow()
     model = merge_lora(model)
     served = Served(
         model,

@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
+PEERS = torch keras-hub flax vit-keras
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test bench clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test peers vit-keras-python bench clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -68,8 +69,10 @@ serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit s
 	$(QUIET) KERAS_VIT_REQUESTS=10000 .venv-serve/bin/pytest -q -s -rs tests/serving/test_rest.py \
 	  tests/serving/test_server.py tests/serving/test_kserve.py tests/serving/test_configs.py
 
-bench: $(VENV)/dev.done  ## Images per second of ViT-B/16 against the matmul peak.
-	$(QUIET) $(BIN)/python benchmarks/vit.py
+peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that `make bench` has beside ours.
+
+bench: $(VENV)/dev.done  ## ViT-B/16 beside the libraries that `make peers` installed.
+	$(QUIET) $(BIN)/python benchmarks/peers.py
 
 format: $(VENV)/dev.done
 	$(BIN)/ruff format .
@@ -100,5 +103,24 @@ $(VENV)/%.done: pyproject.toml
 	.venv-serve/bin/pip install --quiet --editable ".[serve-test]"
 	touch $@
 
+# torch is pinned: a looser range pulls several GB of CUDA packages.
+.venv-peers/torch.done: packages = "torch==2.13.0" "timm==1.0.*" "transformers==5.*"
+.venv-peers/keras-hub.done: packages = "keras-hub==0.*" "tensorflow>=2.20"
+# Imports OpenCV without asking for it.
+.venv-peers/vit-keras.done: packages = "vit-keras==0.2.*" "tensorflow>=2.20" opencv-python-headless
+.venv-peers/flax.done: packages = flax jax optax einops ml_collections
+
+.venv-peers/vit-keras.done: | vit-keras-python
+
+vit-keras-python:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)) and \
+	  'vit-keras is for Python 3.10 and 3.11: make PYTHON=python3.11 peers')"
+
+.venv-peers/%.done: Makefile
+	$(PYTHON) -m venv .venv-peers/$*
+	.venv-peers/$*/bin/pip install --quiet --upgrade pip
+	.venv-peers/$*/bin/pip install --quiet $(packages)
+	touch $@
+
 clean:
-	rm -rf .venv .venv-floor .venv-interop .venv-serve demo runs build dist *.egg-info
+	rm -rf .venv .venv-floor .venv-interop .venv-serve .venv-peers demo runs build dist *.egg-info

@@ -514,7 +514,7 @@ class TorchPeer(Peer):
         if not self.model.training:
             self.model.train()
         with self.autocast():
-            loss = torch.nn.functional.cross_entropy(self.logits(images), labels)
+            loss: Any = torch.nn.functional.cross_entropy(self.logits(images), labels)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), NORM)
@@ -538,9 +538,10 @@ def let_torchvision_import() -> None:
     torchvision = importlib.util.find_spec("torchvision")
     if torchvision is None or torchvision.origin is None:
         return
+    operators: Any = torch.ops
     try:
         for library in Path(torchvision.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(library)
+            operators.load_library(library)
     except OSError:
         for operator in ("nms", "qnms"):
             torch.library.define(
@@ -689,8 +690,9 @@ class Flax(Peer):
     def train(self, images: Any, labels: Any) -> None:
         import jax
 
+        wait: Any = jax.block_until_ready
         updated = self.update(self.variables, self.state, images, labels)
-        self.variables, self.state = jax.block_until_ready(updated)
+        self.variables, self.state = wait(updated)
 
     def product(self) -> Callable[[], object]:
         return jax_product(self.job)

@@ -6,6 +6,8 @@
     python benchmarks/peers.py --flax-checkout ../vision_transformer
     python benchmarks/peers.py --device gpu    # JAX and torch in bfloat16, batch 64.
 
+For a machine that does nothing else: a busy one slows some libraries more than others.
+
 Each library is a process of its own (peer_adapters.py) that lives on while the others
 have their turn. A round asks each for a matrix product of the MLP's shape, its peak,
 then for predictions and updates, every second round in reverse order. Ratios are of one
@@ -349,6 +351,7 @@ class Bench:
             "KERAS_BACKEND": row.backend,
             "OMP_NUM_THREADS": str(os.cpu_count()),  # torch's default is half of them.
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TMPDIR": str(self.folder),  # A process that is killed leaves files.
         }
         if self.options.device == "cpu":
             environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
@@ -410,11 +413,12 @@ class Bench:
         figures.versions = facts["versions"]
         if row.name == REFERENCE[self.options.device]:
             self.multiply_adds = facts["multiply_adds"]
-        for what in row.turn:
+        for what in (*row.turn, "latency"):
             worker.ask(what, calls=2)
         progress(f"{row.name} is warm after {time.perf_counter() - begun:.0f} s")
 
     def _round(self, row: Row, worker: Worker, figures: Figures) -> None:
+        worker.ask("latency", calls=1)  # Wakes it, and is not counted.
         for what in row.turn:
             calls = CALLS[self.options.device][what]
             seconds = worker.ask(what, calls=calls)["seconds"]
@@ -422,7 +426,6 @@ class Bench:
 
     def _end(self, row: Row, worker: Worker, figures: Figures) -> None:
         figures.memory = worker.ask("memory")["bytes"]
-        worker.ask("latency", calls=2)
         figures.latency = statistics.median(
             worker.ask("latency", calls=1)["seconds"] for _ in range(5)
         )
@@ -447,14 +450,14 @@ class Bench:
     def starts(self, rows: list[Row], measured: list[Figures]) -> None:
         """Times first predictions, in turns."""
         by_name = {figures.name: figures for figures in measured}
+        rows = [row for row in rows if row.starts and not by_name[row.name].failure]
         for number in range(self.options.starts):
-            for row in rows:
-                figures = by_name[row.name]
-                if row.starts and not figures.failure:
-                    try:
-                        figures.starts.append(self.first(row))
-                    except FailureError as error:
-                        figures.failure = f"first prediction: {error}"
+            for row in list(rows):
+                try:
+                    by_name[row.name].starts.append(self.first(row))
+                except FailureError as error:
+                    rows.remove(row)
+                    print(f"{row.name}: its first prediction failed: {error}")
             progress(f"starts {number + 1} of {self.options.starts}")
 
 
@@ -610,6 +613,8 @@ def main(arguments: list[str] | None = None) -> None:
     work = bench.work()
     print("", HEADER, *(line(figures, work) for figures in measured), "", sep="\n")
     print(*verdicts(measured, rows[0].name), sep="\n")
+    installed = {" ".join(pair) for row in measured for pair in row.versions.items()}
+    print(f"With {', '.join(sorted(installed))}")
     if options.plot:
         draw(measured, work, options.plot, title)
     if options.json:

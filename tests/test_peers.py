@@ -1,0 +1,190 @@
+"""benchmarks/peers.py: its ratios and table, and what its processes answer."""
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow_only
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--variant", "ViT-Ti/16", "--image-size", "32", "--batch", "2"]
+# Answers as peer_adapters.py does; dies at an update where told to.
+STANDS_IN = """
+import json, sys
+print("what a library says", file=sys.stderr)
+for line in sys.stdin:
+    what = json.loads(line)["what"]
+    if what == "training" and "dies" in sys.argv:
+        raise ValueError("no such size")
+    answers = {"facts": {"multiply_adds": 100, "versions": {}}, "memory": {"bytes": 5}}
+    print(json.dumps(answers.get(what, {"seconds": 0.5})), flush=True)
+"""
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """benchmarks/peers.py, as it is when it is run."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("peers")
+
+
+@pytest.fixture
+def measured(peers):
+    """The reference, a library of twice its speed and more, and one that failed."""
+    seconds = {
+        "ours-tensorflow": {"peak": [1, 2], "forward": [4, 8], "training": [12, 18]},
+        "ours-openvino": {"peak": [1, 2], "forward": [1, 2]},
+        "timm": {"peak": [1, 1], "forward": [2, 2], "training": [12, 12]},
+    }
+    rows = [
+        peers.Figures(name, "timm" if name == "timm" else "ours", taken)
+        for name, taken in seconds.items()
+    ]
+    for row in rows:
+        row.compare(rows[0])
+    failed = peers.Figures("keras-hub", "Keras", {}, failure="ValueError: no such size")
+    return [*rows, failed]
+
+
+@pytest.fixture
+def work(peers):
+    return peers.Work(batch=8, forward=3, product=96)
+
+
+def started(peers, tmp_path, code, *arguments):
+    return peers.Worker([sys.executable, "-c", code, *arguments], {}, tmp_path / "err")
+
+
+def test_ratios_are_of_one_round(measured):
+    reference, _, timm, _ = measured
+    assert reference.relative == {"forward": [1, 1], "training": [1, 1]}
+    assert timm.relative == {"forward": [2, 4], "training": [1, 1.5]}
+
+
+def test_shares_are_of_the_peak_of_their_round(measured, work):
+    reference = measured[0]
+    assert work.images(reference, "forward") == [2, 1]
+    assert work.peak(reference) == [192, 96]
+    assert work.shares(reference, "forward") == [2 * 6 / 192, 6 / 96]
+    assert work.shares(reference, "training")[0] == pytest.approx(8 / 12 * 18 / 192)
+
+
+def test_the_table(peers, measured, work):
+    assert peers.spread([1.02, 1.09, 1.05]) == "1.05 (1.02 to 1.09)"
+    reference, openvino, timm, failed = (peers.line(row, work) for row in measured)
+    assert "1.50 (1.00 to 2.00)  0.06" in reference
+    assert reference.endswith("1.00 (1.00 to 1.00)   1.00 (1.00 to 1.00)")
+    assert openvino.endswith("4.00 (4.00 to 4.00)                     -")
+    assert "3.00 (2.00 to 4.00)   1.25 (1.00 to 1.50)" in timm
+    assert failed.endswith("failed: ValueError: no such size")
+    assert all(len(row) == len(reference) for row in (openvino, timm))
+    assert {len(row) for row in peers.HEADER.split("\n")} == {len(reference)}
+
+
+def test_the_verdicts(peers, measured):
+    assert peers.verdicts(measured, "ours-tensorflow") == [
+        "forward: ours-tensorflow has 0.38 (0.25 to 0.50) times the images/s of timm, "
+        "timm's best",
+        "forward: ours-openvino has 1.50 (1.00 to 2.00) times the images/s of timm, "
+        "timm's best",
+        "training: ours-tensorflow has 0.83 (0.67 to 1.00) times the images/s of timm, "
+        "timm's best",
+    ]
+
+
+def test_the_plot(peers, measured, work, tmp_path):
+    pytest.importorskip("matplotlib")
+    peers.draw(measured, work, tmp_path / "peers.png", "title")
+    assert (tmp_path / "peers.png").stat().st_size > 10_000
+
+
+def test_the_reference_is_in_every_group(peers):
+    names = [[row.name for row in group] for group in peers.groups(peers.ROWS, 6)]
+    timms = ["timm", "timm-compiled", "huggingface"]
+    ours = ["ours-tensorflow", "ours-torch", "ours-openvino"]
+    assert names[0] == [*ours, *timms]
+    assert names[1][:2] == ["ours-tensorflow", "ours-tensorflow-xla"]
+    assert sum(map(len, names)) == len(peers.ROWS) + len(names) - 1
+    assert peers.groups(peers.ROWS[:1], 6) == [[peers.ROWS[0]]]
+
+
+def test_what_is_not_installed_is_left_out(peers, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    rows = peers.chosen(peers.parse(["--only", "timm", "ours-jax"]))
+    assert [row.name for row in rows] == ["ours-tensorflow", "ours-jax"]
+    assert capsys.readouterr().out == (
+        "timm is left out: there is no .venv-peers/torch/bin/python; "
+        "`make peers` makes it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--together", "1"], ["--rounds", "0"], ["--flax-checkout", "none"]]
+)
+def test_what_cannot_be_is_refused(arguments, peers, capsys):
+    with pytest.raises(SystemExit):
+        peers.parse(arguments)
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_worker_that_ends_is_told_of_in_a_line(peers, tmp_path, monkeypatch):
+    def failure(code):
+        worker = started(peers, tmp_path, code)
+        with pytest.raises(peers.FailureError) as caught:
+            worker.ask("forward", calls=1)
+        worker.close()
+        return str(caught.value)
+
+    fails = "input(); print('says'); raise ValueError('no such size')"
+    assert failure(f"import sys; sys.stdout = sys.stderr; {fails}") == (
+        "ValueError: no such size"
+    )
+    assert failure("import os; os.kill(os.getpid(), 9)") == "ended by SIGKILL"
+    assert failure("input(); raise SystemExit(3)") == "ended with 3, and said nothing"
+    monkeypatch.setattr(peers, "PATIENCE", 0.1)
+    assert failure("import time; time.sleep(60)") == "no answer within 0.1 s"
+
+
+def test_the_others_go_on(peers, tmp_path, monkeypatch):
+    bench = peers.Bench(peers.parse([*SMALL, "--starts", "0"]), tmp_path)
+
+    def start(row):
+        dies = ["dies"] * (row.name == "timm")
+        return started(peers, tmp_path, STANDS_IN, *dies)
+
+    monkeypatch.setattr(bench, "start", start)
+    reference, _, _, timm, _, flax = (
+        peers.ROWS[place] for place in (0, 1, 2, 3, 4, -1)
+    )
+    first, second, third = bench.group([reference, timm, flax])
+    assert second.failure == "ValueError: no such size"
+    assert first.seconds == dict.fromkeys(peers.TURN, [0.5] * 5)
+    assert third.relative == {"forward": [1] * 5, "training": [1] * 5}
+    assert (third.memory, third.latency, bench.multiply_adds) == (5, 0.5, 100)
+    with pytest.raises(SystemExit, match="timm, the others' reference, failed: Val"):
+        bench.group([timm, reference])
+
+
+def test_a_worker_of_ours_answers(peers, tmp_path):
+    """It prints, too: Keras's bar of `predict` and the like are not answers."""
+    bench = peers.Bench(peers.parse(SMALL), tmp_path)
+    worker = bench.start(peers.ROWS[0])
+    try:
+        facts = worker.ask("facts")
+        assert facts["multiply_adds"] == pytest.approx(5 * 12 * 12 * 192**2, rel=0.2)
+        for what in ("forward", "training"):
+            assert worker.ask(what, calls=1)["seconds"] > 0
+        assert worker.ask("memory")["bytes"] > 1e8
+    finally:
+        worker.close()
+
+
+def test_a_job_goes_through_json(peers, tmp_path):
+    job = peers.Bench(peers.parse(SMALL), tmp_path).job(peers.ROWS[0])
+    assert type(job)(**json.loads(json.dumps(dataclasses.asdict(job)))) == job
+    assert job.product == (2 * 5, 192, 768)
+    assert job.images(2).shape == (2, 32, 32, 3)

@@ -15,6 +15,9 @@ round, so of figures that were taken seconds or minutes apart; above 1 is faster
 ours-tensorflow, which is what `keras_vit.vit(...)` and `compile` give by default.
 Libraries that do not fit into memory together go in groups, ours-tensorflow in each.
 
+A GPU is for a JAX and a torch that are built for it, in .venv and in .venv-peers; there
+ours-jax is the reference, and memory is the GPU's.
+
 After the rounds: the most memory so far, the median of five batches of one image, and
 the start of a process until it has printed the class of one image, its weights read
 from a file in the library's own form that the system has cached.
@@ -533,7 +536,7 @@ def draw(measured: list[Figures], work: Work, path: Path, title: str) -> None:
                 fontsize=8,
                 color="#333333",
             )
-        panel.set_xlim(0, 1.25 * max((max(rates[row.name]) for row in rows), default=1))
+        panel.set_xlim(0, 1.35 * max((max(rates[row.name]) for row in rows), default=1))
         panel.set_title(what, loc="left", fontsize=10)
         panel.set_xlabel("images/s")
         panel.spines[["top", "right"]].set_visible(False)

@@ -157,9 +157,8 @@ def test_the_others_go_on(peers, tmp_path, monkeypatch):
         return started(peers, tmp_path, STANDS_IN, *dies)
 
     monkeypatch.setattr(bench, "start", start)
-    reference, _, _, timm, _, flax = (
-        peers.ROWS[place] for place in (0, 1, 2, 3, 4, -1)
-    )
+    rows = {row.name: row for row in peers.ROWS}
+    reference, timm, flax = rows["ours-tensorflow"], rows["timm"], rows["flax"]
     first, second, third = bench.group([reference, timm, flax])
     assert second.failure == "ValueError: no such size"
     assert first.seconds == dict.fromkeys(peers.TURN, [0.5] * 5)
@@ -170,7 +169,6 @@ def test_the_others_go_on(peers, tmp_path, monkeypatch):
 
 
 def test_a_worker_of_ours_answers(peers, tmp_path):
-    """It prints, too: Keras's bar of `predict` and the like are not answers."""
     bench = peers.Bench(peers.parse(SMALL), tmp_path)
     worker = bench.start(peers.ROWS[0])
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.layers import ResidualUnit, StdConv2D, TransformerBlock
+from keras_vit.layers import ResidualUnit, StdConv2D, TransformerBlock, kernels
 from keras_vit.layers.convolution import RootPool
 from keras_vit.layers.positions import sincos2d
 from keras_vit.weights import names, variables
@@ -73,7 +73,8 @@ def intermediates(model, images):
             at = f"Transformer/{layer.name}"
             y = keep(f"{at}/LayerNorm_0", layer.layer_norm_0(z))
             attention = f"{at}/MultiHeadDotProductAttention_0"
-            qkv = layer.attention._project(y)
+            q, k, v = kernels.heads_of(layer.attention.qkv(y), layer.num_heads)
+            qkv = (q * q.shape[-1] ** 0.5, k, v)
             for matrix, value in zip(("query", "key", "value"), qkv, strict=True):
                 keep(f"{attention}/{matrix}", keras.ops.swapaxes(value, 1, 2))
             keep(f"{attention}/attention_weights", layer.attention_scores(z))

@@ -141,7 +141,9 @@ def _block(
 def _mlp(config: ViTConfig, layer: str, tokens: int) -> Iterator[Part]:
     hidden = tokens * config.mlp_dim
     yield _dense(layer, "MLP", tokens, config.hidden_size, config.mlp_dim)
-    yield Part(layer, "GELU", kept=2 * hidden, recomputed=hidden, held=2 * hidden)
+    inside = hidden if config.gelu == "erf" else 0  # A tanh is computed once more.
+    kept = hidden + inside
+    yield Part(layer, "GELU", kept=kept, recomputed=inside, held=hidden)
     yield _dense(layer, "MLP", tokens, config.mlp_dim, config.hidden_size)
 
 
@@ -158,7 +160,8 @@ def _attention(
         multiply_adds=2 * rows * tokens * depth,  # q k^T and A v.
         kept=3 * rows * depth,
         softmax=logits,
-        held=3 * rows * depth + logits,  # The softmax takes the place of its logits.
+        # Cut into heads; the softmax takes the place of its logits.
+        held=3 * rows * depth + max(3 * rows * depth, logits),
     )
     if relative:
         offsets = 2 * tokens - 1

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.layers import kernels
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
 
@@ -33,13 +34,6 @@ def check_heads(hidden_size: int | None, num_heads: int) -> int:
             f"num_heads={num_heads}"
         )
     return hidden_size
-
-
-def over_keys(logits: Tensor) -> Tensor:
-    """The softmax of Appendix A, in float32 under any dtype policy."""
-    if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
-        return ops.ones_like(logits, dtype="float32")
-    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
 
 
 @register
@@ -119,36 +113,44 @@ class SelfAttention(Composite):
         return [self.qkv, self.dropout, self.out]
 
     def call(self, z: Tensor, training: bool | None = None) -> Tensor:
-        q, k, v = self._project(z)
-        weights = ops.cast(self._scores(q, k), v.dtype)
-        weights = self.dropout(weights, training=training)
-        y = ops.matmul(weights, v)
-        y = ops.transpose(y, (0, 2, 1, 3))  # [B, T, k, D_h]
-        return self.out(ops.reshape(y, (-1, *z.shape[1:])))
+        tokens, hidden_size = z.shape[1:]
+        qkv = self._projected(z)
+        if self.relative or (training and self.dropout_rate):
+            q, k, v = kernels.heads_of(qkv, self.num_heads)
+            weights = ops.cast(self._scores(q, k), v.dtype)
+            weights = self.dropout(weights, training=training)
+            y = kernels.side_by_side(ops.matmul(weights, v))
+        elif kernels.has_fused_attention():
+            heads = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
+            qkv = ops.unstack(ops.reshape(qkv, heads), 3, axis=2)
+            y = ops.dot_product_attention(*qkv)
+            y = ops.reshape(y, (-1, tokens, hidden_size))
+        else:
+            heads = kernels.heads_of(qkv, self.num_heads)
+            y = kernels.side_by_side(kernels.attend(*heads))
+        y = self.out(kernels.rows(y))
+        return ops.reshape(y, (-1, tokens, hidden_size))
+
+    def _projected(self, z: Tensor) -> Tensor:
+        """z U_qkv: [B, T, D] -> [B, T, 3 D]."""
+        tokens, hidden_size = z.shape[1:]
+        return ops.reshape(self.qkv(kernels.rows(z)), (-1, tokens, 3 * hidden_size))
 
     def attention_scores(self, z: Tensor) -> Tensor:
         """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
 
         A method, not a second output of `call`: ordinary calls never pay for it.
         """
-        q, k, _ = self._project(z)
+        q, k, _ = kernels.heads_of(self._projected(z), self.num_heads)
         return self._scores(q, k)
 
-    def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, D] -> q, k, v, each [B, k, T, D_h]."""
-        tokens, hidden_size = z.shape[1:]
-        heads = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
-        qkv = ops.transpose(ops.reshape(self.qkv(z), heads), (2, 0, 3, 1, 4))
-        return qkv[0], qkv[1], qkv[2]
-
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(D_h)) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
-        q = q * (q.shape[-1] ** -0.5)
-        logits = ops.matmul(q, ops.swapaxes(k, -1, -2))
+        """A of q / sqrt(D_h) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
+        logits = ops.matmul(q, kernels.transposed(k))
         if self.relative_embedding is not None:
             keys = ops.transpose(ops.cast(self.relative_embedding, q.dtype), (1, 2, 0))
             logits = logits + _by_offset(ops.matmul(q, keys))
-        return over_keys(logits)
+        return kernels.over_keys(logits)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -227,8 +229,10 @@ class MlpBlock(Composite):
         return dense
 
     def call(self, z: Tensor, training: bool | None = None) -> Tensor:
-        y = keras.activations.gelu(self.dense_0(z), approximate=self.gelu == "tanh")
+        h = self.dense_0(kernels.rows(z))
+        y = keras.activations.gelu(h, approximate=self.gelu == "tanh")
         y = self.dense_1(self.dropout(y, training=training))
+        y = ops.reshape(y, (-1, *z.shape[1:]))
         return self.dropout(y, training=training)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
@@ -375,10 +379,39 @@ class TransformerBlock(Composite):
         return self._equations(z, training)
 
     def _equations(self, z: Tensor, training: bool | None) -> Tensor:
+        if training and self._is_plain() and kernels.on_tensorflow_cpu():
+            return kernels.block(
+                z,
+                self._weights(),
+                num_heads=self.num_heads,
+                gelu=self.gelu,
+                epsilon=self.layer_norm_epsilon,
+            )
         y = self.attention(self.layer_norm_0(z), training=training)
         z = self._branch(self.dropout(y, training=training), training) + z
         y = self.mlp(self.layer_norm_1(z), training=training)
         return self._branch(y, training) + z
+
+    def _is_plain(self) -> bool:
+        """Whether training computes Equations 2 and 3 in float32 and nothing more."""
+        rates = self.dropout_rate, self.attention_dropout_rate
+        return (
+            self.compute_dtype == "float32"
+            and not any((*rates, self.stochastic_depth_rate, self.relative))
+            and not any(layer.quantization_mode for layer in self.projections())
+        )
+
+    def _weights(self) -> list[Tensor]:
+        """What `kernels.block` reads; a kernel with its LoRA is their sum."""
+        norms = self.layer_norm_0, self.layer_norm_1
+        dense = [self.attention.qkv, self.attention.out]
+        dense += [self.mlp.dense_0, self.mlp.dense_1]
+        values = []
+        for norm, pair in zip(norms, (dense[:2], dense[2:]), strict=True):
+            values += [norm.gamma, norm.beta]
+            for layer in pair:
+                values += [layer.kernel, layer.bias]
+        return [ops.copy(value) for value in values]
 
     def _branch(self, y: Tensor, training: bool | None) -> Tensor:
         if self.stochastic_depth is None:

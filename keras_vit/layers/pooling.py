@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
-from keras_vit.layers.encoder import MlpBlock, check_heads, over_keys, xavier_uniform
+from keras_vit.layers.encoder import MlpBlock, check_heads, xavier_uniform
+from keras_vit.layers.kernels import over_keys
 
 
 @register

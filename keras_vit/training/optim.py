@@ -307,15 +307,18 @@ class _Decoupled(keras.optimizers.Optimizer):
         )
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
-        grads = _sum_over_replicas(grads)
-        squares = [
-            ops.sum(ops.square(ops.cast(grad, "float32")))
-            for grad in grads
-            if grad is not None
-        ]
-        norm = ops.sqrt(sum(squares)) / (self.loss_scale_factor or 1.0)
+        super().apply(_sum_over_replicas(grads), trainable_variables)
+
+    def _clip_gradients(self, grads: list[Any]) -> list[Any]:
+        """Keras's own would compute the global norm once more."""
+        squares = [ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads]
+        norm = ops.sqrt(sum(squares))
         self.gradient_norm.assign(norm)
-        super().apply(grads, trainable_variables)
+        if not self.global_clipnorm:
+            clipped: list[Any] = super()._clip_gradients(grads)
+            return clipped
+        factor = ops.minimum(1.0, self.global_clipnorm / norm)
+        return [grad * ops.cast(factor, grad.dtype) for grad in grads]
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
         """Keras's own sum, which it makes of clipped gradients: `apply` has summed."""
@@ -365,10 +368,13 @@ class _Decoupled(keras.optimizers.Optimizer):
         update = self.direction(ops.cast(gradient, "float32"), index)
         if self.decays[index]:
             update = update + self.decays[index] * ops.cast(variable, "float32")
-        rate = ops.cast(learning_rate, "float32")
-        if self.rates[index] != 1.0:
-            rate = rate * self.rates[index]
+        rate = self._rate(learning_rate, index)
         self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
+
+    def _rate(self, learning_rate: Any, index: int) -> Any:
+        """lr * c of the variable at `index`."""
+        rate = ops.cast(learning_rate, "float32")
+        return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 
     def direction(self, gradient: Any, index: int) -> Any:
         """The u of the variable at `index`; updates its moments."""
@@ -431,6 +437,32 @@ class MomentumSGD(_Decoupled):
             return
         super().build(variables)
         self.momentums = self._momentums(variables)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        index = self._get_variable_index(variable)
+        if not self._has_kernel(variable, index):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        import tensorflow as tf
+
+        tf.raw_ops.ResourceApplyMomentum(  # One pass, and nothing beside it.
+            var=variable.handle,
+            accum=self.momentums[index].value.handle,
+            lr=self._rate(learning_rate, index),
+            grad=gradient,
+            momentum=self.momentum,
+        )
+
+    def _has_kernel(self, variable: Any, index: int) -> bool:
+        """Whether TensorFlow's own kernel computes this variable's update."""
+        dtypes = {keras.backend.standardize_dtype(variable.dtype), self.momentum_dtype}
+        if keras.backend.backend() != "tensorflow" or dtypes != {"float32"}:
+            return False
+        import tensorflow as tf
+
+        if self.decays[index] or tf.distribute.has_strategy():
+            return False
+        return isinstance(variable, tf.Variable)
 
     def direction(self, gradient: Any, index: int) -> Any:
         m = self.momentums[index]

@@ -1,0 +1,262 @@
+"""What the encoder computes with: attention in parts, a block's gradient written out.
+
+The equations are the encoder's; these give the same numbers in less time and memory.
+Which backend takes which, and what was measured: docs/performance.md.
+
+Glossary: as `encoder`. - P: softmax(q k^T / sqrt(D_h)), Appendix A. - n: normalized.
+- h: the MLP's hidden layer before its GELU. - dx: the gradient of x.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.layers.embeddings import Tensor
+
+LONG = 1024  # Tokens from which P is computed in parts.
+PART = 512  # Queries in a part.
+
+
+def on_tensorflow_cpu() -> bool:
+    """Whether TensorFlow computes, on nothing but CPUs."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    kinds = {device.device_type for device in tf.config.list_physical_devices()}
+    return kinds <= {"CPU"}
+
+
+def has_fused_attention() -> bool:
+    """Whether the backend has one kernel for Appendix A that never holds P."""
+    if keras.backend.backend() != "jax":
+        return bool(keras.backend.backend() == "torch")
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
+
+
+def after(x: Tensor, event: Tensor) -> Tensor:
+    """`x`, but not before `event`: what follows from it is neither early nor kept."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.control_dependencies([event]):
+            return tf.identity(x)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier((x, event))[0]
+    return x
+
+
+def over_keys(logits: Tensor) -> Tensor:
+    """The softmax of Appendix A, in float32 under any dtype policy."""
+    if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
+        return ops.ones_like(logits, dtype="float32")
+    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The last two axes, exchanged."""
+    return ops.swapaxes(x, -1, -2)
+
+
+def heads_of(qkv: Tensor, num_heads: int) -> list[Tensor]:
+    """[B, T, 3 D] -> q / sqrt(D_h), k and v, each [B, k, T, D_h]."""
+    tokens, width = qkv.shape[1:]
+    size = width // 3 // num_heads
+    heads = ops.reshape(qkv, (-1, tokens, 3, num_heads, size))
+    q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)
+    return [q * size**-0.5, k, v]
+
+
+def side_by_side(heads: Tensor) -> Tensor:
+    """[B, k, T, D_h] -> [B, T, D]."""
+    num_heads, tokens, size = heads.shape[1:]
+    y = ops.transpose(heads, (0, 2, 1, 3))
+    return ops.reshape(y, (-1, tokens, num_heads * size))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """P v of q / sqrt(D_h), k and v: three [B, k, T, D_h] -> [B, k, T, D_h].
+
+    Of `LONG` or more tokens P is never whole: `PART` rows of it at a time, and once
+    more for the gradient.
+    """
+    if q.shape[2] < LONG:
+        return ops.matmul(_rows_of_p(q, k), v)
+
+    @ops.custom_gradient
+    def in_parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        done: list[Tensor] = []
+        for part in _parts(q):
+            own = after(q[:, :, part], done[-1]) if done else q[:, :, part]
+            done.append(ops.matmul(_rows_of_p(own, k), v))
+
+        def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
+            return attend_gradient(q, k, v, args[-1] if upstream is None else upstream)
+
+        return ops.concatenate(done, axis=2), gradient
+
+    return in_parts(q, k, v)
+
+
+def attend_gradient(
+    q: Tensor, k: Tensor, v: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of `attend`, from no more of P than it held."""
+    dqs: list[Tensor] = []
+    dk = dv = 0.0
+    for part in _parts(q):
+        own, upstream = q[:, :, part], dy[:, :, part]
+        own = after(own, dqs[-1] if dqs else dy)
+        p = _rows_of_p(own, k)
+        dp = ops.matmul(upstream, transposed(v))
+        d_logits = p * (dp - ops.sum(p * dp, axis=-1, keepdims=True))
+        dqs.append(ops.matmul(d_logits, k))
+        dk += ops.matmul(transposed(d_logits), own)
+        dv += ops.matmul(transposed(p), upstream)
+    return ops.concatenate(dqs, axis=2), dk, dv
+
+
+def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
+    """Rows of P in q's dtype: [B, k, t, D_h], [B, k, T, D_h] -> [B, k, t, T]."""
+    return ops.cast(over_keys(ops.matmul(q, transposed(k))), q.dtype)
+
+
+def _parts(q: Tensor) -> list[slice]:
+    """The rows of P that are computed together."""
+    tokens = q.shape[2]
+    size = PART if tokens >= LONG else tokens
+    return [slice(at, min(at + size, tokens)) for at in range(0, tokens, size)]
+
+
+def block(
+    z: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    num_heads: int,
+    gelu: str,
+    epsilon: float,
+) -> Tensor:
+    """Equations 2 and 3 with the gradient written out: [B, T, D] -> [B, T, D].
+
+    For the gradient it keeps z, q, k, v, the heads' outputs, z' and h: 10 D numbers a
+    token, where TensorFlow by itself keeps what every operation read.
+
+    Args:
+        z: tokens, in float32.
+        weights: gamma and beta of the first norm, kernel and bias of [q, k, v] and of
+            the output; the same of the second norm and the MLP's two layers.
+        num_heads: k.
+        gelu: "tanh" or "erf".
+        epsilon: of both norms.
+    """
+    tokens = z.shape[1]
+
+    def in_heads(qkv: Tensor) -> list[Tensor]:
+        return heads_of(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
+
+    @ops.custom_gradient
+    def equations(z: Tensor, *weights: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        gamma_0, beta_0, u_qkv, b_qkv, u_msa, b_msa = weights[:6]
+        gamma_1, beta_1, w_0, b_0, w_1, b_1 = weights[6:]
+        z_0 = rows(z)
+        norm_0 = _moments(z_0, epsilon)
+        qkv = ops.matmul(_normalized(z_0, *norm_0) * gamma_0 + beta_0, u_qkv) + b_qkv
+        heads = rows(side_by_side(attend(*in_heads(qkv))))
+        z_1 = ops.matmul(heads, u_msa) + b_msa + z_0
+        norm_1 = _moments(z_1, epsilon)
+        h = ops.matmul(_normalized(z_1, *norm_1) * gamma_1 + beta_1, w_0) + b_0
+        y = ops.matmul(_gelu(h, gelu)[0], w_1) + b_1 + z_1
+
+        def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
+            dy = rows(args[-1] if upstream is None else upstream)
+            a, slope = _gelu(after(h, dy), gelu)
+            dh = ops.matmul(dy, transposed(w_1)) * slope
+            d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)
+            dz, into_mlp = _dense_of_norm(
+                after(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
+            )
+            dz += dy
+            d_msa = ops.matmul(transposed(heads), dz), ops.sum(dz, axis=0)
+            d_heads = ops.reshape(ops.matmul(dz, transposed(u_msa)), ops.shape(z))
+            d_heads = _in_heads(d_heads, num_heads)
+            d_qkv = _gradient_of_heads(in_heads(after(qkv, d_heads)), d_heads)
+            d_input, into_msa = _dense_of_norm(
+                after(z_0, d_qkv), norm_0, gamma_0, beta_0, u_qkv, d_qkv
+            )
+            d_input = ops.reshape(d_input + dz, ops.shape(z))
+            return (d_input, *into_msa, *d_msa, *into_mlp, *d_1)
+
+        return ops.reshape(y, ops.shape(z)), gradient
+
+    return equations(z, *weights)
+
+
+def rows(x: Tensor) -> Tensor:
+    """[B, T, D] -> [B T, D], of which TensorFlow fuses product, bias and GELU."""
+    return ops.reshape(x, (-1, x.shape[-1]))
+
+
+def _moments(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The mean of every row and 1 / its standard deviation, each [B T, 1]."""
+    mean = ops.mean(x, axis=-1, keepdims=True)
+    variance = ops.mean(ops.square(x - mean), axis=-1, keepdims=True)
+    return mean, ops.rsqrt(variance + epsilon)
+
+
+def _normalized(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    return (x - mean) * inverse
+
+
+def _dense_of_norm(
+    x: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gamma: Tensor,
+    beta: Tensor,
+    kernel: Tensor,
+    dy: Tensor,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Of y = (n * gamma + beta) kernel + bias: dx; d gamma, d beta, d kernel, d bias."""
+    n = _normalized(x, *moments)
+    d_kernel = ops.matmul(transposed(n * gamma + beta), dy)
+    d_scaled = ops.matmul(dy, transposed(kernel))
+    dn = d_scaled * gamma
+    along_n = ops.mean(dn * n, axis=-1, keepdims=True)
+    dx = (dn - ops.mean(dn, axis=-1, keepdims=True) - n * along_n) * moments[1]
+    d_gamma, d_beta = ops.sum(d_scaled * n, axis=0), ops.sum(d_scaled, axis=0)
+    return dx, (d_gamma, d_beta, d_kernel, ops.sum(dy, axis=0))
+
+
+def _gelu(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The GELU and its derivative."""
+    if kind == "erf":
+        share = 0.5 * (1 + ops.erf(h * math.sqrt(0.5)))
+        density = ops.exp(-0.5 * ops.square(h)) * (1 / math.sqrt(2 * math.pi))
+        return h * share, share + h * density
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    square = ops.square(h)
+    tanh = ops.tanh(h * (scale + scale * cubic * square))
+    share = 0.5 * (1 + tanh)
+    steepness = (1 - ops.square(tanh)) * (scale + 3 * scale * cubic * square)
+    return h * share, share + 0.5 * h * steepness
+
+
+def _in_heads(y: Tensor, num_heads: int) -> Tensor:
+    """`side_by_side` undone: [B, T, D] -> [B, k, T, D_h]."""
+    tokens, width = y.shape[1:]
+    heads = ops.reshape(y, (-1, tokens, num_heads, width // num_heads))
+    return ops.transpose(heads, (0, 2, 1, 3))
+
+
+def _gradient_of_heads(heads: list[Tensor], dy: Tensor) -> Tensor:
+    """Of `attend` of `heads_of`: [B, k, T, D_h] -> the gradient of qkv, [B T, 3 D]."""
+    num_heads, tokens, size = dy.shape[1:]
+    dq, dk, dv = attend_gradient(*heads, dy)
+    d_qkv = ops.transpose(ops.stack([dq * size**-0.5, dk, dv]), (1, 3, 0, 2, 4))
+    return ops.reshape(d_qkv, (-1, 3 * num_heads * size))

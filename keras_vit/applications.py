@@ -4,6 +4,7 @@ Every builder takes keras.applications' arguments, with its meanings; three depa
 are stated in `_DOC`. This is the only module that puts models and weights together.
 """
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -34,6 +35,7 @@ from keras_vit.configs import (
     numerics_of,
 )
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.encoder import undrawn
 from keras_vit.models import heads
 from keras_vit.models.resnet import classify as classify_map
 from keras_vit.models.resnet import encode as feature_map
@@ -147,10 +149,11 @@ def _build(
     if own_classes is None:
         own_classes = (found.num_classes if found else None) or 1000
     num_classes = own_classes if classes is None else classes
-    if include_top:
-        outputs = _classify(images, config, num_classes, classifier_activation)
-    else:
-        outputs = _pool(_features(images, config), pooling)
+    with contextlib.nullcontext() if found is None else undrawn():
+        if include_top:
+            outputs = _classify(images, config, num_classes, classifier_activation)
+        else:
+            outputs = _pool(_features(images, config), pooling)
     inputs = images
     if input_tensor is not None:
         sources = keras.utils.get_source_inputs(images)
@@ -494,7 +497,8 @@ def from_checkpoint(
     size = image_size or _own_size(found)
     images = keras.Input((*size, found.num_channels), name="images")
     num_classes = found.num_classes if classes is None else classes
-    outputs = _classify(images, config, num_classes)
+    with undrawn():
+        outputs = _classify(images, config, num_classes)
     name = "resnet" if isinstance(config, ResNetConfig) else "vit"
     model = keras.Model(images, outputs, name=name)
     model.checkpoint_report = checkpoint.assign(model, found)

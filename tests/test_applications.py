@@ -102,6 +102,18 @@ def test_from_checkpoint_overrides_and_unknown_ones():
         keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", depth=3)
 
 
+def test_what_a_checkpoint_fills_is_not_drawn_first(monkeypatch):
+    def draw(*args, **kwargs):
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(keras.initializers.RandomUniform, "__call__", draw)
+    model = keras_vit.from_checkpoint(MINI)
+    kernel = model.get_layer("encoderblock_0").mlp.dense_0.kernel
+    assert np.abs(numpy(kernel)).max() > 0.01
+    with pytest.raises(AssertionError, match="drawn"):
+        keras_vit.vit(VARIANTS["ViT-Ti/16"], image_size=(16, 16), num_classes=2)
+
+
 def test_from_checkpoint_without_a_head_gives_features(tmp_path):
     with np.load(REFERENCE / "vit_mini.npz") as file:
         body = {key: file[key] for key in file.files if not key.startswith("head")}

@@ -263,14 +263,17 @@ def gradient(model, images, labels):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images))
+            loss = loss_of(labels, model(images, training=True))
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     elif backend == "jax":
         import jax
 
         def loss_at(trainable):
             logits, _ = model.stateless_call(
-                trainable, [v.value for v in model.non_trainable_variables], images
+                trainable,
+                [v.value for v in model.non_trainable_variables],
+                images,
+                training=True,
             )
             return loss_of(labels, logits)
 
@@ -278,7 +281,7 @@ def gradient(model, images, labels):
             [v.value for v in model.trainable_variables]
         )
     else:
-        loss = loss_of(labels, model(images))
+        loss = loss_of(labels, model(images, training=True))
         loss.backward()
         gradients = [v.value.grad for v in model.trainable_variables]
     return [numpy(g) for g in gradients], numpy(loss)

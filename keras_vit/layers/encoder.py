@@ -4,8 +4,10 @@ Glossary of shapes (the paper's letters):
 - B: batch.   - T: tokens.   - D: hidden size.   - k: heads.   - D_h = D / k.
 """
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,6 +16,18 @@ from keras import ops
 from keras_vit.layers import kernels
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
+_DRAWN = contextvars.ContextVar("drawn", default=True)
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, kernels start at zero: a checkpoint is about to fill them."""
+    token = _DRAWN.set(False)
+    try:
+        yield
+    finally:
+        _DRAWN.reset(token)
+
 
 def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
     """Glorot's bound written out for a kernel of `inputs` x `outputs`.
@@ -21,6 +35,8 @@ def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
     A fused kernel holds several matrices, and Keras's "glorot_uniform" takes its fans
     from the shape it is given, by a rule that changed in 3.15.
     """
+    if not _DRAWN.get():
+        return keras.initializers.Zeros()
     limit = math.sqrt(6 / (inputs + outputs))
     return keras.initializers.RandomUniform(-limit, limit)
 
@@ -132,7 +148,7 @@ class SelfAttention(Composite):
         return ops.reshape(y, (-1, tokens, hidden_size))
 
     def _projected(self, z: Tensor) -> Tensor:
-        """z U_qkv: [B, T, D] -> [B, T, 3 D]."""
+        """Returns z U_qkv: [B, T, D] -> [B, T, 3 D]."""
         tokens, hidden_size = z.shape[1:]
         return ops.reshape(self.qkv(kernels.rows(z)), (-1, tokens, 3 * hidden_size))
 

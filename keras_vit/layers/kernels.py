@@ -222,7 +222,7 @@ def _dense_of_norm(
     kernel: Tensor,
     dy: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Of y = (n * gamma + beta) kernel + bias: dx; d gamma, d beta, d kernel, d bias."""
+    """Of y = (n * gamma + beta) kernel + bias: dx, and the weights' in that order."""
     n = _normalized(x, *moments)
     d_kernel = ops.matmul(transposed(n * gamma + beta), dy)
     d_scaled = ops.matmul(dy, transposed(kernel))
@@ -256,7 +256,7 @@ def _in_heads(y: Tensor, num_heads: int) -> Tensor:
 
 def _gradient_of_heads(heads: list[Tensor], dy: Tensor) -> Tensor:
     """Of `attend` of `heads_of`: [B, k, T, D_h] -> the gradient of qkv, [B T, 3 D]."""
-    num_heads, tokens, size = dy.shape[1:]
+    num_heads, _, size = dy.shape[1:]
     dq, dk, dv = attend_gradient(*heads, dy)
     d_qkv = ops.transpose(ops.stack([dq * size**-0.5, dk, dv]), (1, 3, 0, 2, 4))
     return ops.reshape(d_qkv, (-1, 3 * num_heads * size))

@@ -372,7 +372,7 @@ class _Decoupled(keras.optimizers.Optimizer):
         self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
 
     def _rate(self, learning_rate: Any, index: int) -> Any:
-        """lr * c of the variable at `index`."""
+        """The rate of the variable at `index`, lr * c."""
         rate = ops.cast(learning_rate, "float32")
         return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
-PEERS = torch keras-hub flax vit-keras
+PEERS = keras-vit torch keras-hub flax vit-keras
 
 .PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test peers vit-keras-python bench clean
 
@@ -106,6 +106,7 @@ $(VENV)/%.done: pyproject.toml
 # torch is pinned: a looser range pulls several GB of CUDA packages.
 .venv-peers/torch.done: packages = "torch==2.13.0" "timm==1.0.*" "transformers==5.*"
 .venv-peers/keras-hub.done: packages = "keras-hub==0.*" "tensorflow>=2.20"
+.venv-peers/keras-vit.done: packages = --editable .
 # Imports OpenCV without asking for it.
 .venv-peers/vit-keras.done: packages = "vit-keras==0.2.*" "tensorflow>=2.20" opencv-python-headless
 .venv-peers/flax.done: packages = flax jax optax einops ml_collections

@@ -60,7 +60,7 @@ class Row:
 
     name: str
     library: str  # Of peer_adapters.PEERS.
-    environment: str = ""  # Of .venv-peers; ours is the one that runs this.
+    environment: str = ""  # Of .venv-peers; without one it is what runs this.
     backend: str = "tensorflow"  # Of Keras.
     compiled: bool | str = False
     turn: tuple[str, ...] = TURN
@@ -77,13 +77,20 @@ class Row:
     @property
     def python(self) -> Path:
         """What runs it."""
-        if not self.environment:
+        own = ROOT / ".venv-peers" / self.environment / "bin/python"
+        if not self.environment or (self.side == "ours" and not own.exists()):
             return Path(sys.executable)
-        return ROOT / ".venv-peers" / self.environment / "bin/python"
+        return own
 
 
 ROWS = (
-    Row(name="ours-tensorflow", library="keras_vit", compiled="auto"),
+    # What users have: TensorFlow imports jax, scikit-learn and IPython if they are there.
+    Row(
+        name="ours-tensorflow",
+        library="keras_vit",
+        environment="keras-vit",
+        compiled="auto",
+    ),
     Row(
         name="ours-torch",
         library="keras_vit",

@@ -29,8 +29,8 @@ from keras_vit.training.optim import MomentumSGD
 
 def seconds_by_operation(run: Any) -> tuple[float, dict[str, tuple[float, int]]]:
     """Of one call: its seconds, and seconds and number of each operation, by kind."""
-    total: dict[str, float] = collections.Counter()
-    number: dict[str, int] = collections.Counter()
+    total: dict[str, float] = collections.defaultdict(float)
+    number: dict[str, int] = collections.defaultdict(int)
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         start = time.perf_counter()

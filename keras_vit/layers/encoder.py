@@ -137,8 +137,8 @@ class SelfAttention(Composite):
             weights = self.dropout(weights, training=training)
             y = kernels.side_by_side(ops.matmul(weights, v))
         elif kernels.has_fused_attention():
-            heads = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
-            qkv = ops.unstack(ops.reshape(qkv, heads), 3, axis=2)
+            shape = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
+            qkv = ops.unstack(ops.reshape(qkv, shape), 3, axis=2)
             y = ops.dot_product_attention(*qkv)
             y = ops.reshape(y, (-1, tokens, hidden_size))
         else:

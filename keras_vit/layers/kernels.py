@@ -49,7 +49,7 @@ def after(x: Tensor, event: Tensor) -> Tensor:
     if keras.backend.backend() == "jax":
         import jax
 
-        return jax.lax.optimization_barrier((x, event))[0]
+        return jax.lax.optimization_barrier((x, event))[0]  # type: ignore[no-untyped-call]
     return x
 
 
@@ -65,13 +65,13 @@ def transposed(x: Tensor) -> Tensor:
     return ops.swapaxes(x, -1, -2)
 
 
-def heads_of(qkv: Tensor, num_heads: int) -> list[Tensor]:
+def heads_of(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, 3 D] -> q / sqrt(D_h), k and v, each [B, k, T, D_h]."""
     tokens, width = qkv.shape[1:]
     size = width // 3 // num_heads
     heads = ops.reshape(qkv, (-1, tokens, 3, num_heads, size))
     q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)
-    return [q * size**-0.5, k, v]
+    return q * size**-0.5, k, v
 
 
 def side_by_side(heads: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def block(
     """
     tokens = z.shape[1]
 
-    def in_heads(qkv: Tensor) -> list[Tensor]:
+    def in_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return heads_of(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
 
     @ops.custom_gradient
@@ -254,7 +254,7 @@ def _in_heads(y: Tensor, num_heads: int) -> Tensor:
     return ops.transpose(heads, (0, 2, 1, 3))
 
 
-def _gradient_of_heads(heads: list[Tensor], dy: Tensor) -> Tensor:
+def _gradient_of_heads(heads: tuple[Tensor, Tensor, Tensor], dy: Tensor) -> Tensor:
     """Of `attend` of `heads_of`: [B, k, T, D_h] -> the gradient of qkv, [B T, 3 D]."""
     num_heads, _, size = dy.shape[1:]
     dq, dk, dv = attend_gradient(*heads, dy)

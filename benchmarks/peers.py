@@ -84,7 +84,7 @@ class Row:
 
 
 ROWS = (
-    # What users have: TensorFlow imports jax, scikit-learn and IPython if they are there.
+    # TensorFlow imports jax, scikit-learn and IPython where they are there.
     Row(
         name="ours-tensorflow",
         library="keras_vit",

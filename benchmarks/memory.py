@@ -43,9 +43,11 @@ def measure(options: argparse.Namespace) -> None:
     import numpy as np
 
     import keras_vit
-    from keras_vit.layers import TransformerBlock
+    from keras_vit.layers import TransformerBlock, kernels
     from keras_vit.training.optim import MomentumSGD
 
+    if not options.no_xla:  # What is predicted: the gradient is derived, as on a GPU.
+        kernels.on_tensorflow_cpu = lambda: False
     size = (options.image_size, options.image_size)
     (variant,) = options.variant
     config = keras_vit.VARIANTS[variant]

@@ -172,7 +172,7 @@ def costs(
         224
         >>> used = costs("ViT-B/16", (384, 384), batch=512).memory  # Table 4.
         >>> round(used.training_total / 2**30), round(used.rematerialized_total / 2**30)
-        (258, 34)
+        (298, 34)
     """
     config = _config(model)
     size, classes, channels = (224, 224), 1000, 3

@@ -7,9 +7,9 @@ of a batch's activations:
   runs past it to the residual sum;
 - training: what the backward pass reads of every layer (the inputs of products and
   norms, q, k and v, the softmax, the MLP's hidden layer before and after its GELU and
-  an erf inside), and the gradient of the widest sum of residuals;
+  the tanh inside), and the gradient of the widest sum of residuals;
 - rematerialised: of Transformer blocks their inputs alone, and all of one block but the
-  erf. What is outside of them (a hybrid's ResNet) is kept as before.
+  tanh. What is outside of them (a hybrid's ResNet) is kept as before.
 
 Beside them are float32 weights, a gradient of each, the optimizer's numbers, and the
 kernels that a ResNet standardises, once for a batch. With "bfloat16" (Keras's
@@ -18,9 +18,9 @@ float32 and in bfloat16, and kernels are there in bfloat16 too.
 
 Not in it: what XLA leaves free between buffers (of R26+ViT-S/32's forward pass a
 sixth of all), masks of dropout, the images themselves, an accumulator of gradients, a
-compiler's and an allocator's own memory. TensorFlow on a CPU keeps less of a plain
-Transformer block (`layers.kernels.block`) and, without XLA, more of all else; JAX on a
-CPU keeps more.
+compiler's and an allocator's own memory. Of small batches XLA keeps less (it computes
+the tanh once more). TensorFlow on a CPU keeps less of a plain Transformer block
+(`layers.kernels.block`) and, without XLA, more of all else; JAX on a CPU keeps more.
 `benchmarks/memory.py` measures.
 """
 

@@ -141,9 +141,7 @@ def _block(
 def _mlp(config: ViTConfig, layer: str, tokens: int) -> Iterator[Part]:
     hidden = tokens * config.mlp_dim
     yield _dense(layer, "MLP", tokens, config.hidden_size, config.mlp_dim)
-    inside = hidden if config.gelu == "erf" else 0  # A tanh is computed once more.
-    kept = hidden + inside
-    yield Part(layer, "GELU", kept=kept, recomputed=inside, held=hidden)
+    yield Part(layer, "GELU", kept=2 * hidden, recomputed=hidden, held=hidden)
     yield _dense(layer, "MLP", tokens, config.mlp_dim, config.hidden_size)
 
 

@@ -24,7 +24,7 @@ HYBRID = dataclasses.replace(
     ),
 )
 BIT = keras_vit.ResNetConfig(num_layers=(2, 3, 2))
-BATCH, SIZE = 16, (128, 128)
+BATCH, SIZE = 64, (128, 128)  # Of 16 images XLA computes a tanh once more: 16 D.
 CASES = {  # config, rematerialised.
     "ViT": (VIT, False),
     "ViT, remat": (VIT, True),
@@ -108,19 +108,16 @@ def test_a_forward_passs_activations_are_xlas(case, buffers, agree):
 
 
 def test_a_block_keeps_what_its_gradient_reads():
-    """By hand: 16 D + k T numbers a token, of which remat keeps D for all but one."""
+    """By hand: 20 D + k T numbers a token, of which remat keeps D for all but one."""
     tokens, width, heads = 1 + 14 * 14, 384, 6
     one, two = (
         costs(dataclasses.replace(VIT, num_layers=n), (224, 224)).memory for n in (1, 2)
     )
-    block = tokens * (16 * width + heads * tokens)
+    block = tokens * (20 * width + heads * tokens)
     assert two.training - one.training == 4 * block
     assert two.rematerialized - one.rematerialized == 4 * tokens * width
-    assert one.training == one.rematerialized
-    erf = dataclasses.replace(VIT, gelu="erf", num_layers=1)
-    erf = costs(erf, (224, 224)).memory
-    assert erf.training - one.training == 4 * tokens * 4 * width  # Inside the GELU.
-    assert erf.rematerialized == one.rematerialized
+    saved = one.training - one.rematerialized  # The tanh inside the one block's GELU.
+    assert saved == 4 * tokens * 4 * width
 
 
 def test_a_unit_keeps_inputs_of_its_convolutions_and_norms():

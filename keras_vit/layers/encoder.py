@@ -138,8 +138,9 @@ class SelfAttention(Composite):
             y = kernels.side_by_side(ops.matmul(weights, v))
         elif kernels.has_fused_attention():
             shape = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
-            qkv = ops.unstack(ops.reshape(qkv, shape), 3, axis=2)
-            y = ops.dot_product_attention(*qkv)
+            q, k, v = ops.unstack(ops.reshape(qkv, shape), 3, axis=2)
+            # Scaled before, as the official code does: its rounding.
+            y = ops.dot_product_attention(q * shape[-1] ** -0.5, k, v, scale=1.0)
             y = ops.reshape(y, (-1, tokens, hidden_size))
         else:
             heads = kernels.heads_of(qkv, self.num_heads)

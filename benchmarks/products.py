@@ -9,7 +9,7 @@ is above the time that the peak of one large product promises.
 import argparse
 import os
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -20,10 +20,13 @@ TOKENS, WIDTH, MLP, HEADS, LAYERS = 197, 768, 3072, 12, 12
 SIZE = WIDTH // HEADS
 
 
-def products(batch: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], str]]:
+Product: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], str]
+
+
+def products(batch: int) -> dict[str, Product]:
     """Shapes of both sides, and which is transposed, by name."""
     rows, heads = batch * TOKENS, batch * HEADS
-    found = {}
+    found: dict[str, Product] = {}
     for name, inputs, outputs in (
         ("query, key, value", WIDTH, 3 * WIDTH),
         ("attention output", WIDTH, WIDTH),

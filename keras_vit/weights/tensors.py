@@ -42,6 +42,7 @@ SAFETENSORS = {  # A dtype in a header: (ours, bytes).
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_JSON = 2**24  # The format allows 100 MB, which Python's objects make 3 GB.
 MAX_NPY_HEADER = 10_000  # As numpy.load.
+MAX_PIECE = 2**20  # Of a zip, in bytes: what is read in one go stays in the cache.
 MAX_DIMENSIONS = 32
 MAX_DEFLATE = 1032  # The most bytes that one byte of deflate stands for.
 BOMB = 2**30, 20  # A checkpoint declares fewer bytes than this, or this times its own.
@@ -335,7 +336,7 @@ def _npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Tens
         _dtype(order, kind, itemsize),
         shape,
         present - start,
-        lambda: bytearray(memoryview(_member(path, archive, member, present))[start:]),
+        functools.partial(_member, path, archive, member, present, start),
         "F" if fortran == "True" else "C",
     )
 
@@ -351,14 +352,23 @@ def _dtype(order: str, kind: str, itemsize: int) -> str:
 
 
 def _member(
-    path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int
-) -> bytes:
-    """The first bytes of a zip's member; with the last byte its CRC is checked."""
+    path: Path,
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    end: int,
+    start: int = 0,
+) -> bytearray:
+    """The bytes of a zip's member to `end`; with the last byte its CRC is checked."""
+    content = bytearray(end - start)
     try:
         with archive.open(member) as stream:
-            content = stream.read(size)
-        if len(content) < size:
-            raise EOFError(f"{len(content)} of {size} bytes")
+            read = len(stream.read(start))
+            while read < end:  # In pieces that stay in the cache until copied.
+                piece = stream.read(min(MAX_PIECE, end - read))
+                if not piece:
+                    raise EOFError(f"{read} of {end} bytes")
+                content[read - start : read - start + len(piece)] = piece
+                read += len(piece)
     except BROKEN_ZIP as error:
         what = f"damaged at {member.filename!r} ({error})"
         raise _refused(path, "a whole npz", what) from error

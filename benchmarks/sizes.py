@@ -6,7 +6,9 @@
 
 Each row is a process of its own. Memory is what it held at most (VmHWM) beyond what it
 held before its first step: activations, and in training gradients and the compiler's.
-"whole" has P, [B, k, T, T], at once. Seconds are the least of `--repeats`.
+"whole" has P, [B, k, T, T], at once; "derived", of an update, keeps it too, and what
+else TensorFlow does by itself (no gradient written out). Seconds are the least of
+`--repeats`.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+KINDS = ("parts", "whole", "derived")
+
 
 def measure(options: argparse.Namespace) -> None:
     """Prints seconds, and GiB beyond those before the first step."""
@@ -30,18 +34,21 @@ def measure(options: argparse.Namespace) -> None:
     from keras_vit.layers import kernels
     from keras_vit.training.optim import MomentumSGD
 
-    if options.only == "whole":
+    if options.only != "parts":
         kernels.LONG = sys.maxsize
+    if options.only == "derived":
+        kernels.on_tensorflow_cpu = lambda: False
     (pixels,), (batch,), (layers,) = options.sizes, options.batch, options.layers
     config = keras_vit.VARIANTS[options.variant]
     config = dataclasses.replace(config, num_layers=layers)
     size = (pixels, pixels)
     model = keras_vit.vit(config, image_size=size, num_classes=1000)
-    model.compile(
-        MomentumSGD(0.01, global_clipnorm=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    model.optimizer.build(model.trainable_variables)
+    if options.training:
+        model.compile(
+            MomentumSGD(0.01, global_clipnorm=1.0),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.optimizer.build(model.trainable_variables)
     images = np.random.default_rng(0).normal(size=(batch, *size, 3)).astype("float32")
     labels = np.zeros(batch, "int32")
     before, times = held(), []
@@ -64,7 +71,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[12])
     parser.add_argument("--training", action="store_true", help="not a forward pass")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("parts", "whole"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         measure(options)
@@ -81,7 +88,7 @@ def main() -> None:
         options.sizes, options.batch, options.layers
     ):
         tokens = 1 + (pixels // patch) ** 2
-        for kind in ("parts", "whole") if tokens >= 1024 else ("whole",):
+        for kind in KINDS[tokens < 1024 : 2 + options.training]:
             command = [sys.executable, sys.argv[0], "--variant", options.variant]
             command += ["--sizes", str(pixels), "--batch", str(batch)]
             command += ["--layers", str(layers), "--repeats", str(options.repeats)]

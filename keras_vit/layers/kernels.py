@@ -7,6 +7,7 @@ Glossary: as `encoder`. - P: softmax(q k^T / sqrt(D_h)), Appendix A. - n: normal
 - h: the MLP's hidden layer before its GELU. - dx: the gradient of x.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,26 @@ def after(x: Tensor, event: Tensor) -> Tensor:
 
         return jax.lax.optimization_barrier((x, event))[0]  # type: ignore[no-untyped-call]
     return x
+
+
+def one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A chain of elementwise operations, compiled by TensorFlow into one pass.
+
+    Inside gradients that are written out; JAX compiles whole steps as it is.
+    """
+
+    @functools.cache
+    def compiled() -> Callable[..., Any]:
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True, autograph=False)  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        is_tensorflow = keras.backend.backend() == "tensorflow"
+        return (compiled() if is_tensorflow else function)(*args)
+
+    return call
 
 
 def over_keys(logits: Tensor) -> Tensor:
@@ -167,17 +188,17 @@ def block(
         gamma_1, beta_1, w_0, b_0, w_1, b_1 = weights[6:]
         z_0 = rows(z)
         norm_0 = _moments(z_0, epsilon)
-        qkv = ops.matmul(_normalized(z_0, *norm_0) * gamma_0 + beta_0, u_qkv) + b_qkv
+        qkv = ops.matmul(_normed(z_0, norm_0, gamma_0, beta_0), u_qkv) + b_qkv
         heads = rows(side_by_side(attend(*in_heads(qkv))))
         z_1 = ops.matmul(heads, u_msa) + b_msa + z_0
         norm_1 = _moments(z_1, epsilon)
-        h = ops.matmul(_normalized(z_1, *norm_1) * gamma_1 + beta_1, w_0) + b_0
-        y = ops.matmul(_gelu(h, gelu)[0], w_1) + b_1 + z_1
+        h = ops.matmul(_normed(z_1, norm_1, gamma_1, beta_1), w_0) + b_0
+        y = ops.matmul(_gelu(h, gelu), w_1) + b_1 + z_1
 
         def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
             dy = rows(args[-1] if upstream is None else upstream)
-            a, slope = _gelu(after(h, dy), gelu)
-            dh = ops.matmul(dy, transposed(w_1)) * slope
+            da = ops.matmul(dy, transposed(w_1))
+            a, dh = _gelu_gradient(after(h, da), da, gelu)
             d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)
             dz, into_mlp = _dense_of_norm(
                 after(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
@@ -203,11 +224,20 @@ def rows(x: Tensor) -> Tensor:
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
+@one_pass
 def _moments(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The mean of every row and 1 / its standard deviation, each [B T, 1]."""
     mean = ops.mean(x, axis=-1, keepdims=True)
     variance = ops.mean(ops.square(x - mean), axis=-1, keepdims=True)
     return mean, ops.rsqrt(variance + epsilon)
+
+
+@one_pass
+def _normed(
+    x: Tensor, moments: tuple[Tensor, Tensor], gamma: Tensor, beta: Tensor
+) -> Tensor:
+    """Returns n * gamma + beta."""
+    return _normalized(x, *moments) * gamma + beta
 
 
 def _normalized(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
@@ -223,17 +253,36 @@ def _dense_of_norm(
     dy: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Of y = (n * gamma + beta) kernel + bias: dx, and the weights' in that order."""
-    n = _normalized(x, *moments)
-    d_kernel = ops.matmul(transposed(n * gamma + beta), dy)
-    d_scaled = ops.matmul(dy, transposed(kernel))
-    dn = d_scaled * gamma
-    along_n = ops.mean(dn * n, axis=-1, keepdims=True)
-    dx = (dn - ops.mean(dn, axis=-1, keepdims=True) - n * along_n) * moments[1]
-    d_gamma, d_beta = ops.sum(d_scaled * n, axis=0), ops.sum(d_scaled, axis=0)
+    d_kernel = ops.matmul(transposed(_normed(x, moments, gamma, beta)), dy)
+    d_normed = ops.matmul(dy, transposed(kernel))
+    dx, d_gamma, d_beta = _norm_gradient(x, moments, gamma, d_normed)
     return dx, (d_gamma, d_beta, d_kernel, ops.sum(dy, axis=0))
 
 
-def _gelu(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+@one_pass
+def _norm_gradient(
+    x: Tensor, moments: tuple[Tensor, Tensor], gamma: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of y = n * gamma + beta: dx, d_gamma, d_beta."""
+    n, dn = _normalized(x, *moments), dy * gamma
+    along_n = ops.mean(dn * n, axis=-1, keepdims=True)
+    dx = (dn - ops.mean(dn, axis=-1, keepdims=True) - n * along_n) * moments[1]
+    return dx, ops.sum(dy * n, axis=0), ops.sum(dy, axis=0)
+
+
+@one_pass
+def _gelu(h: Tensor, kind: str) -> Tensor:
+    return _gelu_and_slope(h, kind)[0]
+
+
+@one_pass
+def _gelu_gradient(h: Tensor, dy: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The GELU, and the gradient of what went into it."""
+    y, slope = _gelu_and_slope(h, kind)
+    return y, dy * slope
+
+
+def _gelu_and_slope(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """The GELU and its derivative."""
     if kind == "erf":
         share = 0.5 * (1 + ops.erf(h * math.sqrt(0.5)))

@@ -26,14 +26,19 @@ def in_float32(model: keras.Model) -> keras.Model:
     model = merge_lora(model)
     if {layer.dtype_policy.name for layer in model.layers} <= {"float32"}:
         return model
+    return in_policy(model, "float32")
 
-    def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+
+def in_policy(model: keras.Model, policy: str) -> keras.Model:
+    """A copy of a model with its weights in another dtype policy."""
+
+    def like(layer: keras.layers.Layer) -> keras.layers.Layer:
         config: dict[str, Any] = layer.get_config()
         if isinstance(layer, keras.layers.Layer):  # And no bare operation.
-            config["dtype"] = "float32"
+            config["dtype"] = policy
         return layer.__class__.from_config(config)
 
-    copy = keras.models.clone_model(model, clone_function=plain)
+    copy = keras.models.clone_model(model, clone_function=like)
     copy.set_weights(model.get_weights())
     return copy
 

@@ -74,6 +74,21 @@ def one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function that returns its value and what makes dx of dy, for any backend."""
+
+    @ops.custom_gradient
+    def differentiable(*xs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        y, gradient = equations(*xs)
+
+        def of_upstream(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
+            return gradient(args[-1] if upstream is None else upstream)  # type: ignore[no-any-return]
+
+        return y, of_upstream
+
+    return differentiable  # type: ignore[no-any-return]
+
+
 def over_keys(logits: Tensor) -> Tensor:
     """The softmax of Appendix A, in float32 under any dtype policy."""
     if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
@@ -111,17 +126,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if q.shape[2] < LONG:
         return ops.matmul(_rows_of_p(q, k), v)
 
-    @ops.custom_gradient
+    @with_gradient
     def in_parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         done: list[Tensor] = []
         for part in _parts(q):
             own = after(q[:, :, part], done[-1]) if done else q[:, :, part]
             done.append(ops.matmul(_rows_of_p(own, k), v))
-
-        def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
-            return attend_gradient(q, k, v, args[-1] if upstream is None else upstream)
-
-        return ops.concatenate(done, axis=2), gradient
+        return ops.concatenate(done, axis=2), lambda dy: attend_gradient(q, k, v, dy)
 
     return in_parts(q, k, v)
 
@@ -182,7 +193,7 @@ def block(
     def in_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return heads_of(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
 
-    @ops.custom_gradient
+    @with_gradient
     def equations(z: Tensor, *weights: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         gamma_0, beta_0, u_qkv, b_qkv, u_msa, b_msa = weights[:6]
         gamma_1, beta_1, w_0, b_0, w_1, b_1 = weights[6:]
@@ -195,8 +206,8 @@ def block(
         h = ops.matmul(_normed(z_1, norm_1, gamma_1, beta_1), w_0) + b_0
         y = ops.matmul(_gelu(h, gelu), w_1) + b_1 + z_1
 
-        def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
-            dy = rows(args[-1] if upstream is None else upstream)
+        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
+            dy = rows(dy)
             da = ops.matmul(dy, transposed(w_1))
             a, dh = _gelu_gradient(after(h, da), da, gelu)
             d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)

@@ -186,8 +186,30 @@ def test_bfloat16_policy_keeps_softmax_norms_and_head_in_float32():
     np.testing.assert_allclose(numpy(logits), numpy(full(images)), atol=0.3, rtol=0.05)
 
 
-def test_dropout_is_where_b1_says():
-    """Training differs from inference, and one seed repeats."""
+def test_dropout_is_where_b1_says(monkeypatch):
+    """After positions and every dense layer but query, key and value; and of A."""
+    model = tiny(dropout_rate=0.5, attention_dropout_rate=0.5)
+    images = np.ones((2, 16, 24, 3), "float32")
+    called = []
+
+    def call(self, inputs, training=None):
+        called.append(tuple(inputs.shape))
+        return inputs
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.layers.Dropout, "call", call)
+        model(images, training=True)
+    tokens, width = 1 + 2 * 3, TINY.hidden_size
+    block = [
+        (2, TINY.num_heads, tokens, tokens),
+        (2, tokens, width),
+        (2 * tokens, TINY.mlp_dim),
+        (2, tokens, width),
+    ]
+    assert called == [(2, tokens, width), *block * TINY.num_layers]
+
+
+def test_dropout_is_of_training_alone():
     model = perturbed(tiny(dropout_rate=0.5, attention_dropout_rate=0.5))
     images = np.ones((2, 16, 24, 3), "float32")
     calm = numpy(model(images))

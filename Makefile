@@ -72,7 +72,7 @@ serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit s
 peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that `make bench` has beside ours.
 
 bench: $(VENV)/dev.done  ## ViT-B/16 beside the libraries that `make peers` installed.
-	$(QUIET) $(BIN)/python benchmarks/peers.py
+	$(QUIET) $(BIN)/python benchmarks/peers.py --plot peers.png --json peers.json
 
 format: $(VENV)/dev.done
 	$(BIN)/ruff format .

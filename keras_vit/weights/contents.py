@@ -125,12 +125,12 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """The file's tensors; keras-hub keeps a classifier's head in a second file."""
-    if path.is_dir():
-        for name in _H5:
-            if (path / name).is_file():
-                path = path / name
-                break
+    """The file's tensors; keras-hub keeps a classifier's head in a second file.
+
+    Of a folder with both, safetensors, as transformers reads it.
+    """
+    if path.is_dir() and not any(path.glob("model.safetensors*")):
+        path = next((path / h5 for h5 in _H5 if (path / h5).is_file()), path)
     task = path.with_name("task.weights.h5")
     with open_tensors(path) as file:
         if path.name != "model.weights.h5" or not task.is_file():

@@ -308,6 +308,14 @@ def test_two_dialects_in_one_file(other, tmp_path):
     refuses(changed("timm_vit", tmp_path, **more), "one dialect.*of several dialects")
 
 
+def test_safetensors_before_tensorflows_file(tmp_path):
+    """Hub folders may hold both; transformers reads safetensors."""
+    folder = shutil.copytree(source("hf_vit_sharded"), tmp_path / "both")
+    shutil.copy(source("hf_tf_vit") / "tf_model.h5", folder)
+    report = keras_vit.from_checkpoint(folder).checkpoint_report
+    assert report.dialect == "hf"
+
+
 def test_the_official_names_beside_anothers(tmp_path):
     with np.load(REFERENCE / "vit_mini.npz") as file:
         refuses(changed("timm_vit", tmp_path, **file), "of several dialects")

@@ -359,8 +359,9 @@ def paper(
         _figure_5(as_json, picture)
         return
     if table in ("figure2", "figure3"):
-        points = figure_3() | _points(cards or [])
-        if table == "figure2":
+        if table == "figure3":
+            points = figure_3() | _points(cards or [])
+        else:
             points = {
                 f"{model}, {data}": of for (model, data), of in figure_2().items()
             }

@@ -159,26 +159,17 @@ def rows(model: Any, run: Any, threads: int, folder: Path) -> Iterator[tuple[str
             yield named, Row(openvino(path, threads, "bf16"), size)
 
 
-def test_images(options: argparse.Namespace, size: tuple[int, int, int]) -> Any:
+def test_images(options: argparse.Namespace, model: Any, run: Any) -> Any:
     """The test images, uint8 [N, H, W, C] with labels, or noise with None."""
     if options.data is None:
-        rng = np.random.default_rng(0)
-        return rng.integers(0, 256, (options.batch_size, *size), np.uint8), None
-    from keras_vit.data import sources
-    from keras_vit.data.pipelines import eval_pipeline
-    from keras_vit.evaluation.classification import task_of
+        size = (options.batch_size, *model.input_shape[1:])
+        return np.random.default_rng(0).integers(0, 256, size, np.uint8), None
+    from keras_vit.cli import exporting
 
-    task = task_of(sources.open_source(options.data))
-    batches = eval_pipeline(
-        task.split,
-        image_size=(size[0], size[1]),
-        batch_size=options.batch_size,
-        mean=(0.0,),
-        std=(1 / 255,),  # Leaves 0..255 as it is.
-        channels=size[-1],
-    )
-    images, labels = zip(*batches.as_numpy_iterator(), strict=True)
-    return np.rint(np.concatenate(images)).astype(np.uint8), np.concatenate(labels)
+    task = exporting._task(options.data, run, None, "stop")
+    batches = exporting._pixels(model, task, options.batch_size)
+    images, labels = zip(*batches, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def measure(row: Row, images: np.ndarray, seconds: float) -> None:
@@ -204,7 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     model, run = opened(options)
-    images, labels = test_images(options, model.input_shape[1:])
+    images, labels = test_images(options, model, run)
     with tempfile.TemporaryDirectory() as folder:
         table = dict(rows(model, run, options.threads, Path(folder)))
         step = options.batch_size

@@ -478,7 +478,7 @@ PRETRAIN["masked-patches"] = Recipe(
     clip_norm=None,
 )
 # Ours, for a few thousand images of 32 px: Table 3's Adam, with a shorter memory for so
-# few steps. The README has what it reaches.
+# few steps. docs/howto/pretrain.md has what it reaches.
 PRETRAIN["cifar10-scratch"] = Recipe(
     epochs=8,
     base_lr=(2e-3,),

@@ -33,7 +33,9 @@ _TENSOR = re.compile(
 
 
 def load_efficientnet(model: keras.Model, source: str | os.PathLike[str]) -> Report:
-    """Fills `model` with the tensors of an official TensorFlow checkpoint.
+    """Fills `model` with an official checkpoint of Table 2's Noisy Student baseline.
+
+    A TensorFlow checkpoint of tensorflow/tpu.
 
     The averaged values are loaded where the file has them, the moving statistics'
     included, as its own evaluation does.

@@ -329,7 +329,7 @@ TABLES: dict[Table, tuple[Accuracy, ...]] = {
     "Table 7": tuple(_table_7()),
     "Table 9": tuple(_table_9()),
 }
-"""Every accuracy of Tables 2, 5, 6, 7 and 9, by table, as printed; None is left out."""
+"""Every accuracy of Tables 2, 5, 6, 7 and 9, by table, as printed."""
 
 
 def expected(

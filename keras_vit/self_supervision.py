@@ -55,16 +55,15 @@ class CorruptPatches(keras.layers.Layer):
     a function of the model and the batches.
 
     Args:
-        corrupt: share of the patches to predict.
+        corrupt: share of the patches to predict, above 0 and at most 1.
         mask: share of those that become the learned [mask] embedding.
         replace: share that become the embedding of another patch of the batch, any
             but itself; the rest stay as they are.
         seed: of the draws, an integer; None takes one of Keras's.
 
-    Returns:
-        When called, the embeddings; `sources` [B, N], the patch of the batch, in
-        0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M],
-        the corrupted patches of each image, in 0..N - 1, in any order.
+    A call returns the embeddings; `sources` [B, N], the patch of the batch, in
+    0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M], the
+    corrupted patches of each image, in 0..N - 1, in any order.
     """
 
     def __init__(
@@ -229,7 +228,8 @@ class MaskedPatchPredictor(keras.Model):
         target: what is predicted of a corrupted patch: "mean_color", its mean color in
             3 bits a channel (512 classes; the one the paper reports); "4x4", a 4x4
             down-sized version in such colors (16 x 512); "l2", its pixels.
-        corrupt: share of the patches; the paper found 0.15 slightly worse.
+        corrupt: share of the patches, above 0 and at most 1; the paper found 0.15
+            slightly worse.
         mask: share of those that become the [mask] embedding.
         replace: share that become another patch's embedding, of the same batch.
         keep: share that stay as they are. The three add up to 1.
@@ -239,10 +239,9 @@ class MaskedPatchPredictor(keras.Model):
         seed: of the corruption, an integer; None takes one of Keras's.
         name: of the model.
 
-    Returns:
-        When called, a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
-        [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M]
-        and "sources" [B, N], see `CorruptPatches`.
+    A call returns a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
+    [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M] and
+    "sources" [B, N], see `CorruptPatches`.
 
     Raises:
         ValueError: if the backbone has no patches, or they do not tile its images, or
@@ -394,7 +393,7 @@ class MaskedPatchPredictor(keras.Model):
         """What the model sees and what it predicts: [B, H, W, C] -> pictures.
 
         Args:
-            images: scaled as for training.
+            images: normalized by `mean` and `std`, as for training.
 
         Returns:
             "original", "corrupted" (masked patches are grey, a replaced one shows the

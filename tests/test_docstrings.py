@@ -38,7 +38,7 @@ SOURCES = re.compile(
     r"Equations? [1-4]|Tables? \d|Figures? \d|[Ss]ections? \d|Appendix [A-D]"
     r"|\b[BD]\.\d|\b[34]\.\d\b|arXiv:\d{4}\.\d{5}"
     r"|\b(big_vision|vit_jax|big_transfer|BiT|AugReg|timm|transformers|scenic)\b"
-    r"|\b(keras\.applications|Keras's|TFDS|TensorFlow Serving|NumPy|scikit-learn)\b"
+    r"|\b(keras\.applications|Keras's|TFDS|TensorFlow Serving|scikit-learn)\b"
     r"|[Nn]ot in the paper"
 )
 TENSOR = re.compile(r"\b(Tensor|KerasTensor|ndarray|NDArray|ArrayLike)\b")
@@ -48,6 +48,8 @@ SECTION = re.compile(
     r"^(Args|Attributes|Returns|Yields|Raises):\n((?: .*\n|\n)+)", re.M
 )
 ENTRY = re.compile(r"^    \*{0,2}(\w+):", re.M)
+
+METHODS = types.FunctionType | property | classmethod | staticmethod
 
 
 def sections(doc):
@@ -159,14 +161,14 @@ def docstring_of_constant(module, name):
 def faults(value, module, name):
     """What the docstring of a public name leaves out."""
     member = value
-    if isinstance(value, property | classmethod | staticmethod):
-        member = value.fget if isinstance(value, property) else value.__func__
+    if isinstance(value, property):
+        member = value.fget
+    elif isinstance(value, classmethod | staticmethod):
+        member = value.__func__
     if isinstance(member, type | types.FunctionType):
-        doc, module = inspect.getdoc(member), member.__module__
-        if isinstance(value, types.FunctionType) and "." in name:
-            doc = doc or inherited(module, name)
+        doc = inspect.getdoc(member)  # Of the base's method, where it has none.
     else:
-        doc, module = docstring_of_constant(module, name)
+        doc, _ = docstring_of_constant(module, name)
     if not doc:
         yield "no docstring"
         return
@@ -183,15 +185,6 @@ def faults(value, module, name):
         )
 
 
-def inherited(module, name):
-    """The docstring of the first of our own classes that has one for the method."""
-    kind, method = name.split(".")
-    for base in getattr(sys.modules[module], kind).__mro__[1:]:
-        if ours(base) and (doc := inspect.getdoc(base.__dict__.get(method))):
-            return doc
-    return None
-
-
 def ours(kind):
     return kind.__module__.startswith("keras_vit")
 
@@ -202,7 +195,7 @@ def methods(kind):
     for base in filter(ours, kind.__mro__):
         for name, value in vars(base).items():
             if (
-                isinstance(value, types.FunctionType | property | classmethod)
+                isinstance(value, METHODS)
                 and not name.startswith("_")
                 and not any(hasattr(other, name) for other in others)
             ):

@@ -52,15 +52,18 @@ class Report:
     """What `load` did (3.2), tensor by tensor; prints as a table.
 
     Attributes:
-        source: the file.
+        source: the file that was read.
         rows: a tensor each: `name`, `status` ("loaded", "resized", "fresh" or
             "unused"), `file_shape` and `model_shape` (None: not there), `note`.
         zero_head: whether the file's head was loaded and is all zeros, so that
             predictions are uniform.
-        dialect: whose names the file's tensors have: "official", "timm", ...
+        dialect: whose names the file's tensors have: "official" (vit_jax's),
+            "big_vision", "bit", "timm", "hf" (transformers'), "hf-tf", "tfvit" or
+            "keras-hub".
         numerics: what the file is computed with, and what was assumed, in words.
-        preprocessing: what a `config.json` beside the file says of images: "mean" and
-            "std" in units of the 0..1 range, "interpolation"; empty without one.
+        preprocessing: of images: "mean" and "std" by channel, in units of the 0..1
+            range, and "interpolation"; from a `config.json` beside the file, else the
+            official code's [-1, 1] and "bilinear".
         published: the registry's row (variant, tag, mirrors, sizes) of a tag, or None.
     """
 

@@ -163,6 +163,7 @@ def changed(
     augment: str | None = None,
     remat: bool = False,
     freeze: bool = False,
+    lora: int | None = None,
     ema: float | None = None,
 ) -> "Recipe":
     """A recipe for so many images with the options that were given.
@@ -180,6 +181,7 @@ def changed(
         augment=augment,
         remat=remat or None,
         freeze=freeze or None,
+        lora_rank=lora,
         ema=ema,
     )
     batch = changes.get("batch_size", row.batch_size)

@@ -1,20 +1,86 @@
-"""What every command prints with, and the commands' list."""
+"""What every command prints with, the commands' list, and how a command ends."""
 
+import contextlib
+import errno
+import importlib
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
-app = typer.Typer(
+console = Console(markup=False, highlight=False, soft_wrap=True)
+errors = Console(stderr=True, style="red", markup=False, soft_wrap=True)
+LIGHT = ("launch", "recipes")  # Run without the package, whose import takes seconds.
+
+
+class Command(TyperCommand):
+    """A command that runs the package first; an expected error of it is one message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs it."""
+        try:
+            if self.name not in LIGHT:
+                run_package()
+            return super().invoke(ctx)
+        except (ValueError, OSError, ImportError) as error:
+            if getattr(error, "errno", None) == errno.EPIPE:
+                raise
+            _, *words = ctx.command_path.split()
+            tell(error, " ".join(["keras-vit", *words]))
+            raise typer.Exit(1) from error
+
+
+class Commands(typer.Typer):
+    """Whose commands are each a `Command`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """As typer's."""
+        return super().command(name, cls=Command, **options)
+
+
+app = Commands(
     rich_markup_mode=None,
     help="The Vision Transformer paper (arXiv:2010.11929v2) from a shell.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(markup=False, highlight=False, soft_wrap=True)
-errors = Console(stderr=True, style="red", markup=False, soft_wrap=True)
+
+
+def run_package() -> None:
+    """Runs keras_vit/__init__.py, if `keras_vit_command` has put it off."""
+    package = sys.modules["keras_vit"]
+    if not hasattr(package, "__version__"):
+        importlib.reload(package)
+
+
+@contextlib.contextmanager
+def helped_by(command: str) -> Iterator[None]:
+    """Names the command that helps with an error inside."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        error.add_note(command)
+        raise
+
+
+def tell(error: Exception, command: str) -> None:
+    """Prints an error of a command and, if it names none, the command that helps."""
+    said = str(error)
+    notes = getattr(error, "__notes__", ())
+    helps = next((note for note in notes if note.startswith("keras-vit ")), None)
+    if helps is None and isinstance(error, ImportError):
+        helps = "keras-vit doctor"
+    if helps is None and not re.search(r"keras-vit [a-z]|pip install", said):
+        helps = f"{command} --help"
+    if helps is not None:
+        end = "\n" if "\n" in said else ". "
+        said = f"{said.rstrip('.')}{end}Help: {helps}"
+    errors.print(f"keras-vit: {said}")
 
 
 def printable(file: Path) -> str:

@@ -11,11 +11,13 @@ import sys
 
 def main() -> None:
     """Runs the command line."""
-    # TensorFlow's C++ tells of processors and of GPUs that are not there.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow's C++ tells of processors, and calls a GPU that is not there an error.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     put_off("keras_vit")
-    from keras_vit.cli import main
-
+    try:
+        from keras_vit.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     main()
 
 

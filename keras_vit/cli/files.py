@@ -10,7 +10,7 @@ from rich.text import Text
 
 from keras_vit.cli import completing
 from keras_vit.cli.options import Corrupt, pixels
-from keras_vit.cli.shell import Commands, app, console, errors
+from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
     from keras_vit.weights.registry import Checkpoint
@@ -84,7 +84,9 @@ def list_weights(
     from keras_vit.weights.registry import select
 
     trainings: dict[str, list[Checkpoint]] = {}
-    for row in select(variant, tag):
+    with helped_by("keras-vit weights list"):
+        selected = select(variant, tag)
+    for row in selected:
         title = f"{row.tag}: {row.origin}, {row.licence}"
         trainings.setdefault(title, []).append(row)
     for title, rows in trainings.items():
@@ -139,7 +141,9 @@ def fetch(
     """Copies a tag's official files into a folder, for machines without a network."""
     from keras_vit.weights import download
 
-    for path in download.fetch(tag, to, variant):
+    with helped_by("keras-vit weights list --urls"):
+        paths = download.fetch(tag, to, variant)
+    for path in paths:
         console.print(str(path))
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 

@@ -52,7 +52,7 @@ from keras_vit.cli.options import (
     Triple,
     Warmup,
 )
-from keras_vit.cli.shell import Commands, app, console, progress
+from keras_vit.cli.shell import Commands, app, console, helped_by, progress
 
 if TYPE_CHECKING:
     import keras
@@ -365,7 +365,8 @@ def _table_3(model: str, name: str) -> "Recipe":
     """The recipe of a name, or of a model and the data it is for."""
     from keras_vit.recipes import PRETRAIN, find
 
-    return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
+    with helped_by("keras-vit recipes"):
+        return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
 
 
 @app.command()
@@ -384,7 +385,8 @@ def recipes(
     """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
     from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
 
-    rows = {name: find(name)} if name else FINETUNE | PRETRAIN
+    with helped_by("keras-vit recipes"):
+        rows = {name: find(name)} if name else FINETUNE | PRETRAIN
     if as_json:
         fields = {
             key: dataclasses.asdict(row) | {"source": source(key)}

@@ -48,7 +48,7 @@ from keras_vit.cli.options import (
     Warmup,
     pixels,
 )
-from keras_vit.cli.shell import app, console, progress
+from keras_vit.cli.shell import app, console, helped_by, progress
 
 if TYPE_CHECKING:
     from keras_vit.paper import Accuracy
@@ -244,7 +244,8 @@ def vtab(
         from keras_vit.data import vtab as data
         from keras_vit.recipes import FINETUNE
 
-        chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
+        with helped_by("keras-vit vtab --list"):
+            chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
         replicas = on_devices(context, distribute, tpu, 1, mixed_precision)
         settings = changed(
             FINETUNE["vtab"],

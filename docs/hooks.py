@@ -31,9 +31,16 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
     "CHANGELOG.md": "changes.md",
 }
-MODULES = ("", ".layers", ".models", ".weights", ".configs", ".recipes", ".data")
-MODULES += (".training", ".self_supervision", ".evaluation", ".inspection")
-MODULES += (".inspection.plots", ".serving", ".paper")
+MODULES = """
+keras_vit keras_vit.layers keras_vit.models keras_vit.weights keras_vit.configs
+keras_vit.recipes keras_vit.data keras_vit.data.pipelines keras_vit.data.preprocessing
+keras_vit.data.augmentation keras_vit.data.vtab keras_vit.data.packing
+keras_vit.training keras_vit.training.optim keras_vit.training.resume
+keras_vit.self_supervision keras_vit.evaluation keras_vit.evaluation.vtab
+keras_vit.evaluation.comparison keras_vit.inspection keras_vit.inspection.plots
+keras_vit.inspection.planning keras_vit.inspection.speed keras_vit.serving
+keras_vit.paper
+""".split()
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 NAMED = re.compile(r"(?<![\[`])`(keras_vit(?:\.\w+)+)`(?![\]`])")
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -50,7 +57,6 @@ def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
     """Links as they are right in the site; the command line's reference, written."""
-    public = _public()
     place = page.file.src_uri
     source = {page: source for source, page in OUTSIDE.items()}.get(
         place, f"docs/{place}"
@@ -70,7 +76,7 @@ def on_page_markdown(
     if place == "reference/command-line.md":
         markdown += "\n".join(_help(typer.main.get_command(app), "keras-vit"))
     def referred(name: re.Match[str]) -> str:
-        return f"[{name[0]}][{name[1]}]" if name[1] in public else name[0]
+        return f"[{name[0]}][{name[1]}]" if name[1] in public() else name[0]
 
     parts = FENCE.split(LINK.sub(moved, markdown))
     return "".join(
@@ -79,14 +85,14 @@ def on_page_markdown(
 
 
 @functools.cache
-def _public() -> frozenset[str]:
+def public() -> frozenset[str]:
     """Every name that is in the reference, in full."""
-    modules = [importlib.import_module(f"keras_vit{module}") for module in MODULES]
+    modules = [importlib.import_module(module) for module in MODULES]
     return frozenset(
         f"{module.__name__}.{name}"
         for module in modules
-        for name in getattr(module, "__all__", ())
-        if not isinstance(getattr(module, name), types.ModuleType)
+        for name in module.__all__
+        if not isinstance(getattr(module, name), types.ModuleType | str)
     )
 
 

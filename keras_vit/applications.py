@@ -542,7 +542,7 @@ def preprocess_input(x: Tensor) -> Tensor:
     Returns:
         float32 of the same shape, (x - 127.5) / 127.5.
 
-    Example:
+    Examples:
         >>> preprocess_input(np.array([[[0, 51, 255]]], np.uint8)).tolist()
         [[[-1.0, -0.6000000238418579, 1.0]]]
     """

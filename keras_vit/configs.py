@@ -300,7 +300,7 @@ def builder_name(variant: str) -> str:
     Args:
         variant: a key of `VARIANTS`.
 
-    Example:
+    Examples:
         >>> builder_name("R50+ViT-B/16")
         'R50_ViT_B16'
     """

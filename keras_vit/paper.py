@@ -352,7 +352,7 @@ def expected(
     Raises:
         ValueError: if `table` is none of `TABLES`.
 
-    Example:
+    Examples:
         >>> from keras_vit import paper
         >>> found = paper.expected("ViT-L/16", "imagenet21k", "cifar10")
         >>> found.table, found.percent, found.std

@@ -270,7 +270,7 @@ class Recipe:
         Raises:
             ValueError: if there are no images.
 
-        Example:
+        Examples:
             >>> recipe = PRETRAIN["ViT-B/16-imagenet21k"]
             >>> recipe.for_images(IMAGES["imagenet21k"]).steps  # 90 epochs.
             311948
@@ -288,7 +288,7 @@ class Recipe:
         Returns:
             Values by field, for `dataclasses.replace`; those that are None left out.
 
-        Example:
+        Examples:
             >>> import dataclasses, keras_vit
             >>> recipe = keras_vit.recipes.PRETRAIN["ViT-B/16-imagenet21k"]
             >>> config = dataclasses.replace(
@@ -595,7 +595,7 @@ def finetune_row(data: str) -> str:
     Returns:
         A key of `FINETUNE`.
 
-    Example:
+    Examples:
         >>> finetune_row("cifar100:train[:10%]"), finetune_row("photos/")
         ('cifar100', 'oxford_flowers102')
     """
@@ -636,7 +636,7 @@ def source(name: str) -> str:
     Raises:
         ValueError: if there is none of this name.
 
-    Example:
+    Examples:
         >>> source("ViT-B/16-imagenet21k")
         'arXiv:2010.11929v2, Table 3 (B.1)'
     """

@@ -204,7 +204,7 @@ def class_colors(classes: np.ndarray, channels: int = 3) -> np.ndarray:
     Returns:
         float64 [..., C]: (level + 0.5) / 8 of each channel.
 
-    Example:
+    Examples:
         >>> class_colors(np.array(511))
         array([0.9375, 0.9375, 0.9375])
     """

@@ -104,7 +104,7 @@ def randaugment_operations(magnitude: float) -> dict[str, Operation]:
     Raises:
         ValueError: if `magnitude` is negative or not finite.
 
-    Example:
+    Examples:
         >>> operations = randaugment_operations(10)
         >>> operations["Invert"](tf.zeros([1, 1, 3], tf.uint8), [0.0] * 3).numpy()
         array([[[255, 255, 255]]], dtype=uint8)

@@ -230,7 +230,7 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
     Raises:
         ValueError: if `mean` or `std` is not one value, or one for each channel.
 
-    Example:
+    Examples:
         >>> normalize(tf.constant([[[0, 51, 255]]], tf.uint8)).numpy()
         array([[[-1. , -0.6,  1. ]]], dtype=float32)
     """

@@ -43,7 +43,7 @@ class Source:
         test: the test images; None where there are none.
         left_out: how many unreadable images on_corrupt="skip" has left out.
 
-    Example:
+    Examples:
         >>> from keras_vit.data import Source
         >>> from keras_vit.data.splits import Arrays
         >>> images, labels = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 0, 1, 1])

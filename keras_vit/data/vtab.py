@@ -328,7 +328,7 @@ def find(name: str) -> Task:
     Raises:
         ValueError: if there is none, naming all.
 
-    Example:
+    Examples:
         >>> find("clevr-count").group
         'Structured'
     """

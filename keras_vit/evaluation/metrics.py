@@ -257,7 +257,7 @@ class Counts:
         ValueError: if there are fewer than two outputs or classes, or `class_of_output`
             is not one for each.
 
-    Example:
+    Examples:
         >>> counts = Counts(2)
         >>> counts.update(np.array([[2.0, 1.0], [2.0, 0.0]]), np.array([0, 1]))
         >>> counts.per_image().top(1).value

@@ -221,7 +221,7 @@ def costs(
             library, or it cannot be built for images or classes like these; if the
             batch is not positive, the dtype or the optimizer unknown.
 
-    Example:
+    Examples:
         >>> from keras_vit.inspection import costs
         >>> counted = costs("ViT-B/16")
         >>> counted.parameters, counted.multiply_adds

@@ -89,7 +89,7 @@ def paper_utilisation(*models: str) -> float:
     Returns:
         A share, in (0, 1].
 
-    Example:
+    Examples:
         >>> round(paper_utilisation("ViT-L/16", "ViT-H/14"), 3)
         0.345
     """

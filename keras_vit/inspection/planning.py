@@ -254,7 +254,7 @@ def plan(sentence: str, **changes: Any) -> Plan:
         ValueError: if the sentence is another one, a word of it unknown, or as of
             `Plan`.
 
-    Example:
+    Examples:
         >>> from keras_vit.inspection.planning import plan
         >>> run = plan("ViT-L/16 jft300m 14 epochs on 512xTPUv3-core")
         >>> round(run.exaflops)  # Table 6.

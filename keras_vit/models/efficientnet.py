@@ -77,7 +77,7 @@ def efficientnet(
         mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225): about -2.1 to 2.6.
         Here, unlike in keras.applications, that is not a part of the model.
 
-    Example:
+    Examples:
         >>> from keras_vit.configs import EFFICIENTNET_VARIANTS
         >>> model = efficientnet(EFFICIENTNET_VARIANTS["EfficientNet-B0"])
         >>> model.count_params()  # 5,288,548 of them trainable

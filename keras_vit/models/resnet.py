@@ -35,7 +35,7 @@ def resnet(
     Raises:
         ValueError: if a side of `image_size` is 0.
 
-    Example:
+    Examples:
         >>> import keras_vit
         >>> config = keras_vit.VARIANTS["BiT-R50x1"]
         >>> resnet(config, image_size=(64, 64), num_classes=None).output_shape

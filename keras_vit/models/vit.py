@@ -45,7 +45,7 @@ def vit(
         ValueError: if a side of `image_size` is not a positive multiple of the patch
             size (section 3.1), or, of a hybrid, its map is smaller than a patch.
 
-    Example:
+    Examples:
         >>> import keras_vit
         >>> model = keras_vit.vit(
         ...     keras_vit.VARIANTS["ViT-B/16"], image_size=(224, 224), num_classes=1000

@@ -56,7 +56,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
     Raises:
         ValueError: if `decay` is unknown, or not 0 <= warmup_steps < total_steps.
 
-    Example:
+    Examples:
         >>> rate = WarmupDecay(0.03, total_steps=500)  # Table 4's Pets.
         >>> [round(float(rate(step)), 3) for step in (0, 250, 500)]
         [0.03, 0.015, 0.0]
@@ -272,7 +272,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     Raises:
         ValueError: if no path is a Transformer block's.
 
-    Example:
+    Examples:
         >>> layer_rates(["embedding/bias", "encoderblock_0/qkv/bias", "head/bias"], 0.5)
         [0.25, 0.5, 1.0]
     """

@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 PEERS = keras-vit torch keras-hub flax vit-keras
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test peers vit-keras-python bench clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test peers vit-keras-python bench docs clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -74,6 +74,9 @@ peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that 
 bench: $(VENV)/dev.done  ## ViT-B/16 beside the libraries that `make peers` installed.
 	$(QUIET) $(BIN)/python benchmarks/peers.py --plot peers.png --json peers.json
 
+docs: $(VENV)/dev.done  ## The documentation as a site, in site/.
+	$(QUIET) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(VENV)/dev.done
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -124,4 +127,4 @@ vit-keras-python:
 	touch $@
 
 clean:
-	rm -rf .venv .venv-floor .venv-interop .venv-serve .venv-peers demo runs build dist *.egg-info
+	rm -rf .venv .venv-floor .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info

@@ -46,13 +46,15 @@ from keras_vit.weights.contents import Contents
 
 POOLINGS = (None, "token", "avg", "max")
 
-_DOC = """Builds {variant} (Table 1, section 3.1), pretrained unless `weights=None`.
+_DOC = """Builds {variant} ({source}), pretrained unless `weights=None`.
+
+The arguments are keras.applications', those after `name` this library's.
 
 Args:
     include_top: whether to put the classifier on top.
     weights: None (random), a tag ({tags}), a file,
         or a directory holding the tag's file or one checkpoint file.
-    input_tensor: Keras tensor to use as the images.
+    input_tensor: Keras tensor [B, H, W, C] to use as the images.
     input_shape: (H, W, C). {size} with
         pretrained weights: positions are resized (3.2), the first kernel is adapted to
         C. Default: the weights' own size, else (224, 224, 3).
@@ -67,28 +69,31 @@ Args:
     representation_size: width of the tanh layer `pre_logits` before the head, or None.
     dropout_rate: after every dense layer but query, key and value (B.1); default
         {dropout_rate}.
-    attention_dropout_rate: of the attention probabilities.
+    attention_dropout_rate: of the attention probabilities, in [0, 1).
     stochastic_depth_rate: of the last block's branches, in training; see `ViTConfig`.
     gelu: "tanh" (the published weights') or "erf"; default: the weights' own.
     numerics: "paper", "timm" or "hf": whose GELU and epsilons to compute with in the
         place of the weights' own. A tag's are the paper's, whatever copy is loaded.
 
 Returns:
-    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K]; what
-    was loaded is `model.checkpoint_report`.
+    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K], or to
+    what `pooling` says; what was loaded is `model.checkpoint_report`.
 
 Raises:
-    ValueError: if an argument is impossible or the weights do not fit.
-    OSError: if no mirror has the weights.
+    ValueError: if an argument is impossible, the tag is unknown or the weights do not
+        fit.
+    OSError: if there is no such file, or no mirror has the weights.
 """
 
-_RESNET_DOC = """Builds {variant} (sections 4.1 and D.6).
+_RESNET_DOC = """Builds {variant} ({source}), pretrained unless `weights=None`.
+
+The arguments are keras.applications', those after `name` this library's.
 
 Args:
     include_top: whether to put the classifier on top.
     weights: None (random), a tag ({tags}), a file,
         or a directory holding the tag's file or one checkpoint file.
-    input_tensor: Keras tensor to use as the images.
+    input_tensor: Keras tensor [B, H, W, C] to use as the images.
     input_shape: (H, W, C), any. Default: the weights' own size, else (224, 224, 3).
     pooling: with `include_top=False`: None returns the feature map [B, H/32, W/32, C'],
         "avg" and "max" its mean and maximum.
@@ -101,11 +106,13 @@ Args:
         the weights' own.
 
 Returns:
-    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K].
+    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K], or to
+    what `pooling` says; what was loaded is `model.checkpoint_report`.
 
 Raises:
-    ValueError: if an argument is impossible or the weights do not fit.
-    OSError: if no mirror has the weights.
+    ValueError: if an argument is impossible, the tag is unknown or the weights do not
+        fit.
+    OSError: if there is no such file, or no mirror has the weights.
 """
 
 
@@ -314,15 +321,22 @@ def _named(
     tags = ", ".join(repr(tag) for tag in registry.tags(variant))
     build.__name__ = build.__qualname__ = builder_name(variant)
     if isinstance(config, ResNetConfig):
+        source = "D.6" if config.unit == "axial" else "section 4.1's BiT"
         build.__doc__ = _RESNET_DOC.format(
-            variant=variant, tags=tags or "none is known"
+            variant=variant, source=source, tags=tags or "none is known"
         )
         return build
+    source = "Table 1, section 3.1"
     size = f"Any multiple of the patch size, {config.patch_size}, works"
     if config.resnet is not None:
-        size = "Any size works"
+        size, source = "Any size works", "hybrid, sections 3.1 and 4.1"
+    elif config.attention == "axial":
+        source = "D.6"
+    elif variant.startswith(("ViT-Ti", "ViT-S")):
+        source = "section 3.1; the size is DeiT's and AugReg's"
     build.__doc__ = _DOC.format(
         variant=variant,
+        source=source,
         tags=tags or "none is known",
         size=size,
         dropout_rate=config.dropout_rate,
@@ -449,7 +463,7 @@ def from_checkpoint(
     numerics: str | None = None,
     **overrides: Any,
 ) -> keras.Model:
-    """Builds the model a checkpoint needs, and fills it.
+    """Builds the model a checkpoint needs, and fills it; not in the paper.
 
     The architecture is read off the tensors: channels from the first kernel, heads
     from the query's where its axes show them, `pre_logits` kept when present, a class
@@ -477,7 +491,8 @@ def from_checkpoint(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged or not a ViT's, or the grid cannot be known.
+        ValueError: if it is damaged or not a ViT's, an override is unknown or does not
+            fit it, or the grid cannot be known.
     """
     fields = VIT_FIELDS | RESNET_FIELDS
     unknown = overrides.keys() - fields
@@ -518,7 +533,7 @@ def _own_size(found: Contents) -> tuple[int, int]:
 
 
 def preprocess_input(x: Tensor) -> Tensor:
-    """Scales images of 0..255 to the [-1, 1] of the published weights.
+    """Scales images of 0..255 to the [-1, 1] of the published weights (vit_jax).
 
     Args:
         x: [..., H, W, C], uint8 or floats in 0..255; NumPy array or tensor. It is
@@ -526,6 +541,10 @@ def preprocess_input(x: Tensor) -> Tensor:
 
     Returns:
         float32 of the same shape, (x - 127.5) / 127.5.
+
+    Example:
+        >>> preprocess_input(np.array([[[0, 51, 255]]], np.uint8)).tolist()
+        [[[-1.0, -0.6000000238418579, 1.0]]]
     """
     if isinstance(x, np.ndarray):
         return (x.astype(np.float32) - 127.5) / np.float32(127.5)
@@ -542,11 +561,11 @@ def imagenet2012_labels() -> tuple[str, ...]:
 def decode_predictions(
     predictions: Tensor, top: int = 5
 ) -> list[list[tuple[int, str, float]]]:
-    """Names the best ImageNet-2012 classes of each row.
+    """Names the best ImageNet-2012 classes of each row; keras.applications' signature.
 
     Args:
         predictions: [B, 1000], probabilities or logits.
-        top: how many classes to name.
+        top: how many classes to name, 1 to 1000.
 
     Returns:
         For each row, `top` tuples (class index, name, score), best first.

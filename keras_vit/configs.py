@@ -7,6 +7,23 @@ Standard library only.
 import dataclasses
 from typing import Any, Literal
 
+__all__ = [
+    "AXIAL_RESNETS",
+    "AXIAL_VARIANTS",
+    "BIT_VARIANTS",
+    "EFFICIENTNET_VARIANTS",
+    "EfficientNetConfig",
+    "HYBRID_VARIANTS",
+    "NUMERICS",
+    "ResNetConfig",
+    "TABLE_1",
+    "VARIANTS",
+    "VIT_VARIANTS",
+    "ViTConfig",
+    "builder_name",
+    "numerics_of",
+]
+
 Classifier = Literal["token", "gap", "map", "unpooled", "token_unpooled", "distilled"]
 Gelu = Literal["tanh", "erf"]
 Position = Literal["none", "1d", "2d", "sincos2d", "relative"]
@@ -59,23 +76,37 @@ class ResNetConfig:
 
     The stem of a hybrid is of units "v1" (vit_jax/models_resnet.py), a BiT model of
     "v2" (pre-activation, big_transfer); "axial" is "v2" with row and column attention
-    in the place of the 3x3 convolution (D.6). The families differ in every epsilon.
+    in the place of the 3x3 convolution (D.6). The families differ in every epsilon:
+    the defaults are BiT's.
+
+    Attributes:
+        num_layers: units of each stage; () is the root alone.
+        width: channels of the root; stage i, from 0, has 4 * width * 2^i. A multiple
+            of 32, the groups of a norm, and of an axial unit's heads.
+        unit: "v1", "v2" or "axial".
+        kernel_epsilon: what keeps the standardisation of a kernel finite, see
+            `StdConv2D`; above 0.
+        epsilon_outside: whether kernels are w / (std + epsilon), as the hybrids', or
+            w / sqrt(variance + epsilon), as BiT's.
+        group_norm_epsilon: added to the variance of the 32 groups; above 0.
+        pool_padding: of the root's max-pool: "zero", BiT's, which is "subtly not the
+            same" as "inf", big_vision's minus infinity. "v1" always has minus infinity.
+        num_heads: k of every "axial" unit; the others have none.
+        head_bias_init: what the head's bias starts at; big_vision's.
 
     Raises:
-        ValueError: if a size is not positive or a choice is unknown.
+        ValueError: if a size is not positive or a choice is unknown, or `width` is no
+            multiple of 32 or of an axial unit's heads.
     """
 
-    num_layers: tuple[int, ...]  # Units of each stage; (): the root alone.
-    width: int = 64  # Channels of the root; stage i has 4 * width * 2^i.
+    num_layers: tuple[int, ...]
+    width: int = 64
     unit: Unit = "v2"
     kernel_epsilon: float = 1e-10
-    # w / (std + epsilon) where outside, w / sqrt(variance + epsilon) where not.
     epsilon_outside: bool = False
     group_norm_epsilon: float = 1e-5
-    # BiT pads its max-pool with zeros, "subtly not the same" as minus infinity, which
-    # big_vision's copy pads with; "v1" always has minus infinity.
     pool_padding: PoolPadding = "zero"
-    num_heads: int = 8  # Of "axial".
+    num_heads: int = 8
     head_bias_init: float = 0.0
 
     def __post_init__(self) -> None:
@@ -109,35 +140,62 @@ class ResNetConfig:
 class ViTConfig:
     """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
 
+    Attributes:
+        patch_size: P (3.1), in pixels; in a hybrid, in places of the feature map.
+        num_layers: L, Table 1's "Layers".
+        hidden_size: D, Table 1's "Hidden size D"; a multiple of `num_heads`, of 2
+            for position "2d", of 4 and at least 8 for "sincos2d".
+        mlp_dim: Table 1's "MLP size".
+        num_heads: k, Table 1's "Heads".
+        dropout_rate: Table 3's "Dropout" (B.1), in [0, 1).
+        attention_dropout_rate: of the attention probabilities, in [0, 1); 0 in every
+            published config.
+        stochastic_depth_rate: of the last block, in [0, 1); block i of L, from 0, has
+            i / (L - 1) of it (AugReg; big_vision's models/mlp_mixer.py and timm alike).
+        classifier: what the head reads (D.3). "token": z_L^0 of Equation 4; "gap": the
+            mean of the patches; "map": big_vision's attention pooling; "unpooled" and
+            "token_unpooled": every token, without and with a class token; "distilled":
+            the class and the distillation token side by side (DeiT's two heads in one).
+        representation_size: units of the tanh layer `pre_logits` before the head (3.1,
+            "one hidden layer"), or None.
+        head_bias_init: what the head's bias starts at; big_vision's.
+        gelu: "tanh", the approximation that the published weights were trained with
+            (Flax's default), or "erf", torch's and Keras's default (up to 8e-4 apart
+            in the logits).
+        layer_norm_epsilon: added to the variance; Flax's default. Keras's is 1e-3.
+        resnet: of a hybrid (3.1), of units "v1": patches are cut from its feature map.
+        position: the embedding of D.4, of which "sincos2d" is big_vision's, not
+            learned, and not in the paper.
+        position_at: where positions are added (D.4); "relative" is in every layer
+            whatever this says.
+        attention: "full", or "axial": rows, then columns (D.6), which leaves no place
+            for a class token or registers.
+        num_registers: learned tokens of no class (DINOv2), after the class token.
+
     Raises:
-        ValueError: if a size is not positive, a choice is unknown, or
-            `hidden_size` is not a multiple of `num_heads` (Appendix A).
+        ValueError: if a size is not positive, a rate is not in [0, 1), a choice is
+            unknown, `hidden_size` is not a multiple of `num_heads` (Appendix A), or
+            two fields contradict each other.
     """
 
-    patch_size: int  # P, in pixels (of the feature map, in a hybrid).
-    num_layers: int  # "Layers".
-    hidden_size: int  # "Hidden size D".
-    mlp_dim: int  # "MLP size".
-    num_heads: int  # "Heads", k.
-    dropout_rate: float = 0.0  # B.1, Table 3.
-    attention_dropout_rate: float = 0.0  # Zero in every published config.
-    # Of the last block; block i of L has i / (L - 1) of it (AugReg; big_vision's
-    # models/mlp_mixer.py and timm alike).
+    patch_size: int
+    num_layers: int
+    hidden_size: int
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
     stochastic_depth_rate: float = 0.0
-    # D.3; "map" is big_vision's; "unpooled": the head on every token; "distilled": on
-    # the class and the distillation token side by side (DeiT's two heads in one).
     classifier: Classifier = "token"
-    representation_size: int | None = None  # Width of the tanh `pre_logits`, or none.
+    representation_size: int | None = None
     head_bias_init: float = 0.0
-    # The published weights were trained with Flax's default, the tanh approximation;
-    # torch's and Keras's default is "erf" (up to 8e-4 apart in the logits).
     gelu: Gelu = "tanh"
-    layer_norm_epsilon: float = 1e-6  # Flax's LayerNorm default; Keras's is 1e-3.
-    resnet: ResNetConfig | None = None  # 3.1, hybrid: patches of its feature map.
-    position: Position = "1d"  # D.4; "sincos2d" is big_vision's, and not learned.
-    position_at: PositionAt = "stem"  # D.4; "relative" is always in every layer.
-    attention: Attention = "full"  # D.6.
-    num_registers: int = 0  # Learned tokens of no class (DINOv2), after the class's.
+    layer_norm_epsilon: float = 1e-6
+    resnet: ResNetConfig | None = None
+    position: Position = "1d"
+    position_at: PositionAt = "stem"
+    attention: Attention = "full"
+    num_registers: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -225,22 +283,30 @@ def _row(num_layers: int, hidden_size: int, mlp_dim: int, num_heads: int) -> ViT
     )
 
 
-TABLE_1 = {  # B, L and H are the paper's; Ti and S are DeiT's, as in AugReg.
+TABLE_1 = {
     "Ti": _row(12, 192, 768, 3),
     "S": _row(12, 384, 1536, 6),
     "B": _row(12, 768, 3072, 12),
     "L": _row(24, 1024, 4096, 16),
     "H": _row(32, 1280, 5120, 16),
 }
+"""Table 1 by size, at P = 16: B, L and H are the paper's, Ti and S DeiT's, as AugReg's.
+"""
 
 
 def builder_name(variant: str) -> str:
-    """The paper's spelling as a Python name: "ViT-B/16" -> "ViT_B16"."""
+    """The paper's spelling (4.1) as a Python name: "ViT-B/16" -> "ViT_B16".
+
+    Args:
+        variant: a key of `VARIANTS`.
+
+    Example:
+        >>> builder_name("R50+ViT-B/16")
+        'R50_ViT_B16'
+    """
     return variant.replace("/", "").replace("-", "_").replace("+", "_")
 
 
-# vit_jax/configs/models.py: L/16, H/14 and the R50 hybrids fine-tune with dropout 0.1,
-# the others with none.
 VIT_VARIANTS = {
     f"ViT-{size}/{patch_size}": dataclasses.replace(
         TABLE_1[size],
@@ -259,6 +325,10 @@ VIT_VARIANTS = {
         ("H", 14),
     )
 }
+"""The ViTs of 4.1 and AugReg's: `ViTConfig`s by the paper's spelling, "ViT-B/16".
+
+L/16 and H/14 have dropout 0.1, the others none: vit_jax/configs/models.py.
+"""
 
 
 def _hybrid(
@@ -277,10 +347,6 @@ def _hybrid(
     )
 
 
-# vit_jax/configs/models.py; the /16 ones move stage 4's units into stage 3 (section
-# 4.1), which makes their sequence four times as long. R50+B/32 and R50+L/16 are Table
-# 6's; the official code lists neither, so they follow their siblings.
-# R+ViT-Ti/16 cuts 8x8 patches of the root's map: 32 pixels, despite its name.
 HYBRID_VARIANTS = {
     "R+ViT-Ti/16": _hybrid("Ti", (), patch_size=8),
     "R26+ViT-S/32": _hybrid("S", (2, 2, 2, 2)),
@@ -290,6 +356,14 @@ HYBRID_VARIANTS = {
     "R50+ViT-L/16": _hybrid("L", (3, 4, 9), dropout_rate=0.1),
     "R50+ViT-L/32": _hybrid("L", (3, 4, 6, 3), dropout_rate=0.1),
 }
+"""The hybrids of 3.1 and 4.1: `ViTConfig`s with a `resnet`, by the paper's spelling.
+
+The /16 ones move stage 4's units into stage 3 (4.1), which makes their sequence four
+times as long. Sizes and dropout (0.1 with an R50) are vit_jax/configs/models.py's;
+R50+ViT-B/32 and R50+ViT-L/16 are Table 6's: the official code lists neither, so they
+follow their siblings. R+ViT-Ti/16 cuts 8x8 patches of the root's map: 32 pixels,
+despite its name.
+"""
 
 BIT_DEPTHS = {  # 200 is big_vision's (bit.py); the others are big_transfer's.
     50: (3, 4, 6, 3),
@@ -313,33 +387,51 @@ BIT_VARIANTS = {
         (200, 3),
     )
 }
+"""BiT's ResNets (4.1, Table 6; R152x4 is Table 2's BiT-L): `ResNetConfig`s by name.
 
-# D.6. Rows and columns leave no place for a class token, so the tokens are averaged.
+"BiT-R50x3" has 50 layers, three times as wide; R50x3 and R101x3 are big_transfer's, and
+not in the paper.
+"""
+
 AXIAL_VARIANTS = {
     f"Axial-ViT-B/{patch_size}": dataclasses.replace(
         TABLE_1["B"], patch_size=patch_size, classifier="gap", attention="axial"
     )
     for patch_size in (16, 32)
 }
+"""Axial-ViT-B/16 and B/32 (D.6, Figure 13): `ViTConfig`s by name.
+
+Rows and columns leave no place for a class token, so the tokens are averaged.
+"""
+
 AXIAL_RESNETS = {
     "Axial-ResNet50": ResNetConfig(num_layers=BIT_DEPTHS[50], unit="axial")
 }
+"""Axial-ResNet50 (D.6, Figure 13): BiT's R50x1 with axial units, a `ResNetConfig`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EfficientNetConfig:
     """One scaling of EfficientNet-B0 (arXiv:1905.11946), the other system of Table 2.
 
+    Attributes:
+        width_coefficient: multiplies B0's filters.
+        depth_coefficient: multiplies B0's repeats of a block.
+        image_size: "Resolution": pixels a side.
+        dropout_rate: before the head, in [0, 1).
+        drop_connect_rate: in [0, 1); in training, block i of n, from 0, leaves its
+            part of an image out with i / n of this probability.
+
     Raises:
         ValueError: if a coefficient or the size is not positive, or a rate is not in
             [0, 1).
     """
 
-    width_coefficient: float  # Multiplies B0's filters.
-    depth_coefficient: float  # Multiplies B0's repeats of a block.
-    image_size: int  # "Resolution": pixels a side.
-    dropout_rate: float  # Before the head.
-    drop_connect_rate: float = 0.2  # Of the last block; the first has none.
+    width_coefficient: float
+    depth_coefficient: float
+    image_size: int
+    dropout_rate: float
+    drop_connect_rate: float = 0.2
 
     def __post_init__(self) -> None:
         for field in ("width_coefficient", "depth_coefficient", "image_size"):
@@ -356,7 +448,6 @@ class EfficientNetConfig:
                 )
 
 
-# `efficientnet_params` of google-research/noisystudent, efficientnet_builder.py.
 EFFICIENTNET_VARIANTS = {
     f"EfficientNet-{size}": EfficientNetConfig(
         width_coefficient=width,
@@ -373,11 +464,15 @@ EFFICIENTNET_VARIANTS = {
         ("B5", 1.6, 2.2, 456, 0.4),
         ("B6", 1.8, 2.6, 528, 0.5),
         ("B7", 2.0, 3.1, 600, 0.5),
-        ("L2", 4.3, 5.3, 800, 0.5),  # Of arXiv:1911.04252; 480 million parameters.
+        ("L2", 4.3, 5.3, 800, 0.5),  # 480 million parameters.
     )
 }
+"""EfficientNet-B0 to B7 (arXiv:1905.11946) and L2, Table 2's (arXiv:1911.04252).
 
-# Every variant under the paper's spelling and under its builder's name.
+`EfficientNetConfig`s by name: `efficientnet_params` of google-research/noisystudent,
+efficientnet_builder.py.
+"""
+
 VARIANTS: dict[str, Any] = {  # Their kinds are those of the tables above.
     **VIT_VARIANTS,
     **HYBRID_VARIANTS,
@@ -386,10 +481,13 @@ VARIANTS: dict[str, Any] = {  # Their kinds are those of the tables above.
     **AXIAL_RESNETS,
     **EFFICIENTNET_VARIANTS,
 }
+"""Every model's config, under the paper's spelling (4.1) and its builder's name.
+
+"ViT-B/16" and "ViT_B16" are the same `ViTConfig`; the BiT's are `ResNetConfig`s, the
+EfficientNets (Table 2), which have no builder, `EfficientNetConfig`s.
+"""
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
 
-# What libraries compute with, where tensors do not say: "paper" is vit_jax, big_vision
-# and big_transfer. A hybrid's kernels are standardised as "v1", a BiT's as "v2".
 _TORCH = {"kernel_epsilon": 1e-8, "epsilon_outside": False, "group_norm_epsilon": 1e-5}
 NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {
@@ -416,10 +514,24 @@ NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
         "v2": _TORCH,
     },
 }
+"""What libraries compute with, where a file's tensors do not say: fields of configs.
+
+By library ("paper" is vit_jax, big_vision and big_transfer; "hf" is transformers), then
+"vit", "v1" (a hybrid's kernels) or "v2" (a BiT's).
+"""
 
 
 def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, Any]:
-    """The fields of `config` that `numerics` sets.
+    """The fields of `config` that a library's numerics set: a row of `NUMERICS`.
+
+    Args:
+        config: a ViT's, a hybrid's or a ResNet's.
+        numerics: "paper" (vit_jax, big_vision, big_transfer), "timm" or "hf"
+            (transformers).
+
+    Returns:
+        Values by field, for `dataclasses.replace`; a hybrid's has "resnet", its whole
+        `ResNetConfig`.
 
     Raises:
         ValueError: if `numerics` is unknown.

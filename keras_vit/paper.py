@@ -18,21 +18,47 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
+__all__ = [
+    "AVERAGE_5",
+    "Accuracy",
+    "CORE_DAYS",
+    "EXAFLOPS",
+    "TABLES",
+    "VTAB",
+    "expected",
+    "figure_2",
+    "figure_3",
+    "figure_5",
+    "kind",
+]
+
 Table = Literal["Table 2", "Table 5", "Table 6", "Table 7", "Table 9"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """One number of the paper: top-1 in percent, 0 to 100."""
+    """One number of the paper's Tables 2, 5, 6, 7 and 9.
+
+    Attributes:
+        table: the one that prints it, a key of `TABLES`.
+        model: as `VARIANTS` names it; Noisy Student is "EfficientNet-L2".
+        pretrained_on: "jft300m", "imagenet21k" or "imagenet2012".
+        dataset: that the accuracy is of, as TFDS names it; "imagenet2012_real",
+            "vtab" and "vtab/dtd" are the module's names, "average" is Table 7's own.
+        percent: top-1, 0 to 100; Table 2's is the mean of three fine-tunings.
+        std: their standard deviation, in percent; None where none is printed.
+        epochs: of the pre-training, Table 6's column; None in the others.
+        optimizer: of the pre-training; Table 7 has both.
+    """
 
     table: Table
     model: str
-    pretrained_on: str  # "jft300m", "imagenet21k" or "imagenet2012".
+    pretrained_on: str
     dataset: str
     percent: float
-    std: float | None = None  # Of three fine-tunings, in percent; Table 2.
-    epochs: int | None = None  # Of the pre-training; Table 6.
-    optimizer: Literal["adam", "sgd"] = "adam"  # Likewise; Table 7 has both.
+    std: float | None = None
+    epochs: int | None = None
+    optimizer: Literal["adam", "sgd"] = "adam"
 
 
 # The mean of three fine-tunings and its deviation, None where the paper has none. BiT-L
@@ -67,13 +93,14 @@ _TABLE_2: dict[str, tuple[tuple[float, float | None], ...]] = {
     "oxford_flowers102": ((99.68, 0.02), (99.74, 0.00), (99.61, 0.02), (99.63, 0.03)),
     "vtab": ((77.63, 0.23), (76.28, 0.46), (72.72, 0.21), (76.29, 1.70)),
 }
-CORE_DAYS = {  # Table 2: TPUv3-core-days of the pre-training, by model and data.
+CORE_DAYS = {
     ("ViT-H/14", "jft300m"): 2_500,
     ("ViT-L/16", "jft300m"): 680,
     ("ViT-L/16", "imagenet21k"): 230,
     ("BiT-R152x4", "jft300m"): 9_900,
     _L2: 12_300,
 }
+"""TPUv3-core-days of the pre-training (Table 2), by (model, data of it)."""
 
 # At 384 px, without Polyak averaging; ViT-H/14 was not pre-trained on ImageNet.
 _TABLE_5_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
@@ -133,7 +160,7 @@ _TABLE_6 = {
     ("R50+ViT-L/16", 7): (86.60, 89.72, 99.18, 93.64, 97.03, 99.40),
     ("R50+ViT-L/16", 14): (87.12, 89.76, 99.31, 93.89, 97.36, 99.11),
 }
-EXAFLOPS = {  # Table 6: of the pre-training, by model and epochs.
+EXAFLOPS = {
     ("ViT-B/32", 7): 55,
     ("ViT-B/16", 7): 224,
     ("ViT-L/32", 7): 196,
@@ -153,6 +180,7 @@ EXAFLOPS = {  # Table 6: of the pre-training, by model and epochs.
     ("R50+ViT-L/16", 7): 859,
     ("R50+ViT-L/16", 14): 1668,
 }
+"""ExaFLOPs, 1e18, of the pre-training (Table 6), by (model, epochs on JFT-300M)."""
 
 # ResNets after pre-training on JFT-300M with (Adam, SGD); the average is Table 7's own.
 _TABLE_7 = {
@@ -174,7 +202,7 @@ _TABLE_7 = {
     },
 }
 
-VTAB = {  # The groups and tasks of Table 9 and Figure 2.
+VTAB = {
     "natural": (
         "caltech101",
         "cifar100",
@@ -196,6 +224,8 @@ VTAB = {  # The groups and tasks of Table 9 and Figure 2.
         "smallnorb_elevation",
     ),
 }
+"""The 19 tasks of VTAB by group, in Table 9's order (D.10, Figure 2)."""
+
 _TABLE_9 = {  # A line for each group, then the mean.
     ("ViT-H/14", "jft300m"): (
         *(95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9),
@@ -299,12 +329,13 @@ TABLES: dict[Table, tuple[Accuracy, ...]] = {
     "Table 7": tuple(_table_7()),
     "Table 9": tuple(_table_9()),
 }
+"""Every accuracy of Tables 2, 5, 6, 7 and 9, by table, as printed."""
 
 
 def expected(
     model: str, pretrained_on: str, dataset: str, *, table: Table | None = None
 ) -> Accuracy | None:
-    """The paper's accuracy of a model, pre-trained on some data, on a data set.
+    """The paper's accuracy of a model on a data set (Tables 2, 5, 6, 7 and 9).
 
     Where several numbers answer, it is that of the first table, of the longest
     pre-training there, with Adam.
@@ -344,9 +375,11 @@ def expected(
 
 
 def figure_2() -> dict[tuple[str, str], dict[str, float]]:
-    """Mean accuracy of each group of VTAB, and of all tasks, in percent.
+    """Figure 2: mean accuracy of each group of VTAB, and of all tasks.
 
-    By (model, data of the pre-training); means of Table 9's rounded numbers.
+    Returns:
+        By (model, data of the pre-training), then by group of `VTAB` or "vtab", all
+        tasks: percent, means of Table 9's rounded numbers.
     """
     groups = VTAB | {"vtab": tuple(task for tasks in VTAB.values() for task in tasks)}
     percents = {
@@ -363,7 +396,11 @@ def figure_2() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def figure_3() -> dict[str, dict[str, float]]:
-    """ImageNet accuracy of each model, in percent, by the data of its pre-training."""
+    """Figure 3: ImageNet accuracy by the data of the pre-training, of Table 5.
+
+    Returns:
+        By model, then by data: percent.
+    """
     points: dict[str, dict[str, float]] = {}
     for row in TABLES["Table 5"]:
         if row.dataset == "imagenet2012":
@@ -371,8 +408,6 @@ def figure_3() -> dict[str, dict[str, float]]:
     return points
 
 
-# Figure 5's "Average-5". The paper does not list them: they are the five of which Table
-# 7 prints the average (ReaL is left out), and so of its two models in Table 6.
 AVERAGE_5 = (
     "imagenet2012",
     "cifar10",
@@ -380,13 +415,22 @@ AVERAGE_5 = (
     "oxford_iiit_pet",
     "oxford_flowers102",
 )
+"""The data sets of Figure 5's "Average-5".
+
+The paper does not list them: they are the five of which Table 7 prints the average
+(ReaL is left out), and so of its two models in Table 6.
+"""
 
 
 def figure_5() -> dict[tuple[str, int], dict[str, float]]:
-    """Accuracy of Table 6's models in percent, by (model, epochs on JFT-300M).
+    """Figure 5: accuracy of Table 6's models.
 
-    "average" is the mean over `AVERAGE_5`, "imagenet2012" is ImageNet's. The compute
-    that they are drawn against is `EXAFLOPS`, or `inspection.costs`' own count.
+    The compute that they are drawn against is `EXAFLOPS`, or `inspection.costs`' own
+    count.
+
+    Returns:
+        By (model, epochs on JFT-300M): percent, "average" over `AVERAGE_5`, and
+        "imagenet2012".
     """
     points: dict[tuple[str, int], dict[str, float]] = {}
     for (model, epochs), cells in _TABLE_6.items():
@@ -400,7 +444,14 @@ def figure_5() -> dict[tuple[str, int], dict[str, float]]:
 
 
 def kind(model: str) -> str:
-    """What Figure 5 calls a model of Table 6."""
+    """What Figure 5 calls a model of Table 6.
+
+    Args:
+        model: as `VARIANTS` names it.
+
+    Returns:
+        "Transformer (ViT)", "ResNet (BiT)" or "Hybrid".
+    """
     if model.startswith("ViT"):
         return "Transformer (ViT)"
     return "ResNet (BiT)" if model.startswith("BiT") else "Hybrid"

@@ -8,6 +8,19 @@ trained with, `bit_hyperrule` and `augreg` are the rules that name a recipe for 
 import dataclasses
 from typing import Any, Literal
 
+__all__ = [
+    "AUGREG",
+    "FINETUNE",
+    "IMAGES",
+    "PRETRAIN",
+    "Recipe",
+    "augreg",
+    "bit_hyperrule",
+    "find",
+    "finetune_row",
+    "source",
+]
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "adam", "adafactor"),
     "momentum_dtype": ("float32", "bfloat16"),
@@ -25,53 +38,97 @@ class Recipe:
     gradients clipped at global norm 1, the learning rate chosen on a held-out share of
     the training set.
 
+    Attributes:
+        base_lr: the learning rate after the warm-up, Tables 3 and 4's; several are
+            swept on the held-out share.
+        total_steps: updates, Table 4's "Steps"; this or `epochs`.
+        epochs: Table 3's "Epochs"; `for_images` makes steps of them.
+        held_out: share of the training set that the sweep is judged on (B.1.1), above
+            0 and below 1 with several rates.
+        warmup_steps: updates in which the rate rises from 0: 10k in Table 3; with
+            Table 4 vit_jax/configs', not in the paper.
+        batch_size: images of an update: 4096 in Table 3, 512 in Table 4.
+        image_size: (H, W) in pixels: 224 in Table 3, 384 in Table 4.
+        decay: "cosine" (Table 4), "linear" (Table 3) or "staircase" (BiT-HyperRule):
+            a tenth after each boundary but the first.
+        boundaries: of "staircase", in updates; the first ends the warm-up.
+        optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor", big_vision's.
+        momentum: of "sgd" and "adafactor", in [0, 1).
+        beta1: of "adam", Table 3's, in [0, 1).
+        beta2: likewise; with "adafactor" the cap of its decay (arXiv:2106.04560).
+        weight_decay: of kernels, relative to the learning rate, Table 3's "Weight
+            decay"; big_vision's configs have the product with the rate for `wd`.
+        momentum_dtype: "float32", or "bfloat16", as vit_jax/train.py keeps SGD's and
+            big_vision all of them.
+        layer_decay: BEiT's factor of the rate from layer to layer, not in the paper;
+            see `optim.layer_rates`. None: one rate.
+        clip_norm: largest global norm of the gradients (Tables 3 and 4); None: any.
+        ema: factor of Polyak averaging, 0.9999 in Table 2's ImageNet rows (4.1), or
+            None.
+        sam_rho: radius of SAM (arXiv:2010.01412), or None.
+        accumulation_steps: parts a batch is cut in, where memory is short.
+        remat: whether training keeps each block's input alone, and computes the rest
+            once more.
+        freeze: whether the head is trained alone.
+        lora_rank: trains LoRA of this rank in the encoder, and the head, alone; None:
+            no LoRA. At most one of `freeze`, `lora_rank` and `layer_decay`.
+        loss: "softmax", or "sigmoid", one for every class: big_vision's.
+        label_smoothing: share of the labels spread over all classes (4.3), in [0, 1);
+            of the softmax.
+        head_bias_init: what the head's bias starts at (big_vision's `init_head_bias`);
+            of the model, as the next two: None leaves it as it is built.
+        dropout_rate: Table 3's "Dropout", in [0, 1), or None.
+        stochastic_depth: of the last block, in [0, 1) (AugReg, section 3.3), or None.
+        augment: "inception" crops and flips (vit_jax); "crop" is BiT's, which flips
+            too; "crop_only" is for VTAB's labels of direction; "flip"; "none".
+        resize: (H, W) in pixels before a "crop" (BiT-HyperRule); None with the others.
+        randaugment: (layers, magnitude), AugReg's, or None.
+        mixup: both parameters of the beta distribution (AugReg, BiT); 0 is without.
+        cutmix: likewise (arXiv:1905.04899).
+        random_erasing: probability, in [0, 1] (arXiv:1708.04896).
+
     Raises:
         ValueError: if a choice is unknown, a number out of range, or two fields
             contradict each other.
     """
 
-    base_lr: tuple[float, ...]  # Swept on the held-out share when there are several.
-    total_steps: int | None = None  # Updates; or epochs, see `for_images`.
-    epochs: float | None = None  # Table 3.
-    held_out: float = 0.0  # Share of the training set the sweep is judged on.
-    warmup_steps: int = 0  # Table 3: 10k; Table 4: vit_jax/configs, not in the paper.
+    base_lr: tuple[float, ...]
+    total_steps: int | None = None
+    epochs: float | None = None
+    held_out: float = 0.0
+    warmup_steps: int = 0
     batch_size: int = 512
-    image_size: tuple[int, int] = (384, 384)  # (H, W), pixels.
+    image_size: tuple[int, int] = (384, 384)
     decay: Literal["cosine", "linear", "staircase"] = "cosine"
-    boundaries: tuple[int, ...] = ()  # Of "staircase", in steps; the first: warm-up.
+    boundaries: tuple[int, ...] = ()
 
-    optimizer: Literal["sgd", "adam", "adafactor"] = "sgd"  # 4.1; big_vision.
-    momentum: float = 0.9  # Of "sgd" and "adafactor".
-    beta1: float = 0.9  # Of "adam", Table 3.
-    beta2: float = 0.999  # Likewise; with "adafactor" the cap (arXiv:2106.04560).
-    # Of kernels, and relative to the learning rate, as Table 3 has it; big_vision's
-    # configs have the product, base_lr * weight_decay, for `wd`.
+    optimizer: Literal["sgd", "adam", "adafactor"] = "sgd"
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
     weight_decay: float = 0.0
-    # vit_jax/train.py keeps SGD's momentum in bfloat16, big_vision all of them.
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
-    layer_decay: float | None = None  # BEiT's rate by depth; see optim.layer_rates.
+    layer_decay: float | None = None
     clip_norm: float | None = 1.0
-    ema: float | None = None  # Polyak averaging; Table 2's ImageNet rows use 0.9999.
-    sam_rho: float | None = None  # Radius of SAM (arXiv:2010.01412).
-    accumulation_steps: int = 1  # Parts a batch is cut in, where memory is short.
-    remat: bool = False  # Keep each block's input alone; compute the rest once more.
-    freeze: bool = False  # Train the head alone.
-    lora_rank: int | None = None  # Train LoRA of the encoder, and the head, alone.
+    ema: float | None = None
+    sam_rho: float | None = None
+    accumulation_steps: int = 1
+    remat: bool = False
+    freeze: bool = False
+    lora_rank: int | None = None
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    label_smoothing: float = 0.0  # 4.3; of the softmax.
-    # Of the model: None leaves it as it is built, see `model_options`.
-    head_bias_init: float | None = None  # big_vision's train.py, `init_head_bias`.
-    dropout_rate: float | None = None  # Table 3.
-    stochastic_depth: float | None = None  # AugReg, section 3.3; of the last block.
+    label_smoothing: float = 0.0
+    head_bias_init: float | None = None
+    dropout_rate: float | None = None
+    stochastic_depth: float | None = None
 
-    # "crop" is BiT's, which flips too; "crop_only" is for VTAB's labels of direction.
     augment: Literal["inception", "crop", "crop_only", "flip", "none"] = "inception"
-    resize: tuple[int, int] | None = None  # Before these crops (BiT-HyperRule).
-    randaugment: tuple[int, int] | None = None  # (layers, magnitude); AugReg.
-    mixup: float = 0.0  # Both parameters of the beta distribution; AugReg, BiT.
-    cutmix: float = 0.0  # Likewise (arXiv:1905.04899).
-    random_erasing: float = 0.0  # Probability (arXiv:1708.04896).
+    resize: tuple[int, int] | None = None
+    randaugment: tuple[int, int] | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    random_erasing: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("base_lr", "boundaries", "image_size", "resize", "randaugment"):
@@ -188,7 +245,7 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """`total_steps`, where they are known.
+        """`total_steps`, in updates, where they are known.
 
         Raises:
             ValueError: if the recipe has epochs still.
@@ -201,13 +258,22 @@ class Recipe:
         return self.total_steps
 
     def for_images(self, count: int) -> "Recipe":
-        """The recipe with its epochs as steps, for a training set of `count` images.
+        """The recipe with Table 3's epochs as steps, for a training set.
 
-        Rounded to the nearest step, as big_vision does (utils.py, `steps`). A recipe of
-        steps is returned as it is.
+        Args:
+            count: its images; see `IMAGES`.
+
+        Returns:
+            A recipe of `total_steps`, rounded to the nearest step, as big_vision does
+            (utils.py, `steps`), at least 1. A recipe of steps is returned as it is.
 
         Raises:
             ValueError: if there are no images.
+
+        Example:
+            >>> recipe = PRETRAIN["ViT-B/16-imagenet21k"]
+            >>> recipe.for_images(IMAGES["imagenet21k"]).steps  # 90 epochs.
+            311948
         """
         if count < 1:
             raise ValueError(f"Expected at least one image. Received: count={count}")
@@ -217,7 +283,10 @@ class Recipe:
         return dataclasses.replace(self, total_steps=steps, epochs=None)
 
     def model_options(self) -> dict[str, float]:
-        """The fields of a `ViTConfig` that the recipe sets.
+        """The fields of a `ViTConfig` that the recipe sets (Table 3: dropout).
+
+        Returns:
+            Values by field, for `dataclasses.replace`; those that are None left out.
 
         Example:
             >>> import dataclasses, keras_vit
@@ -238,7 +307,7 @@ class Recipe:
 
 _SWEEP = (0.001, 0.003, 0.01, 0.03)
 
-FINETUNE = {  # Table 4; the warm-ups are those of the official configs.
+FINETUNE = {
     "imagenet2012": Recipe(
         total_steps=20_000,
         base_lr=(0.003, 0.01, 0.03, 0.06),
@@ -259,7 +328,12 @@ FINETUNE = {  # Table 4; the warm-ups are those of the official configs.
     ),
     "vtab": Recipe(total_steps=2_500, base_lr=(0.01,), held_out=0.2, warmup_steps=500),
 }
-# Table 2's ImageNet rows: ViT-L/16 at 512 px and ViT-H/14 at 518, averaged.
+"""Table 4 (B.1.1) as `Recipe`s, by TFDS's name of the data set.
+
+"vtab" is for each of the 19 tasks. The warm-ups are those of the official configs
+(vit_jax). "imagenet2012-512" and "imagenet2012-518" are Table 2's rows of ViT-L/16 and
+ViT-H/14 (4.1): pixels a side, and Polyak averaging.
+"""
 FINETUNE |= {
     f"imagenet2012-{side}": dataclasses.replace(
         FINETUNE["imagenet2012"], image_size=(side, side), ema=0.9999
@@ -267,11 +341,12 @@ FINETUNE |= {
     for side in (512, 518)
 }
 
-IMAGES = {  # Training images: Table 6; image-net.org, 2011; ILSVRC-2012.
+IMAGES = {
     "jft300m": 303_000_000,
     "imagenet21k": 14_197_122,
     "imagenet2012": 1_281_167,
 }
+"""Training images by data set: of Table 6; image-net.org, 2011; ILSVRC-2012."""
 
 # Table 3's caption: Adam, batches of 4096, 10k steps of warm-up, 224 px. It does not
 # name the loss: with labels of several classes an image (JFT, ImageNet-21k) it is the
@@ -367,6 +442,9 @@ def augreg(
             learning rate: big_vision's `wd` of 1e-4 is 0.1 of its 1e-3.
         epochs: 300 of the checkpoints; the study has 30 as well.
 
+    Returns:
+        A `Recipe` of epochs: Adam, batches of 4096, 224 px, the sigmoid loss.
+
     Raises:
         ValueError: if the augmentation or the data set is unknown.
     """
@@ -403,6 +481,11 @@ AUGREG: dict[str, Recipe] = {
     for augmentation in _AUGREG
     for suffix in ("", "-reg")
 }
+"""AugReg's grid (arXiv:2106.10270) as `Recipe`s: 28 of `augreg`'s, at 300 epochs.
+
+"augreg-imagenet21k-medium1-reg" is augmentation "medium1" with dropout and stochastic
+depth; without "-reg" there are none. All are in `PRETRAIN`.
+"""
 
 
 def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
@@ -411,6 +494,10 @@ def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
     Args:
         num_images: of the training set.
         image_area: H * W of its images, in pixels.
+
+    Returns:
+        A `Recipe` of steps at one learning rate, 0.003: 128 px (of 160) for images
+        smaller than 96 x 96, else 480 (of 512); mixup from 20,000 images on.
 
     Raises:
         ValueError: if either is not positive.
@@ -457,6 +544,12 @@ PRETRAIN: dict[str, Recipe] = {
         mixup=0.2,
     ),
 }
+"""Pre-trainings as `Recipe`s: Table 3 (B.1), B.1.2, and others'; `source` says whose.
+
+Table 3's are MODEL-DATA, "ViT-B/16-imagenet21k", and MODEL-DATA-14ep where it has
+"7/14" epochs. "masked-patches" is B.1.2's; "...-sam" (arXiv:2106.01548), `AUGREG`'s and
+big_vision's "vit_s16_i1k" are not in the paper, "cifar10-scratch" is ours.
+"""
 # The `sam` checkpoints (arXiv:2106.01548): Table 3's last row with SAM. The radius is
 # that of SAM's own paper (arXiv:2010.01412), not one tuned for a ViT.
 PRETRAIN |= {
@@ -478,7 +571,7 @@ PRETRAIN["masked-patches"] = Recipe(
     clip_norm=None,
 )
 # Ours, for a few thousand images of 32 px: Table 3's Adam, with a shorter memory for so
-# few steps. The README has what it reaches.
+# few steps. docs/howto/pretrain.md has what it reaches.
 PRETRAIN["cifar10-scratch"] = Recipe(
     epochs=8,
     base_lr=(2e-3,),
@@ -498,13 +591,26 @@ def finetune_row(data: str) -> str:
 
     Args:
         data: a TFDS name, with or without splits; a path has the shortest training.
+
+    Returns:
+        A key of `FINETUNE`.
+
+    Example:
+        >>> finetune_row("cifar100:train[:10%]"), finetune_row("photos/")
+        ('cifar100', 'oxford_flowers102')
     """
     own = data.split(":")[0]
     return own if own in FINETUNE else "oxford_flowers102"
 
 
 def find(name: str) -> Recipe:
-    """The recipe of a name in `FINETUNE` or `PRETRAIN`.
+    """The recipe of a name in `FINETUNE` (Table 4) or `PRETRAIN` (Table 3).
+
+    Args:
+        name: a key of either.
+
+    Returns:
+        That `Recipe`; `dataclasses.replace` changes a copy.
 
     Raises:
         ValueError: if there is none.
@@ -521,8 +627,18 @@ def find(name: str) -> Recipe:
 def source(name: str) -> str:
     """Where the numbers of a recipe are from.
 
+    Args:
+        name: a key of `FINETUNE` or `PRETRAIN`.
+
+    Returns:
+        The paper with its table or section, and the code where the paper is silent.
+
     Raises:
         ValueError: if there is none of this name.
+
+    Example:
+        >>> source("ViT-B/16-imagenet21k")
+        'arXiv:2010.11929v2, Table 3 (B.1)'
     """
     find(name)
     if name in AUGREG:

@@ -30,10 +30,19 @@ from keras_vit.models.description import config_of, describe
 from keras_vit.models.vit import after_embedding
 from keras_vit.normalization import HALF, per_channel
 
+__all__ = [
+    "MASKED",
+    "CorruptPatches",
+    "MaskedPatchPredictor",
+    "class_colors",
+    "color_classes",
+]
+
 Target = Literal["mean_color", "4x4", "l2"]
 SIDE = {"mean_color": 1, "4x4": 4}  # Of the small picture of a patch.
 LEVELS = 8  # "3-bit" of a channel.
-MASKED = -1  # In the place of a patch's number.
+MASKED = -1
+"""In the place of a patch's number: its embedding is B.1.2's [mask]."""
 
 
 @register
@@ -46,16 +55,15 @@ class CorruptPatches(keras.layers.Layer):
     a function of the model and the batches.
 
     Args:
-        corrupt: share of the patches to predict.
+        corrupt: share of the patches to predict, above 0 and at most 1.
         mask: share of those that become the learned [mask] embedding.
         replace: share that become the embedding of another patch of the batch, any
             but itself; the rest stay as they are.
-        seed: of the draws; None takes one of Keras's.
+        seed: of the draws, an integer; None takes one of Keras's.
 
-    Returns:
-        When called, the embeddings; `sources` [B, N], the patch of the batch, in
-        0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M],
-        the corrupted patches of each image, in 0..N - 1, in any order.
+    A call returns the embeddings; `sources` [B, N], the patch of the batch, in
+    0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M], the
+    corrupted patches of each image, in 0..N - 1, in any order.
     """
 
     def __init__(
@@ -93,7 +101,17 @@ class CorruptPatches(keras.layers.Layer):
     def draw(
         self, batch: Any, num_patches: int, seeds: list[Any]
     ) -> tuple[Tensor, Tensor]:
-        """Sources [B, N] and places [B, M], from three seeds or generators."""
+        """Draws what becomes of each patch (B.1.2).
+
+        Args:
+            batch: B.
+            num_patches: N.
+            seeds: three, or three of Keras's generators: which patches, what becomes
+                of each, and the patch that replaces it.
+
+        Returns:
+            Integers `sources` [B, N] and `places` [B, M], see the class.
+        """
         noise = keras.random.uniform((batch, num_patches), seed=seeds[0])
         order = ops.argsort(noise, axis=-1)
         count = corrupted_patches(self.corrupt, num_patches)
@@ -123,7 +141,7 @@ def corrupted_patches(corrupt: float, num_patches: int) -> int:
 
 
 def patches_of(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images, row by row: [B, H, W, C] -> [B, N, P, P, C]."""
+    """Cuts images, row by row (3.1): [B, H, W, C] -> [B, N, P, P, C]."""
     _, height, width, channels = images.shape
     rows, columns = height // patch_size, width // patch_size
     cut = ops.reshape(images, (-1, rows, patch_size, columns, patch_size, channels))
@@ -162,6 +180,12 @@ def color_classes(colors: Tensor) -> Tensor:
     Each channel is cut in 8 equal parts; the first channel counts most. A mean of
     uint8 pixels that lies on a cut belongs above it. So that float32 cannot put it
     below, something is added: less than one level of one pixel in a patch of 56x56.
+
+    Args:
+        colors: [..., C]; what is outside 0..1 takes the nearest class.
+
+    Returns:
+        int32 [...].
     """
     levels = ops.floor(colors * LEVELS + 1e-5)
     levels = ops.cast(ops.clip(levels, 0, LEVELS - 1), "int32")
@@ -171,7 +195,19 @@ def color_classes(colors: Tensor) -> Tensor:
 
 
 def class_colors(classes: np.ndarray, channels: int = 3) -> np.ndarray:
-    """The middle of each color class: [...] -> [..., C] in [0, 1]."""
+    """The middle of each 3-bit color class (B.1.2): [...] -> [..., C] in [0, 1].
+
+    Args:
+        classes: integers [...] in 0..8^C - 1, as `color_classes` gives them.
+        channels: C.
+
+    Returns:
+        float64 [..., C]: (level + 0.5) / 8 of each channel.
+
+    Example:
+        >>> class_colors(np.array(511))
+        array([0.9375, 0.9375, 0.9375])
+    """
     weights = LEVELS ** np.arange(channels)[::-1]
     levels = classes[..., None] // weights % LEVELS
     colors: np.ndarray = (levels + 0.5) / LEVELS
@@ -192,24 +228,26 @@ class MaskedPatchPredictor(keras.Model):
         target: what is predicted of a corrupted patch: "mean_color", its mean color in
             3 bits a channel (512 classes; the one the paper reports); "4x4", a 4x4
             down-sized version in such colors (16 x 512); "l2", its pixels.
-        corrupt: share of the patches; the paper found 0.15 slightly worse.
+        corrupt: share of the patches, above 0 and at most 1; the paper found 0.15
+            slightly worse.
         mask: share of those that become the [mask] embedding.
         replace: share that become another patch's embedding, of the same batch.
         keep: share that stay as they are. The three add up to 1.
         mean: of the images' normalization, by channel, in units of the 0..1 range; one
             value serves all channels.
         std: likewise; the defaults are of images in [-1, 1].
-        seed: of the corruption; None takes one of Keras's.
+        seed: of the corruption, an integer; None takes one of Keras's.
+        name: of the model.
 
-    Returns:
-        When called, a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
-        [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M]
-        and "sources" [B, N], see `CorruptPatches`.
+    A call returns a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
+    [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M] and
+    "sources" [B, N], see `CorruptPatches`.
 
     Raises:
-        ValueError: if the backbone has no patches, or they do not tile its images; if
-            a share is none, or too small for one patch; if mean and std are not those
-            of its channels.
+        ValueError: if the backbone has no patches, or they do not tile its images, or
+            are smaller than 4 px a side for "4x4"; if `target` is unknown; if a share
+            is none, or too small for one patch; if mean and std are not those of its
+            channels.
     """
 
     backbone: keras.Model
@@ -278,9 +316,13 @@ class MaskedPatchPredictor(keras.Model):
         self.patch_size, self.grid = patch_size, grid
 
     def objective(self) -> tuple[keras.losses.Loss, list[keras.metrics.Metric]]:
-        """The loss, and the metrics: the share of colors that are right.
+        """The loss of B.1.2's target, and the metrics.
 
         `training.fit` trains by it, on images normalized by `mean` and `std`.
+
+        Returns:
+            Cross-entropy and the share of colors that are right; of "l2" the mean
+            squared error, in units of the normalized pixels, and no metric.
         """
         if self.target == "l2":
             return keras.losses.MeanSquaredError(dtype="float32"), []
@@ -297,7 +339,7 @@ class MaskedPatchPredictor(keras.Model):
         weighted_metrics: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.compile`; loss and metrics are those of the target."""
+        """As `keras.Model.compile`; loss and metrics default to `objective`'s."""
         own_loss, own_metrics = self.objective()
         super().compile(
             optimizer,
@@ -337,14 +379,21 @@ class MaskedPatchPredictor(keras.Model):
         return results
 
     def targets(self, images: Tensor) -> Tensor:
-        """What is to be said of every patch: [B, H, W, C] -> [B, N, Q]."""
+        """What is to be said of every patch (B.1.2): [B, H, W, C] -> [B, N, Q].
+
+        Args:
+            images: normalized by `mean` and `std`.
+
+        Returns:
+            int32 classes in 0..8^C - 1; of "l2" the pixels as they come, [B, N, P^2 C].
+        """
         return _targets(images, self.target, self.patch_size, self.mean, self.std)
 
     def reconstruct(self, images: Tensor) -> dict[str, np.ndarray]:
         """What the model sees and what it predicts: [B, H, W, C] -> pictures.
 
         Args:
-            images: scaled as for training.
+            images: normalized by `mean` and `std`, as for training.
 
         Returns:
             "original", "corrupted" (masked patches are grey, a replaced one shows the

@@ -1,19 +1,21 @@
 """The command line: `keras-vit demo | finetune | transfer | pretrain | ...`."""
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from keras_vit.cli.shell import app, errors
+from keras_vit.cli.shell import app, console, tell
 
 # In the order of `keras-vit --help`.
 # isort: off
 from keras_vit.cli import training, evaluating, transferring, inspecting, costing
-from keras_vit.cli import exporting, serving, machine, files
+from keras_vit.cli import exporting, serving, machine, files, beginning
 # isort: on
 
 __all__ = [
+    "beginning",
     "costing",
     "evaluating",
     "exporting",
@@ -29,6 +31,7 @@ __all__ = [
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.")
     ] = False,
@@ -38,12 +41,20 @@ def _root(
 
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        console.print(beginning.page())
 
 
 def main() -> None:
     """Runs the command line; an expected error is one message, not a traceback."""
     try:
-        app()
-    except (ValueError, OSError, ImportError) as error:
-        errors.print(f"keras-vit: {error}")
+        try:
+            app(prog_name="keras-vit")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # Of standard output; a command tells its own.
+        with open(os.devnull, "wb") as nowhere:  # What is left would fail once more.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # As of `keras-vit recipes | head`.
+            tell(error, "keras-vit")
         sys.exit(1)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_vit.cli import completing
 from keras_vit.cli.options import pixels
 from keras_vit.cli.shell import app, console
 
@@ -23,6 +24,7 @@ def costs(
     models: Annotated[
         list[str] | None,
         typer.Argument(
+            autocompletion=completing.variants,
             metavar="[MODEL]...",
             help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1; of --figure12 "
             "several.",

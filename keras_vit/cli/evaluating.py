@@ -112,7 +112,10 @@ def predict(
         else:
             _print_prediction(file, best, as_json)
     if failed:
-        raise typer.Exit(1)
+        raise ValueError(
+            "Expected images (JPEG, PNG, GIF, BMP). Received: "
+            f"{failed} of {len(files)} that are none"
+        )
 
 
 def _refuse(options: dict[str, Any], law: str, found: str) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from keras_vit.cli import completing
 from keras_vit.cli.opening import Run, given, open_any
 from keras_vit.cli.options import Corrupt, Gelu, MeanOption, StdOption, TestSeed
 from keras_vit.cli.shell import app, console
@@ -28,8 +29,9 @@ def export(
     model: Annotated[
         str,
         typer.Argument(
+            autocompletion=completing.models,
             help="A folder that `finetune` or `pretrain` wrote, a variant, or a "
-            "weights file."
+            "weights file.",
         ),
     ],
     output: Annotated[
@@ -61,7 +63,8 @@ def export(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Of a variant: a tag or 'none' [default: imagenet21k+imagenet2012]."
+            autocompletion=completing.tags,
+            help="Of a variant: a tag or 'none' [default: imagenet21k+imagenet2012].",
         ),
     ] = None,
     gelu: Gelu = None,

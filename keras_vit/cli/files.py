@@ -8,13 +8,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.cli import completing
 from keras_vit.cli.options import Corrupt, pixels
-from keras_vit.cli.shell import app, console, errors
+from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
     from keras_vit.weights.registry import Checkpoint
 
-data_app = typer.Typer(
+data_app = Commands(
     help="Data sets: shards that are read at random.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
@@ -56,7 +57,7 @@ def pack(
     )
 
 
-weights_app = typer.Typer(
+weights_app = Commands(
     help="The published weights: what there is, and copies of it.",
     no_args_is_help=True,
 )
@@ -66,9 +67,15 @@ app.add_typer(weights_app, name="weights")
 @weights_app.command("list")
 def list_weights(
     variant: Annotated[
-        str | None, typer.Option(help="One variant: ViT-B/16 or ViT_B16.")
+        str | None,
+        typer.Option(
+            autocompletion=completing.variants, help="One variant: ViT-B/16 or ViT_B16."
+        ),
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="One tag: imagenet21k.")] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(autocompletion=completing.tags, help="One tag: imagenet21k."),
+    ] = None,
     urls: Annotated[
         bool, typer.Option("--urls", help="Where each source is, in order of trial.")
     ] = False,
@@ -77,7 +84,9 @@ def list_weights(
     from keras_vit.weights.registry import select
 
     trainings: dict[str, list[Checkpoint]] = {}
-    for row in select(variant, tag):
+    with helped_by("keras-vit weights list"):
+        selected = select(variant, tag)
+    for row in selected:
         title = f"{row.tag}: {row.origin}, {row.licence}"
         trainings.setdefault(title, []).append(row)
     for title, rows in trainings.items():
@@ -114,16 +123,27 @@ def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
 
 @weights_app.command()
 def fetch(
-    tag: Annotated[str, typer.Argument(help="A tag of `keras-vit weights list`.")],
+    tag: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completing.tags, help="A tag of `keras-vit weights list`."
+        ),
+    ],
     to: Annotated[Path, typer.Option(help="Folder for the files; created if absent.")],
     variant: Annotated[
-        str | None, typer.Option(help="One variant instead of all of the tag.")
+        str | None,
+        typer.Option(
+            autocompletion=completing.variants,
+            help="One variant instead of all of the tag.",
+        ),
     ] = None,
 ) -> None:
     """Copies a tag's official files into a folder, for machines without a network."""
     from keras_vit.weights import download
 
-    for path in download.fetch(tag, to, variant):
+    with helped_by("keras-vit weights list --urls"):
+        paths = download.fetch(tag, to, variant)
+    for path in paths:
         console.print(str(path))
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from keras_vit.cli import completing
 from keras_vit.cli.opening import (
     Run,
     image_files,
@@ -29,8 +30,9 @@ def inspect(
     model: Annotated[
         str,
         typer.Argument(
+            autocompletion=completing.models,
             help="A folder that `pretrain` or `finetune` wrote, a weights file, or a "
-            "variant, e.g. ViT-B/16."
+            "variant, e.g. ViT-B/16.",
         ),
     ],
     images: Annotated[
@@ -44,8 +46,9 @@ def inspect(
     weights: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completing.tags,
             help="Of a variant: a tag, a file, or 'none' [default: "
-            "imagenet21k+imagenet2012]."
+            "imagenet21k+imagenet2012].",
         ),
     ] = None,
     output: Annotated[

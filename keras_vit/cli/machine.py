@@ -92,7 +92,14 @@ def _advice_on_devices() -> str:
     advice = f"--distribute auto: {taken}"
     if backend == "tensorflow" and taken in mended:
         advice += f" (ours differ from Keras in: {mended[taken]})"
-    return advice if taken == "tpu" else f"{advice}; {_advice_on_tpus(backend)}"
+    if taken == "tpu":
+        return advice
+    advice += f"; {_advice_on_tpus(backend)}"
+    if backend == "tensorflow" and taken == "none":
+        advice += (
+            "; if a GPU is not seen, TF_CPP_MIN_LOG_LEVEL=0 keras-vit doctor says why"
+        )
+    return advice
 
 
 def _advice_on_tpus(backend: str) -> str:

@@ -1,6 +1,7 @@
 """Models, data, recipes and devices, as options name them."""
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import typer
 
+from keras_vit.cli import completing
 from keras_vit.cli.options import HALF, Triple, pixels
-from keras_vit.cli.shell import console, printable
+from keras_vit.cli.shell import console, helped_by, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +48,9 @@ class Run:
             if not (folder / name).is_file()
         ]
         if missing:
-            raise ValueError(f"{expected} without {' and '.join(missing)}")
+            begun = (folder / "begun.json").is_file()
+            hint = f". How far it is: keras-vit runs show {folder}" if begun else ""
+            raise ValueError(f"{expected} without {' and '.join(missing)}{hint}")
         try:
             run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
             mean, std = tuple(run["mean"]), tuple(run["std"])
@@ -89,7 +93,7 @@ def open_pretrained(
         network = keras_vit.from_checkpoint(weights, image_size=file_size, **overrides)
         console.print(str(network.checkpoint_report).splitlines()[0])
         return network, run
-    network = _builder(model or "ViT-B/16")(
+    network = _builder(model or "ViT-B/16", weights)(
         include_top=False,
         pooling=_pooling(model or "ViT-B/16"),
         input_shape=None if size is None else (*size, 3),
@@ -144,7 +148,8 @@ def table_4(name: str | None, data: str) -> "Recipe":
 
     if name is not None and name not in FINETUNE:
         raise ValueError(
-            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}"
+            f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}. "
+            "`keras-vit recipes` prints them"
         )
     return FINETUNE[name or finetune_row(data)]
 
@@ -163,6 +168,7 @@ def changed(
     augment: str | None = None,
     remat: bool = False,
     freeze: bool = False,
+    lora: int | None = None,
     ema: float | None = None,
 ) -> "Recipe":
     """A recipe for so many images with the options that were given.
@@ -180,6 +186,7 @@ def changed(
         augment=augment,
         remat=remat or None,
         freeze=freeze or None,
+        lora_rank=lora,
         ema=ema,
     )
     batch = changes.get("batch_size", row.batch_size)
@@ -231,27 +238,46 @@ def _pooling(variant: str) -> str:
     return "token" if is_token else "avg"
 
 
-def _builder(variant: str) -> Any:
-    """The builder of a variant in either spelling."""
+def _builder(variant: str, weights: str | None) -> Any:
+    """The builder of a variant in either spelling, for these weights."""
     import keras_vit
     from keras_vit.configs import builder_name
+    from keras_vit.weights import registry
 
-    check_variant(variant)
+    check_variant(variant, folders=True)
+    if weights is not None and _none(weights) and not _is_path(weights):
+        with helped_by("keras-vit weights list"):
+            registry.find(variant, weights)
     return getattr(keras_vit, builder_name(variant))
 
 
-def check_variant(variant: str) -> None:
-    """Raises for a variant that no builder is of."""
-    import keras_vit
-    from keras_vit.configs import VARIANTS, builder_name
+def _is_path(weights: str) -> bool:
+    """Whether a builder takes it for a file or a folder, not for a tag."""
+    return Path(weights).exists() or bool(Path(weights).suffix)
 
-    built = [known for known in VARIANTS if hasattr(keras_vit, builder_name(known))]
-    if builder_name(variant) not in built:
-        known = ", ".join(variant for variant in built if "_" not in variant)
+
+def check_variant(variant: str, folders: bool = False) -> None:
+    """Raises for a variant that no builder is of, in words for what it looks like."""
+    from keras_vit.configs import builder_name
+
+    known = completing.variants()
+    if builder_name(variant) in map(builder_name, known):
+        return
+    wrote = "a folder that `keras-vit finetune` or `pretrain` wrote"
+    spelled = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(variant.lower(), spelled, n=2)
+    if folders and not close:
+        found = ", ".join(completing.runs()) or "none"
         raise ValueError(
-            f"Expected one of {known}, or a folder that `keras-vit "
-            f"finetune` or `pretrain` wrote. Received: {variant}"
+            f"Expected {wrote}, or a variant of `keras-vit weights list`. Received: "
+            f"{variant!r}, which is neither. Such folders here: {found}"
         )
+    others = f", or {wrote}" if folders else ""
+    hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
+    raise ValueError(
+        f"Expected one of {', '.join(known)}{others}. Received: {variant}.{hint} "
+        "`keras-vit weights list` says what there is of each"
+    )
 
 
 def open_run(folder: Path, mean: Triple | None, std: Triple | None) -> tuple[Any, Run]:
@@ -288,8 +314,9 @@ def open_model(
     if model is None and _is_checkpoint(weights):
         network = keras_vit.from_checkpoint(weights)
     else:
-        network = _builder(model or "ViT-B/16")(
-            weights=weights or "imagenet21k+imagenet2012",
+        weights = weights or "imagenet21k+imagenet2012"
+        network = _builder(model or "ViT-B/16", weights)(
+            weights=weights,
             classifier_activation=None,
         )
     classes = _class_names(network)
@@ -333,8 +360,9 @@ def open_any(
         network = keras_vit.from_checkpoint(model, **overrides)
         console.print(str(network.checkpoint_report).splitlines()[0])
     else:
-        network = _builder(model)(
-            weights=_none(weights or "imagenet21k+imagenet2012"),
+        weights = weights or "imagenet21k+imagenet2012"
+        network = _builder(model, weights)(
+            weights=_none(weights),
             classifier_activation=None,
             **overrides,
         )

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from keras_vit.cli import completing
+
 Triple = tuple[float, float, float]
 HALF: Triple = (0.5, 0.5, 0.5)
 Data = Annotated[
@@ -30,15 +32,17 @@ StdOption = Annotated[
 Pretrained = Annotated[
     str | None,
     typer.Option(
+        autocompletion=completing.models,
         help="The variant, e.g. ViT-B/16, or a folder that `pretrain` wrote [default: "
-        "ViT-B/16; a weights file tells its own]."
+        "ViT-B/16; a weights file tells its own].",
     ),
 ]
 PretrainedWeights = Annotated[
     str | None,
     typer.Option(
+        autocompletion=completing.tags,
         help="A tag such as imagenet21k, a file, or 'none' [default: the variant's "
-        "ImageNet-21k weights]."
+        "ImageNet-21k weights].",
     ),
 ]
 Rates = Annotated[
@@ -56,6 +60,15 @@ ImageSize = Annotated[
     ),
 ]
 Freeze = Annotated[bool, typer.Option("--freeze", help="Train the head alone.")]
+Lora = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="RANK",
+        help="Train low-rank changes of the encoder's matrices (LoRA, "
+        "arXiv:2106.09685) and the head alone, e.g. 8.",
+    ),
+]
 Ema = Annotated[float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")]
 Gelu = Annotated[
     Literal["tanh", "erf"] | None,
@@ -127,14 +140,16 @@ def pixels(text: str | None, option: str = "--image-size") -> tuple[int, int] | 
 ModelOption = Annotated[
     str | None,
     typer.Option(
+        autocompletion=completing.models,
         help="A folder that `finetune` wrote, or a variant [default: ViT-B/16; a "
-        "weights file tells its own]."
+        "weights file tells its own].",
     ),
 ]
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        help="Of a variant: a tag or a file [default: imagenet21k+imagenet2012]."
+        autocompletion=completing.tags,
+        help="Of a variant: a tag or a file [default: imagenet21k+imagenet2012].",
     ),
 ]
 Images = Annotated[int, typer.Option(min=1, help="Images a batch.")]

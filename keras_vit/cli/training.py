@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.cli import completing
 from keras_vit.cli.opening import (
     Run,
     changed,
@@ -34,6 +35,7 @@ from keras_vit.cli.options import (
     Freeze,
     Gelu,
     ImageSize,
+    Lora,
     MeanOption,
     MixedPrecision,
     ModelParallel,
@@ -50,7 +52,7 @@ from keras_vit.cli.options import (
     Triple,
     Warmup,
 )
-from keras_vit.cli.shell import app, console, progress
+from keras_vit.cli.shell import Commands, app, console, helped_by, progress
 
 if TYPE_CHECKING:
     import keras
@@ -70,8 +72,9 @@ def finetune(
     recipe: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completing.rows,
             help="A row of Table 4 [default: the data set's own, else "
-            "oxford_flowers102's: 500 steps]."
+            "oxford_flowers102's: 500 steps].",
         ),
     ] = None,
     steps: Steps = None,
@@ -82,6 +85,7 @@ def finetune(
     image_size: ImageSize = None,
     augment: Augment = None,
     freeze: Freeze = False,
+    lora: Lora = None,
     ema: Ema = None,
     mixed_precision: MixedPrecision = None,
     remat: Remat = False,
@@ -114,6 +118,7 @@ def finetune(
         augment=augment,
         remat=remat,
         freeze=freeze,
+        lora=lora,
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
@@ -199,7 +204,11 @@ def pretrain(
     context: typer.Context,
     data: Data,
     model: Annotated[
-        str, typer.Option(help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.")
+        str,
+        typer.Option(
+            autocompletion=completing.variants,
+            help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
+        ),
     ] = "ViT-B/16",
     objective: Annotated[
         Literal["labels", "masked-patches"],
@@ -221,8 +230,9 @@ def pretrain(
     recipe: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completing.recipes,
             help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
-            "enough [default: imagenet2012, or masked-patches]."
+            "enough [default: imagenet2012, or masked-patches].",
         ),
     ] = None,
     output: Annotated[
@@ -355,13 +365,18 @@ def _table_3(model: str, name: str) -> "Recipe":
     """The recipe of a name, or of a model and the data it is for."""
     from keras_vit.recipes import PRETRAIN, find
 
-    return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
+    with helped_by("keras-vit recipes"):
+        return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
 
 
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="One recipe, in detail [default: all].")
+        str | None,
+        typer.Argument(
+            autocompletion=completing.recipes,
+            help="One recipe, in detail [default: all].",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON, with every field.")
@@ -370,7 +385,8 @@ def recipes(
     """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
     from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
 
-    rows = {name: find(name)} if name else FINETUNE | PRETRAIN
+    with helped_by("keras-vit recipes"):
+        rows = {name: find(name)} if name else FINETUNE | PRETRAIN
     if as_json:
         fields = {
             key: dataclasses.asdict(row) | {"source": source(key)}
@@ -462,7 +478,7 @@ def launch(
     os.execv(sys.executable, [*program, *python, "-m", "keras_vit.cli", *words])
 
 
-runs_app = typer.Typer(
+runs_app = Commands(
     help="Trainings: how far they are and how they went.", no_args_is_help=True
 )
 app.add_typer(runs_app, name="runs")
@@ -472,7 +488,10 @@ app.add_typer(runs_app, name="runs")
 def show_runs(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders that `finetune` or `pretrain` writes or wrote."),
+        typer.Argument(
+            autocompletion=completing.begun,
+            help="Folders that `finetune` or `pretrain` writes or wrote.",
+        ),
     ],
     output: Annotated[
         Path | None,

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.cli import completing
 from keras_vit.cli.opening import (
     Run,
     changed,
@@ -29,6 +30,7 @@ from keras_vit.cli.options import (
     Gelu,
     Images,
     ImageSize,
+    Lora,
     MeanOption,
     MixedPrecision,
     ModelParallel,
@@ -46,7 +48,7 @@ from keras_vit.cli.options import (
     Warmup,
     pixels,
 )
-from keras_vit.cli.shell import app, console, progress
+from keras_vit.cli.shell import app, console, helped_by, progress
 
 if TYPE_CHECKING:
     from keras_vit.paper import Accuracy
@@ -67,8 +69,9 @@ def transfer(
     recipe: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completing.rows,
             help="A row of Table 4, whose data set --data is [default: by its name, "
-            "else oxford_flowers102's: 500 steps]."
+            "else oxford_flowers102's: 500 steps].",
         ),
     ] = None,
     pretrained_on: Annotated[
@@ -83,6 +86,7 @@ def transfer(
     image_size: ImageSize = None,
     augment: Augment = None,
     freeze: Freeze = False,
+    lora: Lora = None,
     ema: Ema = None,
     mixed_precision: MixedPrecision = None,
     remat: Remat = False,
@@ -123,6 +127,7 @@ def transfer(
         augment=augment,
         remat=remat,
         freeze=freeze,
+        lora=lora,
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
@@ -164,6 +169,7 @@ def vtab(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
+            autocompletion=completing.tasks,
             help="As Table 9 names them, e.g. dtd clevr-count [default: all 19].",
             show_default=False,
         ),
@@ -208,6 +214,7 @@ def vtab(
         ),
     ] = None,
     freeze: Freeze = False,
+    lora: Lora = None,
     mixed_precision: MixedPrecision = None,
     remat: Remat = False,
     distribute: Annotated[
@@ -237,7 +244,8 @@ def vtab(
         from keras_vit.data import vtab as data
         from keras_vit.recipes import FINETUNE
 
-        chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
+        with helped_by("keras-vit vtab --list"):
+            chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
         replicas = on_devices(context, distribute, tpu, 1, mixed_precision)
         settings = changed(
             FINETUNE["vtab"],
@@ -252,6 +260,7 @@ def vtab(
             augment=augment,
             remat=remat,
             freeze=freeze,
+            lora=lora,
         )
         size = settings.image_size
         network, own = open_pretrained(model, weights, size, size, gelu, mean, std)
@@ -509,8 +518,9 @@ def fewshot(
     model: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completing.models,
             help="A variant, e.g. ViT-B/16, or a folder that `finetune` wrote "
-            "[default: ViT-B/16; a weights file tells its own]."
+            "[default: ViT-B/16; a weights file tells its own].",
         ),
     ] = None,
     weights: PretrainedWeights = None,

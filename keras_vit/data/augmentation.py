@@ -19,6 +19,15 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+__all__ = [
+    "cutmix",
+    "cutout",
+    "mixup",
+    "random_erasing",
+    "randaugment",
+    "randaugment_operations",
+]
+
 Tensor: TypeAlias = Any
 Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,7 +48,7 @@ ERASING_ATTEMPTS = 100  # Its "while True"; one in three fits into a square imag
 def randaugment(
     image: Tensor, seed: Tensor, *, layers: int = 2, magnitude: float = 10.0
 ) -> Tensor:
-    """RandAugment(N, M): uint8 [H, W, 3] -> uint8 [H, W, 3].
+    """RandAugment(N, M) as big_vision's: uint8 [H, W, 3] -> uint8 [H, W, 3].
 
     Each of N times, one of the 16 operations, drawn with equal probability and applied
     always; those with a direction take either with probability 1/2.
@@ -52,7 +61,8 @@ def randaugment(
             they are no identities: Color, for one, leaves a tenth of the color.
 
     Raises:
-        ValueError: if one of these is not so.
+        ValueError: if the image is another, `layers` no whole number from 0, or
+            `magnitude` negative or not finite.
     """
     image = _checked_image(image)
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
@@ -83,8 +93,21 @@ def _applied(
 def randaugment_operations(magnitude: float) -> dict[str, Operation]:
     """The 16 operations at magnitude M under big_vision's names, in its order.
 
-    Each takes an image and three draws from [0, 1): the first chooses the direction
-    (1/2 and above is the positive one), the others the middle of Cutout's square.
+    Args:
+        magnitude: M, 0 or more; the operations' ranges end at 10.
+
+    Returns:
+        By name, functions of an image, uint8 [H, W, 3], and of three draws from [0, 1),
+        float [3], to an image of the same shape. The first draw chooses the direction
+        (1/2 and above is the positive one), the others the middle of Cutout's square.
+
+    Raises:
+        ValueError: if `magnitude` is negative or not finite.
+
+    Example:
+        >>> operations = randaugment_operations(10)
+        >>> operations["Invert"](tf.zeros([1, 1, 3], tf.uint8), [0.0] * 3).numpy()
+        array([[[255, 255, 255]]], dtype=uint8)
     """
     if not (math.isfinite(magnitude) and magnitude >= 0):
         raise ValueError(
@@ -157,7 +180,7 @@ def invert(image: Tensor) -> Tensor:
 
 
 def rotate(image: Tensor, degrees: Tensor) -> Tensor:
-    """Rotates about the middle; nearest pixel."""
+    """Rotates by `degrees` counterclockwise about the middle; nearest pixel."""
     radians = tf.cast(degrees, tf.float64) * (math.pi / 180.0)
     cosine, sine = tf.cos(radians), tf.sin(radians)
     bottom = tf.cast(tf.shape(image)[0] - 1, tf.float64)
@@ -263,12 +286,15 @@ def translate_y(image: Tensor, pixels: Tensor) -> Tensor:
 
 
 def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
-    """Grays a square of side 2 * `half`, cut at the border (arXiv:1708.04552).
+    """Grays a square of an image, cut at the border (arXiv:1708.04552).
 
     Args:
         image: uint8 [H, W, 3].
-        half: half of the side, in pixels.
+        half: half of the square's side, in pixels.
         middle: float [2] in [0, 1), the square's middle in parts of (H, W).
+
+    Returns:
+        uint8 [H, W, 3], 128 in the square.
     """
     size = tf.shape(image)[:2]
     center = tf.cast(middle * tf.cast(size, tf.float32), tf.int32)
@@ -281,7 +307,7 @@ def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
 def mixup(
     images: Tensor, labels: Tensor, seed: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
-    """Mixes every image with the one before it: big_vision's mixup.
+    """Mixes every image with the one before it, as big_vision's (arXiv:1710.09412).
 
     a * x + (1 - a) * roll(x, 1), and so the labels; one a for the whole batch, the
     greater of a' and 1 - a' for a' ~ Beta(p, p).
@@ -289,11 +315,15 @@ def mixup(
     Args:
         images: float [B, H, W, C].
         labels: float [B, K], one-hot.
-        seed: int [2].
+        seed: int [2]; the same seed gives the same a.
         p: 0 or more; 0 mixes nothing.
 
     Returns:
-        Images and labels of the same shapes and dtypes.
+        Images [B, H, W, C] and labels [B, K], of the same dtypes.
+
+    Raises:
+        ValueError: if images or labels are of another shape or dtype, or `p` negative
+            or not finite.
     """
     images, labels = _checked_batch(images, labels)
     if not images.dtype.is_floating:
@@ -318,7 +348,7 @@ def mix(batch: Tensor, a: Tensor) -> Tensor:
 def cutmix(
     images: Tensor, labels: Tensor, seed: Tensor, alpha: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Puts a box of the image before it into every image: CutMix, Algorithm 1.
+    """Puts a box of the image before into every image (arXiv:1905.04899, Algorithm 1).
 
     The box has (1 - a) of the area, a ~ Beta(alpha, alpha), its middle anywhere; what
     is outside the image is lost, and the labels mix by the area that is left. One box
@@ -327,11 +357,15 @@ def cutmix(
     Args:
         images: [B, H, W, C] of any dtype.
         labels: float [B, K], one-hot.
-        seed: int [2].
+        seed: int [2]; the same seed gives the same box.
         alpha: above 0.
 
     Returns:
-        Images and labels of the same shapes and dtypes.
+        Images [B, H, W, C] and labels [B, K], of the same dtypes.
+
+    Raises:
+        ValueError: if images or labels are of another shape, labels are no floats, or
+            `alpha` is not above 0 and finite.
     """
     images, labels = _checked_batch(images, labels)
     if not (math.isfinite(alpha) and alpha > 0):
@@ -353,14 +387,20 @@ def cutmix(
 
 
 def random_erasing(image: Tensor, seed: Tensor, probability: float = 0.5) -> Tensor:
-    """Fills a random box with random values: Random Erasing, Algorithm 1.
+    """Fills a random box with random values (arXiv:1708.04896, Algorithm 1).
 
     Of 2 to 40 % of the area at aspect ratios of 0.3 to 1 / 0.3, wherever it fits.
 
     Args:
         image: uint8 [H, W, 3].
-        seed: int [2].
+        seed: int [2]; the same seed gives the same bits.
         probability: that a box is erased at all, in [0, 1].
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        ValueError: if the image is another, or `probability` not in [0, 1].
     """
     image = _checked_image(image)
     if not 0 <= probability <= 1:

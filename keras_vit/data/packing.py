@@ -21,6 +21,8 @@ from keras_vit.data.sources import Source
 from keras_vit.data.splits import Split
 from keras_vit.files import replacing, write_json
 
+__all__ = ["pack"]
+
 PLAN = "plan.json"  # In a folder that is being packed: of what, and how.
 SHARD_IMAGES = 10_000  # ImageNet: 128 shards of about 1.1 GB.
 HEADER, FOOTER = 12, 4  # Bytes around a TFRecord: length and its CRC, the data's CRC.
@@ -33,24 +35,26 @@ def pack(
     shards: int | None = None,
     split: Literal["all", "train"] = "all",
 ) -> Path:
-    """Writes a source as a packed folder, whole or not at all.
+    """Writes a source as a packed folder, whole or not at all (not in the paper).
 
     The work is done in `output` + ".partial", renamed at the end. After a kill the same
-    call goes on there, from the last shard that is whole.
+    call goes on there, from the last shard that is whole. `open_source` opens the
+    folder.
 
     Args:
         source: of encoded images: a folder, a TFDS set.
         output: a folder that is not there yet.
         shards: of the training images; test images get a number in proportion. The
-            default is one for every `SHARD_IMAGES`.
+            default is one for every `SHARD_IMAGES`, 10,000.
         split: "all", or "train" to leave test images out.
 
     Returns:
         `output`.
 
     Raises:
-        ValueError: if `output` is there, or the source's images are not encoded,
-            cannot be read, or change meanwhile.
+        ValueError: if `output` is there, or the source's images are not encoded, cannot
+            be read, or change meanwhile; if `shards` is not from 1 to the number of
+            training images; if another thing is in the folder of the partial work.
         OSError: if there is no room or right to write.
     """
     output = Path(output)

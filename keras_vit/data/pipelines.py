@@ -20,6 +20,8 @@ from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Split
 from keras_vit.normalization import HALF, Channels
 
+__all__ = ["endless", "eval_pipeline", "train_pipeline"]
+
 Shard: TypeAlias = tuple[int, int]  # This worker's index, and how many there are.
 ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> the same.
 BatchOp: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -47,7 +49,8 @@ def train_pipeline(
 
     An epoch's order is a function of (seed, epoch), what is drawn for an example of
     (seed, epoch, its place), what is drawn for a batch of (seed, step): two pipelines
-    of one seed are equal to the bit, on any number of workers and threads.
+    of one seed are equal to the bit, on any number of workers and threads. Crop and
+    flip are vit_jax's (input_pipeline.py), which fine-tunes as section 4.1 says.
 
     Args:
         split: what to read.
@@ -55,8 +58,8 @@ def train_pipeline(
         batch_size: B, of all workers, of whom each gets B / W; a batch may reach into
             the next epoch.
         seed: of order and augmentation.
-        mean: of `preprocessing.normalize`.
-        std: likewise.
+        mean: of `preprocessing.normalize`, by channel, in units of the 0..1 range.
+        std: likewise; the defaults scale to [-1, 1].
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "crop", BiT's: resized
             to `before_crop`, cropped anywhere, flipped; "crop_only", the same without
@@ -73,12 +76,16 @@ def train_pipeline(
             `batch_op` sees one at a time. The default B mixes over the global batch. A
             worker reads every group that it has a part in: with G a divisor of B / W
             nothing is read twice, with G = B every worker reads the whole batch.
-        start_step: the step of the first batch. Indexable splits read nothing of what
-            comes before it, streams skip its epoch's part without decoding.
+        start_step: the step of the first batch, from 0. Indexable splits read nothing
+            of what comes before it, streams skip its epoch's part without decoding.
         shard: (w, W), which worker of how many this is; W divides B.
 
+    Returns:
+        A `tf.data.Dataset` without end; of W workers each has B / W of a batch's B.
+
     Raises:
-        ValueError: if the split is empty or a number does not fit another.
+        ValueError: if the split is empty, `augment` unknown, or a number does not fit
+            another.
     """
     if augment not in ("inception", "crop", "crop_only", "flip", "none"):
         raise ValueError(
@@ -140,10 +147,24 @@ def endless(
     start_step: int = 0,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of `example(key, item)`; see `train_pipeline`.
+    """Endless shuffled batches of what a function makes; see `train_pipeline`.
 
-    `key` is an int64 [2] that is a function of (seed, epoch, place): whatever `example`
-    draws from it repeats.
+    Args:
+        split: what to read.
+        example: of (key int64 [2], item of `split.item`) to (image, label). The key is
+            a function of (seed, epoch, place): whatever is drawn from it repeats.
+        batch_size: B, of all workers.
+        seed: of order and augmentation.
+        batch_op: as of `train_pipeline`.
+        group_size: G, likewise.
+        start_step: likewise.
+        shard: (w, W), likewise.
+
+    Returns:
+        A `tf.data.Dataset` without end of the examples, B / W at a time.
+
+    Raises:
+        ValueError: if the split is empty, or a number does not fit another.
     """
     size = len(split)
     if not size:
@@ -232,14 +253,14 @@ def eval_pipeline(
 ) -> tf.data.Dataset:
     """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
 
-    The last batch holds what is left; the official code drops it.
+    The last batch holds what is left; vit_jax (input_pipeline.py) drops it.
 
     Args:
         split: what to read.
         image_size: (H, W) in pixels.
         batch_size: B, of all workers, of whom each gets B / W.
-        mean: of `preprocessing.normalize`.
-        std: likewise.
+        mean: of `preprocessing.normalize`, by channel, in units of the 0..1 range.
+        std: likewise; the defaults scale to [-1, 1].
         channels: C.
         before_crop: (H, W) in pixels, to which images are resized, pixels cut to uint8,
             before the middle of `image_size` is cut out: big_vision's evaluation. None
@@ -249,8 +270,12 @@ def eval_pipeline(
         shard: (w, W), which worker of how many this is. Each yields its B / W examples
             of every batch, and all the same number of batches; it needs `pad`.
 
+    Returns:
+        A `tf.data.Dataset` of one pass.
+
     Raises:
-        ValueError: if a number does not fit another.
+        ValueError: if a number does not fit another, `before_crop` is smaller than
+            `image_size`, or there are several workers without `pad`.
     """
     begin, end = _share(batch_size, shard)
     if shard[1] > 1 and not pad:

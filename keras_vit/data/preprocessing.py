@@ -15,20 +15,45 @@ import tensorflow as tf
 
 from keras_vit.normalization import HALF, Channels, per_channel
 
+__all__ = [
+    "central_crop",
+    "crop_box",
+    "decode",
+    "inception_crop",
+    "normalize",
+    "prepare",
+    "random_flip",
+    "resize",
+    "resize_small",
+    "resize_uint8",
+    "to_channels",
+]
+
 Tensor: TypeAlias = Any
 Size: TypeAlias = tuple[int, int]
 
 
 def decode(encoded: Tensor) -> Tensor:
-    """JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 [H, W, 3]."""
+    """vit_jax's decoding: JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 [H, W, 3].
+
+    Args:
+        encoded: scalar string.
+
+    Returns:
+        uint8 [H, W, 3]; gray images are repeated.
+    """
     image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
     return tf.ensure_shape(image, (None, None, 3))
 
 
 def resize(image: Tensor, image_size: Size) -> Tensor:
-    """The official evaluation resize: [H, W, C] -> float32 [*image_size, C].
+    """The official evaluation resize (vit_jax): [H, W, C] -> float32 [*image_size, C].
 
-    A plain squash, bilinear without antialiasing: no centre crop.
+    A plain squash, bilinear without antialiasing: no center crop.
+
+    Args:
+        image: [H, W, C], uint8 or floats; a batch [B, H, W, C] too.
+        image_size: (H, W) of the result, in pixels.
     """
 
     def resized(image: Tensor) -> Tensor:
@@ -55,9 +80,12 @@ def resize_uint8(
 
     Args:
         image: uint8 [H, W, C].
-        image_size: (H, W) of the result.
+        image_size: (H, W) of the result, in pixels.
         method: of `tf.image.resize`.
         antialias: likewise.
+
+    Raises:
+        ValueError: if the image is not uint8.
     """
     if image.dtype != tf.uint8:
         raise ValueError(
@@ -78,6 +106,9 @@ def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
 
     Returns:
         uint8 [H', W', C] with min(H', W') = size.
+
+    Raises:
+        ValueError: if the image is not uint8.
     """
     sides = tf.cast(tf.shape(image)[:2], tf.float32)
     sides = tf.round(sides * (tf.cast(size, tf.float32) / tf.reduce_min(sides)))
@@ -88,6 +119,10 @@ def central_crop(image: Tensor, image_size: Size) -> Tensor:
     """big_vision's central_crop: [H, W, C] -> [*image_size, C].
 
     An odd rest is larger at the bottom and at the right.
+
+    Args:
+        image: [H, W, C] of any dtype.
+        image_size: (H, W) of the result, in pixels.
 
     Raises:
         ValueError: if the image is known to be smaller than the crop.
@@ -104,6 +139,12 @@ def central_crop(image: Tensor, image_size: Size) -> Tensor:
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
     """[..., C] -> [..., channels]: gray repeated, RGB as its luma for one channel.
+
+    Not in the paper, whose images are RGB.
+
+    Args:
+        image: [..., C] of any dtype, C known.
+        channels: of the result.
 
     Raises:
         ValueError: if the image has another number of channels than these.
@@ -122,9 +163,13 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
 
 
 def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
-    """The Inception crop's place in an image of `shape`: int32 [top, left, h, w].
+    """The Inception crop's place in an image of `shape`: -> int32 [top, left, h, w].
 
-    5 to 100 % of the area at aspect ratios of 3/4 to 4/3, as the official training.
+    5 to 100 % of the area at aspect ratios of 0.75 to 1.33, as vit_jax's training.
+
+    Args:
+        shape: int [3], of an image [H, W, C].
+        seed: int [2]; the same seed gives the same box.
     """
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
@@ -139,11 +184,11 @@ def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
 
 
 def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
-    """A random crop, resized: uint8 image or encoded bytes -> float32 [*image_size, C].
+    """vit_jax's random crop, resized: uint8 image or bytes -> float32 [*image_size, C].
 
     Args:
         image: uint8 [H, W, C], or a scalar string; of a JPEG only the crop is decoded.
-        image_size: (H, W) of the result.
+        image_size: (H, W) of the result, in pixels.
         seed: int [2]; the same seed gives the same crop.
     """
     if image.dtype != tf.string:
@@ -165,7 +210,12 @@ def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
 
 
 def random_flip(image: Tensor, seed: Tensor) -> Tensor:
-    """Mirrors [H, W, C] left to right with probability 1/2."""
+    """Mirrors [H, W, C] left to right with probability 1/2: -> [H, W, C], as vit_jax.
+
+    Args:
+        image: [H, W, C] of any dtype.
+        seed: int [2]; the same seed decides the same.
+    """
     return tf.image.stateless_random_flip_left_right(image, seed)
 
 
@@ -176,6 +226,13 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
         image: [..., C], uint8 or floats in 0..255.
         mean: by channel, in units of the 0..1 range; one value serves all channels.
         std: likewise. The defaults give exactly the official (x - 127.5) / 127.5.
+
+    Raises:
+        ValueError: if `mean` or `std` is not one value, or one for each channel.
+
+    Example:
+        >>> normalize(tf.constant([[[0, 51, 255]]], tf.uint8)).numpy()
+        array([[[-1. , -0.6,  1. ]]], dtype=float32)
     """
     channels = image.shape[-1]
     scale = [255.0 * value for value in per_channel(std, channels)]
@@ -198,6 +255,19 @@ def prepare(
     std: Channels = HALF,
     channels: int = 3,
 ) -> Tensor:
-    """An image as the model sees it in evaluation: [H, W, C] -> [*image_size, C]."""
+    """An image as a model sees it in evaluation: [H, W, C] -> [*image_size, channels].
+
+    `resize`, `to_channels` and `normalize`, in this order: vit_jax's.
+
+    Args:
+        image: [H, W, C], uint8 or floats in 0..255; a batch [B, H, W, C] too.
+        image_size: (H, W) of the result, in pixels.
+        mean: as of `normalize`.
+        std: likewise.
+        channels: of the result.
+
+    Raises:
+        ValueError: as of `to_channels` and `normalize`.
+    """
     image = to_channels(resize(image, image_size), channels)
     return normalize(image, mean, std)

@@ -24,6 +24,8 @@ from rich.progress import track
 from keras_vit.data import packed, preprocessing
 from keras_vit.data.splits import TFDS, Arrays, Indexed, Split
 
+__all__ = ["Source", "open_source"]
+
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2  # Of a source that has no test set of its own.
@@ -32,9 +34,22 @@ UNLABELLED = (".",)  # The one class of all images below a folder: the folder it
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set: its classes' names, its training images and its test images.
+    """A data set: its classes' names, its training images and its test images (4.1).
 
-    `left_out` counts the unreadable images that on_corrupt="skip" has left out.
+    Attributes:
+        name: what it was opened by.
+        classes: K names, in the order of the labels.
+        train: the training images.
+        test: the test images; None where there are none.
+        left_out: how many unreadable images on_corrupt="skip" has left out.
+
+    Example:
+        >>> from keras_vit.data import Source
+        >>> from keras_vit.data.splits import Arrays
+        >>> images, labels = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 0, 1, 1])
+        >>> mine = Source("mine", ("cat", "dog"), Arrays(images, labels), test=None)
+        >>> len(mine.subset(2).train)
+        2
     """
 
     name: str
@@ -44,7 +59,11 @@ class Source:
     left_out: int = 0
 
     def fingerprint(self) -> str:
-        """A hash of what the data is, for a run to be continued on the same."""
+        """A hash of what the data is, for a run to be continued on the same.
+
+        Returns:
+            SHA-256, 64 hexadecimal digits, of the classes and of both splits' images.
+        """
         splits = [self.train.fingerprint(), self.test and self.test.fingerprint()]
         facts = json.dumps([self.classes, splits])
         return hashlib.sha256(facts.encode()).hexdigest()
@@ -53,11 +72,15 @@ class Source:
         """The source with a random part of its training images (4.3, Figure 4).
 
         Drawn over all images, not class by class. Of one seed a smaller subset is part
-        of every larger one. Classes, test images and the images' order stay.
+        of every larger one.
 
         Args:
-            images: how many, at most all.
+            images: how many, from 1 to all.
             seed: of the draw.
+
+        Returns:
+            A `Source` of the same classes and test images, the drawn ones in their
+            order.
 
         Raises:
             ValueError: if there are not so many, or they are a stream's.
@@ -84,7 +107,7 @@ def open_source(
     on_corrupt: Literal["stop", "skip"] = "stop",
     labels: bool = True,
 ) -> Source:
-    """Opens images by name.
+    """Opens images by name: a folder's, a file's, or those of a TFDS data set (4.1).
 
     Args:
         spec: a folder (`train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or `CLASS/*.jpg`, of
@@ -95,15 +118,17 @@ def open_source(
             "cifar10:train[:98%]/test".
         seed: of the test share, where one has to be drawn.
         on_corrupt: what to do about unreadable images of a folder, packed or not,
-            after naming them.
+            after naming them: "stop" raises, "skip" leaves them out.
         labels: False takes every image below a folder, in class folders or not, and an
             npz without labels, for what needs none (4.6).
 
     Returns:
-        A `Source`.
+        A `Source`; without a test set of its own an npz gives up a fifth, as a folder.
 
     Raises:
         ValueError: if there is no such source, or it cannot be learnt from as it is.
+        ImportError: without scikit-learn for "digits", tensorflow_datasets for a TFDS
+            name, or a package that TFDS prepares it with.
     """
     if on_corrupt not in ("stop", "skip"):
         raise ValueError(

@@ -1,4 +1,6 @@
-"""Labelled images that can be read in order, shuffled by an epoch's key, and divided.
+"""Labeled images that can be read in order, shuffled by an epoch's key, and divided.
+
+What `Source.train` and `Source.test` are; not in the paper.
 
 A split yields single examples, {"image": ..., "label": ...}, the image as encoded bytes
 or as uint8 [H, W, C]. A place is an example's position in a pass; a handle is what the
@@ -23,13 +25,15 @@ import tensorflow as tf
 
 from keras_vit.data import preprocessing
 
+__all__ = ["TFDS", "Arrays", "Indexed", "Labelling", "Split"]
+
 CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
 
 Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that shape.
 
 
 class Split(abc.ABC):
-    """Labelled images that can be read in order, shuffled, and divided."""
+    """Labeled images that can be read in order, shuffled, and divided."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -42,32 +46,69 @@ class Split(abc.ABC):
         Args:
             shuffle: int64 [2], a seed and an epoch, of which the order is a function;
                 None keeps the given order.
-            keep: which places to yield; None for all. What an indexable split leaves
-                out is not read; what a stream leaves out is not decoded.
+            keep: which places to yield, int64 [...] -> bool [...]; None for all. What
+                an indexable split leaves out is not read; what a stream leaves out is
+                not decoded.
+
+        Returns:
+            A `tf.data.Dataset` of single examples.
         """
 
     def fetch(self, handles: tf.data.Dataset) -> tf.data.Dataset:
-        """(..., handle) -> (..., what `item` takes), where reading goes by groups."""
+        """(..., handle) -> (..., what `item` takes), where reading goes by groups.
+
+        Args:
+            handles: a dataset whose last element is the handle, as `places` yields it.
+        """
         return handles
 
     @abc.abstractmethod
     def item(self, handle: Any) -> dict[str, Any]:
-        """{"image": scalar string or uint8 [H, W, C], "label": int64}."""
+        """What a handle stands for, in a dataset's map.
+
+        Args:
+            handle: of `places`, through `fetch`.
+
+        Returns:
+            {"image": scalar string or uint8 [H, W, C], "label": scalar int64}.
+        """
 
     @abc.abstractmethod
     def split(self, share: float, seed: int) -> tuple["Split", "Split"]:
-        """The rest, and a held-out share drawn by `seed`."""
+        """Divides the images into a part to train on and one to choose on (Table 4).
+
+        Args:
+            share: of the images that is held out, in (0, 1).
+            seed: of the draw.
+
+        Returns:
+            The rest, and the held-out share.
+
+        Raises:
+            ValueError: if one of them would be empty, or cannot be cut out.
+        """
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """A hash of what the images are and of their order.
 
-        Of folders larger than `CACHE_BYTES` it covers names, sizes and times of change,
-        of smaller ones names and contents; where the folder is does not matter.
+        Of folders larger than `CACHE_BYTES`, 512 MiB, it covers names, sizes and times
+        of change, of smaller ones names and contents; where the folder is does not
+        matter.
+
+        Returns:
+            SHA-256, 64 hexadecimal digits.
         """
 
     def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
-        """One pass of the examples themselves; `shuffle` as in `places`."""
+        """One pass of the examples themselves.
+
+        Args:
+            shuffle: as of `places`.
+
+        Returns:
+            A `tf.data.Dataset` of what `item` returns.
+        """
         handles = self.fetch(self.places(shuffle))
         return handles.map(
             lambda _, handle: self.item(handle), num_parallel_calls=tf.data.AUTOTUNE
@@ -98,7 +139,14 @@ class Indexed(Split):
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Self:
-        """The examples at `indices`."""
+        """The examples at `indices`.
+
+        Args:
+            indices: int [n], of the examples.
+
+        Returns:
+            A split of the same kind, of n images in that order.
+        """
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
         rest, held_out = stratified(self.labels, share, seed)
@@ -204,13 +252,21 @@ def stratified(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """How a record of a TFDS data set becomes a labelled image."""
+    """How a record of a TFDS data set becomes a labeled image.
 
-    name: str  # Of two labellings of one data set.
+    Attributes:
+        name: of the task, for two of one data set.
+        classes: K.
+        features: what `label` reads of a record; "image" is read besides.
+        label: of a decoded record, its label, an integer from 0 to K - 1.
+        scale: what stored pixels are multiplied by to be 0..255.
+    """
+
+    name: str
     classes: int
-    features: tuple[str, ...]  # What `label` reads; "image" is read besides.
-    label: Callable[[dict[str, Any]], Any]  # A decoded record -> an integer.
-    scale: int = 1  # What stored pixels are multiplied by to be 0..255.
+    features: tuple[str, ...]
+    label: Callable[[dict[str, Any]], Any]
+    scale: int = 1
 
 
 class TFDS(Split):
@@ -295,7 +351,18 @@ class TFDS(Split):
             return {"image": image, "label": tf.identity(label)}
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
-        """As the official "train[:98%]": the last share is held out; no seed."""
+        """As the official "train[:98%]": the last share is held out.
+
+        Args:
+            share: of the images that is held out, in (0, 1); one image at least.
+            seed: not used: nothing is drawn.
+
+        Returns:
+            The rest, and the held-out share.
+
+        Raises:
+            ValueError: if the split is itself a slice or a sum of splits.
+        """
         base, _, rest = self.spec.partition("[")
         if rest or "+" in base:
             raise ValueError(

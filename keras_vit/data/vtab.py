@@ -23,6 +23,8 @@ import tensorflow as tf
 from keras_vit.data import sources
 from keras_vit.data.splits import TFDS, Arrays, Labelling
 
+__all__ = ["TASKS", "Task", "find", "open_task"]
+
 Record = dict[str, Any]
 Group = Literal["Natural", "Specialized", "Structured"]
 GROUPS: tuple[Group, ...] = ("Natural", "Specialized", "Structured")
@@ -30,22 +32,42 @@ GROUPS: tuple[Group, ...] = ("Natural", "Specialized", "Structured")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One column of Table 9."""
+    """One column of Table 9: a task's images, its splits and its labels.
 
-    name: str  # As Table 9 prints it.
+    Splits are written in TFDS's arithmetic.
+
+    Attributes:
+        name: as Table 9 prints it: "Clevr-Count".
+        group: "Natural", "Specialized" or "Structured" (Figure 2).
+        classes: K.
+        tfds: name, config and version, as `tfds.builder` takes them.
+        val200: of the 1000 training images those 200 to choose on.
+        test: the test split.
+        test_images: how many images it has.
+        train800: the other 800 training images.
+        augment: the crops and flips that leave labels true, as of `Recipe.augment`;
+            scenic's.
+        features: what `label` reads of a record.
+        label: of a decoded record, its label, an integer from 0 to K - 1.
+        class_names: K names, of a label that is no feature of TFDS's; else empty.
+        scale: what stored pixels are multiplied by to be 0..255.
+        by_hand: what TFDS cannot download, and what of it goes where; else empty.
+    """
+
+    name: str
     group: Group
     classes: int
-    tfds: str  # As `tfds.builder` takes it.
-    val200: str  # Of the 1000 images those to choose on, in TFDS's arithmetic.
+    tfds: str
+    val200: str
     test: str
     test_images: int
     train800: str = "train[:800]"
-    augment: Literal["crop", "crop_only", "flip", "none"] = "crop"  # See `Recipe`.
-    features: tuple[str, ...] = ("label",)  # What `label` reads of a record.
+    augment: Literal["crop", "crop_only", "flip", "none"] = "crop"
+    features: tuple[str, ...] = ("label",)
     label: Callable[[Record], Any] = operator.itemgetter("label")
-    class_names: tuple[str, ...] = ()  # Of a label that is no feature of TFDS's.
-    scale: int = 1  # What stored pixels are multiplied by to be 0..255.
-    by_hand: str = ""  # What TFDS cannot download, and what of it goes where.
+    class_names: tuple[str, ...] = ()
+    scale: int = 1
+    by_hand: str = ""
 
     @property
     def word(self) -> str:
@@ -82,7 +104,7 @@ def _bin(distance: Any, thresholds: tuple[float, ...]) -> Any:
 
 
 def sixteenths(feature: str, values: int) -> Callable[[Record], Any]:
-    """A label of 0..values - 1, neighbours joined to 16 classes (dsprites.py)."""
+    """A label of 0..values - 1, neighbors joined to 16 classes (dsprites.py)."""
 
     def label(record: Record) -> Any:
         return record[feature] * 16 // values
@@ -116,7 +138,7 @@ _SMALLNORB: dict[str, Any] = {
     "test_images": 12_150,
 }
 
-TASKS = (  # In Table 9's order.
+TASKS = (
     Task(
         name="Caltech101",
         group="Natural",
@@ -291,13 +313,24 @@ TASKS = (  # In Table 9's order.
         **_SMALLNORB,
     ),
 )
+"""The 19 tasks in Table 9's order, each a `Task`."""
 
 
 def find(name: str) -> Task:
-    """The task of a name, in capitals or not.
+    """The task of a name, in capitals or not (Table 9).
+
+    Args:
+        name: of one of `TASKS`: "Clevr-Count", "clevr-count".
+
+    Returns:
+        The `Task`.
 
     Raises:
         ValueError: if there is none, naming all.
+
+    Example:
+        >>> find("clevr-count").group
+        'Structured'
     """
     for task in TASKS:
         if task.word == name.lower():
@@ -310,7 +343,15 @@ class Thousand(Arrays):
     """The training images of a task in memory, encoded: first the 800, then the 200."""
 
     def split(self, share: float, seed: int) -> tuple["Thousand", "Thousand"]:
-        """The first images and the last; a share of 0.2 is the benchmark's own."""
+        """The first images and the last; a share of 0.2 is the benchmark's own.
+
+        Args:
+            share: of the images that is held out, in (0, 1).
+            seed: not used: nothing is drawn.
+
+        Returns:
+            The rest, and the held-out share.
+        """
         kept = len(self) - max(1, round(share * len(self)))
         indices = np.arange(len(self))
         return self.take(indices[:kept]), self.take(indices[kept:])

@@ -1,5 +1,7 @@
 """The results card: everything that an evaluation was, and what came out.
 
+Top-1 is section 4.1's; intervals and calibration are not in the paper.
+
 A folder of `card.json`, the same as pages (`card.md`, `card.html`), their pictures, and
 `images.npz`: what was said of every image, by which two cards are compared.
 """
@@ -26,6 +28,8 @@ from keras_vit.evaluation.metrics import Estimate, PerImage
 from keras_vit.files import file_sha256, replacing_all
 from keras_vit.inspection import plots
 from keras_vit.models.description import config_of, variant_of, weights_sha256
+
+__all__ = ["Card"]
 
 FORMAT = 1  # Of card.json.
 RESULTS = ("top_1", "top_5", "nll", "ece")
@@ -83,6 +87,9 @@ class Card:
             command: what was called.
             weights_file: that the weights are from, if from one.
             data_size: see `Card`.
+
+        Returns:
+            A `Card`, without temperatures.
         """
         task, images = evaluation.task, evaluation.images
         config = _config(model)
@@ -125,10 +132,13 @@ class Card:
         )
 
     def with_temperatures(self, logits: np.ndarray) -> Self:
-        """The card with what temperature scaling does.
+        """The card with what temperature scaling does (Guo et al. 2017, 4.2).
 
         Args:
             logits: float32 [N, O], that `keep_logits` kept.
+
+        Returns:
+            A copy with `temperatures` and `scaled`.
 
         Raises:
             ValueError: if no temperature is the best one (`metrics.temperature`).
@@ -144,6 +154,10 @@ class Card:
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Writes the card, all of its files or none.
+
+        Args:
+            folder: of `card.json`, `card.md`, `card.html`, pictures and `images.npz`,
+                created if absent.
 
         Raises:
             ImportError: without matplotlib, the extra `plots`.
@@ -211,8 +225,15 @@ class Card:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a card back, from its folder or its `card.json`.
 
+        Args:
+            path: of either.
+
+        Returns:
+            The `Card`.
+
         Raises:
-            ValueError: if there is none, or it is damaged.
+            ValueError: if there is none, it is damaged, or of another version of
+                keras_vit.
         """
         file = Path(path) / _FACTS if Path(path).is_dir() else Path(path)
         law = "Expected a folder that `keras-vit evaluate --output` wrote. Received: "

@@ -18,6 +18,8 @@ from keras_vit.evaluation.features import progress
 from keras_vit.evaluation.metrics import Counts, PerImage
 from keras_vit.normalization import HALF, Channels
 
+__all__ = ["Evaluation", "Task", "classify", "task_of"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
@@ -34,7 +36,7 @@ class Task:
             task has none; or bool [L, O], outputs. None: the label itself.
         border: pixels that the split cuts off each side of an image.
         calibrates: whether a temperature can and may be found on these images: they
-            have one class each, and their licence lets parameters be tuned.
+            have one class each, and their license lets parameters be tuned.
     """
 
     name: str
@@ -48,7 +50,12 @@ class Task:
     calibrates: bool = True
 
     def fingerprint(self) -> str:
-        """A hash of the images, in their order, and of what is right of them."""
+        """A hash of the images, in their order, and of what is right of them.
+
+        Returns:
+            SHA-256, 64 hexadecimal digits; two cards of one are compared image by
+            image.
+        """
         arrays = (self.outputs, self.class_of_output, self.answers)
         facts = [
             *(self.split.fingerprint(), self.classes, self.border),
@@ -86,6 +93,12 @@ class Evaluation:
 def task_of(source: Source) -> Task:
     """The test images of a source.
 
+    Args:
+        source: of `data.open_source`.
+
+    Returns:
+        A `Task` of the source's classes, an output each.
+
     Raises:
         ValueError: if it has none.
     """
@@ -112,7 +125,7 @@ def classify(
     keep_logits: bool = False,
     verbose: bool = True,
 ) -> Evaluation:
-    """Runs a model on every image of a task once, on any Keras backend.
+    """Runs a model on every image of a task once (4.1), on any Keras backend.
 
     Args:
         model: images to logits [B, `task.model_outputs`]; its own input size is used.
@@ -123,9 +136,13 @@ def classify(
         keep_logits: keep them, for `metrics.temperature`.
         verbose: whether to show progress on a terminal.
 
+    Returns:
+        An `Evaluation`: `.images.top(1)`, `.images.top(5)`, ...
+
     Raises:
-        ValueError: if the model has other outputs, gives probabilities or NaN; if a
-            label is out of range; if there is no image with a label.
+        ValueError: if the model has other outputs or no fixed input size, gives
+            probabilities or NaN; if a label is out of range; if there is no image with
+            a label; if logits are to be kept where no temperature may be found.
     """
     _check_model(model, task)
     if keep_logits and not task.calibrates:

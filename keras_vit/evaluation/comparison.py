@@ -9,6 +9,8 @@ from keras_vit.evaluation import metrics
 from keras_vit.evaluation.cards import Card
 from keras_vit.evaluation.metrics import Estimate
 
+__all__ = ["Difference", "difference", "table_2"]
+
 TABLE_2 = {  # Its rows, by TFDS's names.
     "imagenet2012": "ImageNet",
     "imagenet2012_real": "ImageNet ReaL",
@@ -29,14 +31,14 @@ COLUMNS = {  # Of the paper, by model and pre-training.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A card less the first one.
+    """A card less the first one (not in the paper).
 
     Attributes:
         is_paired: whether both are of the same images and labels.
-        top_1: difference of shares with its 95 % interval: paired bootstrap, or
-            Newcombe's of two independent shares.
-        nll: likewise by paired bootstrap; None unpaired.
-        p: exact McNemar test that both err equally often; None unpaired.
+        top_1: difference of shares, in [-1, 1], with its 95 % interval: paired
+            bootstrap, or Newcombe's of two independent shares.
+        nll: likewise, in nats, by paired bootstrap; None unpaired.
+        p: exact McNemar test that both err equally often, in [0, 1]; None unpaired.
         only_first: images that the first alone is right about; None unpaired.
         only_second: images that the other alone is right about; None unpaired.
     """
@@ -50,10 +52,17 @@ class Difference:
 
 
 def difference(first: Card, second: Card) -> Difference:
-    """What `second` has more than `first`.
+    """What `second` has more than `first` (not in the paper).
 
     Paired where the cards' data have one fingerprint: the same images in the same
     order, and the same right answers.
+
+    Args:
+        first: the card to compare with.
+        second: the other one.
+
+    Returns:
+        A `Difference`.
     """
     if first.data["fingerprint"] != second.data["fingerprint"]:
         top_1 = metrics.unpaired_difference(

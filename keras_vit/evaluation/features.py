@@ -19,12 +19,14 @@ from keras_vit.data.splits import Indexed, Split
 from keras_vit.models.transfer import read_by
 from keras_vit.normalization import HALF, Channels
 
+__all__ = ["Features", "backbone", "extract", "gather"]
+
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Features and labels of training and test images.
+    """Features and labels of training and test images (4.1).
 
     Attributes:
         train_x: [N, D], float.
@@ -35,7 +37,8 @@ class Features:
             images' last one.
 
     Raises:
-        ValueError: if a shape, a label or a feature is impossible.
+        ValueError: if a shape, a label or a feature is impossible, or there are fewer
+            than two classes.
     """
 
     train_x: np.ndarray
@@ -112,13 +115,17 @@ def _first_not_finite(x: np.ndarray) -> int | None:
 
 
 def backbone(model: keras.Model) -> keras.Model:
-    """From images to what a head reads: [B, H, W, C] -> [B, D].
+    """From images to what a head reads (Equation 4): [B, H, W, C] -> [B, D].
 
     That is the input of the layer named `head` (with `pre_logits`, what comes after it,
     as big_vision's few-shot evaluation takes), or the output of a model without one.
 
+    Args:
+        model: functional, of one input and one output.
+
     Raises:
-        ValueError: if that is not [B, D], or the model gives probabilities.
+        ValueError: if the model is another, what the head reads is not [B, D], or the
+            model gives probabilities.
     """
     if len(getattr(model, "inputs", None) or ()) != 1 or len(model.outputs) != 1:
         raise ValueError(
@@ -156,7 +163,7 @@ def extract(
     before_crop: Size | None = None,
     verbose: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features of every image of a split: (float32 [N, D], labels int64 [N]).
+    """Features of every image of a split (4.1): images [N] -> ([N, D], labels [N]).
 
     Images are read, resized and forgotten by the batch, on any Keras backend.
 
@@ -170,6 +177,9 @@ def extract(
             big_vision's few-shot evaluation does with (256, 256) for 224 pixels; None
             resizes to the model's size, as everywhere else here.
         verbose: whether to show progress on a terminal.
+
+    Returns:
+        Features, float32 [N, D], and labels, int64 [N], in the split's order.
 
     Raises:
         ValueError: if a feature is NaN or infinite, naming the image's index; if the
@@ -257,7 +267,7 @@ def gather(
     verbose: bool = True,
     **options: Any,
 ) -> Features:
-    """Features of a source's training and test images, or those that are ready.
+    """Features of a source's training and test images, or those that are ready (4.1).
 
     Args:
         model: as `backbone` takes; None with ready features.
@@ -266,8 +276,13 @@ def gather(
         verbose: whether to show progress on a terminal.
         **options: of `extract`.
 
+    Returns:
+        `Features` of N training and M test images.
+
     Raises:
-        ValueError: without test images, or with features that cannot be.
+        ValueError: without test images, with features that cannot be, or with both a
+            model and ready features, or neither.
+        ImportError: as of `data.open_source`.
     """
     data = opened(data)
     if isinstance(data, Features) and model is None:

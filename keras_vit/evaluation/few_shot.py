@@ -27,6 +27,8 @@ from keras_vit.evaluation.features import (
 )
 from keras_vit.normalization import HALF, Channels
 
+__all__ = ["Accuracy", "FewShot", "fewshot"]
+
 Shots: TypeAlias = int | Literal["all"]
 Draws: TypeAlias = dict[tuple[Shots, int], np.ndarray | None]  # By shots and seed.
 
@@ -51,7 +53,7 @@ class Accuracy:
 
     @property
     def mean(self) -> float:
-        """Over the draws."""
+        """Over the draws, in [0, 1]."""
         return float(np.mean(self.by_seed))
 
     @property
@@ -89,7 +91,14 @@ class FewShot:
     test_images: int
 
     def at(self, shots: Shots, l2: float | None = None) -> Accuracy:
-        """The row of so many shots; `l2` says which one, where there are several.
+        """The row of so many shots.
+
+        Args:
+            shots: training images of each class, or "all".
+            l2: weight of the penalty, where there are several; None where there is one.
+
+        Returns:
+            The `Accuracy`.
 
         Raises:
             ValueError: if there is no such row, or more than one.
@@ -106,7 +115,11 @@ class FewShot:
         return found[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with means and intervals."""
+        """Plain values for JSON.
+
+        Returns:
+            Every attribute by name, with means and intervals of the rows.
+        """
         rows = [
             {**dataclasses.asdict(row), "mean": row.mean, "interval": row.interval}
             for row in self.rows
@@ -188,7 +201,9 @@ def fewshot(
 
     Raises:
         ValueError: if a class has fewer images than shots, a label is out of range,
-            there are fewer than two classes, or features are not finite.
+            there are fewer than two classes or no test images, or features are not
+            finite; if `shots`, `l2` or `seeds` has an impossible value, or one twice.
+        ImportError: as of `data.open_source`.
     """
     data = opened(data)
     check(data, shots, l2, seeds)
@@ -314,13 +329,29 @@ class Ridge:
         self._targets = self._basis.T @ targets
 
     def weights(self, l2: float) -> np.ndarray:
-        """W, float64 [D + 1, K]; the last row is of the constant feature."""
+        """The solution W for one penalty.
+
+        Args:
+            l2: weight of the penalty, above 0.
+
+        Returns:
+            float64 [D + 1, K]; the last row is of the constant feature.
+        """
         damped = np.maximum(self.eigenvalues, 0) + l2
         weights: np.ndarray = self._basis @ (self._targets / damped[:, None])
         return weights
 
     def right(self, x: np.ndarray, y: np.ndarray, l2: Sequence[float]) -> list[int]:
-        """How many of `x` [M, D] get the label of `y` [M], for each l2."""
+        """How many of `x` get the label of `y`.
+
+        Args:
+            x: float [M, D].
+            y: int [M], labels in [0, K).
+            l2: weights of the penalty, each above 0.
+
+        Returns:
+            A count for each of `l2`, of M.
+        """
         solved = [self.weights(penalty) for penalty in l2]
         counts = [0] * len(solved)
         for part in self._parts(x):

@@ -35,6 +35,8 @@ from keras_vit.data.splits import TFDS, Arrays, Labelling, Split
 from keras_vit.evaluation import imagenet_classes
 from keras_vit.evaluation.classification import Evaluation, Task, classify
 
+__all__ = ["evaluate_imagenet", "open_task"]
+
 VALIDATION_IMAGES = 50_000
 _NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})\.[A-Za-z]+")
 
@@ -87,7 +89,7 @@ def evaluate_imagenet(
     on_corrupt: Literal["stop", "skip"] = "stop",
     **options: Any,
 ) -> Evaluation:
-    """Evaluates a model of ImageNet's 1,000 classes on one of `SETS`.
+    """Evaluates a model of ImageNet's 1,000 classes on one of `SETS` (Table 2, D.9).
 
     Args:
         model: images to 1,000 logits in the published heads' order.
@@ -102,6 +104,7 @@ def evaluate_imagenet(
 
     Raises:
         ValueError: as `open_task` and `classify`.
+        ImportError: as `open_task`.
     """
     task = open_task(name, data=data, labels=labels, on_corrupt=on_corrupt)
     return classify(model, task, **options)
@@ -114,7 +117,7 @@ def open_task(
     labels: str | os.PathLike[str] | None = None,
     on_corrupt: Literal["stop", "skip"] = "stop",
 ) -> Task:
-    """One of `SETS`, to be evaluated on.
+    """One of `SETS`, to be evaluated on (4.1, Table 2, D.9).
 
     Args:
         name: of the set.
@@ -124,11 +127,16 @@ def open_task(
             "objectnet" the unpacked archive, or its `images`. None: TFDS's own.
         labels: the file real.json of google-research/reassessed-imagenet, for "real"
             unless TFDS's imagenet2012_real is read, which has it inside.
-        on_corrupt: what to do about unreadable images of a folder, after naming them.
+        on_corrupt: what to do about unreadable images of a folder, after naming them:
+            "stop" raises, "skip" leaves them out.
+
+    Returns:
+        A `classification.Task`.
 
     Raises:
         ValueError: if there is no such set, folder or class, a label is missing or
             `labels` is not a list for each validation image.
+        ImportError: without tensorflow_datasets, where TFDS is to read.
     """
     if name not in SETS:
         raise ValueError(

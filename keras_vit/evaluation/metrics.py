@@ -1,5 +1,8 @@
 """What a classifier's logits say: accuracy, likelihood, calibration, differences.
 
+Top-1 accuracy is section 4.1's measure, top-5 D.9's. The rest is not in the paper, and
+is named after its own where it stands.
+
 `Counts` takes logits by the batch and keeps five numbers of each image (`PerImage`), of
 which everything else is computed, in float64. The N x K logits are kept for
 `temperature` alone, and only if asked for.
@@ -13,6 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+__all__ = [
+    "Counts",
+    "Estimate",
+    "PerImage",
+    "Reliability",
+    "bootstrap",
+    "mcnemar",
+    "paired_difference",
+    "scaled_by_halves",
+    "temperature",
+    "unpaired_difference",
+    "wilson",
+]
+
 LEVEL = 0.95  # Of every interval.
 BINS = 15  # Guo et al. (2017), section 4.
 _Z = 1.959963984540054  # The normal distribution's quantile at (1 + LEVEL) / 2.
@@ -21,7 +38,13 @@ _VALUES = 2**22  # That are in float64 at a time.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number and its 95 % interval."""
+    """A number and its 95 % interval.
+
+    Attributes:
+        value: of the data.
+        low: the interval's lower end.
+        high: its upper end.
+    """
 
     value: float
     low: float
@@ -36,9 +59,10 @@ class Reliability:
     the lower one, which differs for a confidence that is an edge, 1.0 among them).
 
     Attributes:
-        images: int [bins].
-        confidence: mean of each bin's images; NaN where there are none.
-        accuracy: likewise.
+        images: float64 [bins], how many are in each.
+        confidence: float64 [bins], the mean of each bin's images, in (0, 1]; NaN where
+            there are none.
+        accuracy: likewise, in [0, 1].
     """
 
     images: np.ndarray
@@ -89,11 +113,22 @@ class PerImage:
 
         Args:
             k: from 1; of k or fewer outputs one is always right.
+
+        Returns:
+            An `Estimate` in [0, 1].
         """
         return wilson(int((self.rank < k).sum()), len(self))
 
     def mean_nll(self, *, replicates: int = 1000, seed: int = 0) -> Estimate:
-        """Mean negative log-likelihood, with a bootstrap interval."""
+        """Mean negative log-likelihood, with a bootstrap interval.
+
+        Args:
+            replicates: of `bootstrap`.
+            seed: likewise.
+
+        Returns:
+            An `Estimate` in nats, 0 or more.
+        """
         return bootstrap(
             lambda weight: float(weight @ self.nll / weight.sum()),
             len(self),
@@ -102,16 +137,37 @@ class PerImage:
         )
 
     def reliability(self, bins: int = BINS) -> Reliability:
-        """Confidence against accuracy, in `bins` bins."""
+        """Confidence against accuracy, by bins (Guo et al. 2017, Figure 1).
+
+        Args:
+            bins: how many, 1 or more.
+
+        Returns:
+            A `Reliability`.
+
+        Raises:
+            ValueError: if there is no bin.
+        """
         return self._reliability(np.ones(len(self)), self._bins(bins), bins)
 
     def ece(
         self, bins: int = BINS, *, replicates: int = 1000, seed: int = 0
     ) -> Estimate:
-        """Expected calibration error with a bootstrap interval.
+        """Expected calibration error (Guo et al. 2017) with a bootstrap interval.
 
         Resampled errors lie above the data's own, the more so the better calibrated a
         model is: the interval can lie above the value.
+
+        Args:
+            bins: how many, 1 or more.
+            replicates: of `bootstrap`.
+            seed: likewise.
+
+        Returns:
+            An `Estimate` in [0, 1].
+
+        Raises:
+            ValueError: if there is no bin.
         """
         places = self._bins(bins)
         return bootstrap(
@@ -140,7 +196,13 @@ class PerImage:
         return Reliability(images=images, confidence=confidence, accuracy=accuracy)
 
     def per_class(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images that are right and images, of every class: two int [K].
+        """Images that are right and images, of every class.
+
+        Args:
+            classes: K.
+
+        Returns:
+            Two int [K].
 
         Raises:
             ValueError: if labels are sets, or of more classes.
@@ -150,9 +212,14 @@ class PerImage:
         return right, np.bincount(self.label, minlength=classes)
 
     def confusion(self, classes: int) -> np.ndarray:
-        """How many images of a class (row) were taken for which (column): int [K, K].
+        """How many images of a class (row) were taken for which (column).
 
-        [K, K + 1] where some were taken for no class: the last column counts them.
+        Args:
+            classes: K.
+
+        Returns:
+            int [K, K]; [K, K + 1] where some were taken for no class: the last column
+            counts them.
 
         Raises:
             ValueError: if labels are sets, or of more classes.
@@ -187,7 +254,8 @@ class Counts:
         keep_logits: whether to keep them, float32 [N, O], for `temperature`.
 
     Raises:
-        ValueError: if there are fewer than two outputs or classes.
+        ValueError: if there are fewer than two outputs or classes, or `class_of_output`
+            is not one for each.
 
     Example:
         >>> counts = Counts(2)
@@ -254,7 +322,15 @@ class Counts:
             self._logits.append(logits.astype(np.float32))
 
     def check(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Raises what `update` raises."""
+        """Raises what `update` raises.
+
+        Args:
+            logits: [B, O], as of `update`.
+            labels: int [B] or bool [B, O], likewise.
+
+        Raises:
+            ValueError: if shapes, types or values are not as `update` takes them.
+        """
         fits = (
             logits.ndim == 2
             and logits.shape[1] == self.outputs
@@ -315,6 +391,9 @@ class Counts:
     def per_image(self) -> PerImage:
         """What was gathered.
 
+        Returns:
+            A `PerImage` of the N images with labels, in the order they came in.
+
         Raises:
             ValueError: if there was no image with a label.
         """
@@ -333,7 +412,14 @@ class Counts:
         )
 
     def logits(self) -> np.ndarray:
-        """What `keep_logits` kept of the images with labels: float32 [N, O]."""
+        """What `keep_logits` kept of the images with labels.
+
+        Returns:
+            float32 [N, O].
+
+        Raises:
+            ValueError: without `keep_logits`, or before the first batch.
+        """
         if self._logits is None:
             raise ValueError("Expected keep_logits=True. Received: keep_logits=False")
         return np.concatenate(self._logits)
@@ -341,6 +427,13 @@ class Counts:
 
 def wilson(right: int, images: int) -> Estimate:
     """A share with Wilson's score interval of 95 % (1927).
+
+    Args:
+        right: images that are right.
+        images: all of them, 1 or more.
+
+    Returns:
+        An `Estimate` in [0, 1].
 
     Raises:
         ValueError: if not 0 <= right <= images, or there are no images.
@@ -372,6 +465,12 @@ def bootstrap(
         images: N.
         replicates: draws of N images with replacement.
         seed: of the draws; the same for two calls pairs them.
+
+    Returns:
+        An `Estimate` of the statistic.
+
+    Raises:
+        ValueError: if there are no images.
     """
     if images < 1:
         raise ValueError(f"Expected an image or more. Received: images={images}")
@@ -402,6 +501,9 @@ def paired_difference(
         replicates: of `bootstrap`.
         seed: likewise.
 
+    Returns:
+        An `Estimate`, in the values' units.
+
     Raises:
         ValueError: if they are not of the same images.
     """
@@ -419,6 +521,13 @@ def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
     """How much more the second of two shares is, of other images, by Newcombe.
 
     Method 10 of Newcombe (1998): from the two Wilson intervals.
+
+    Args:
+        first: of `wilson`.
+        second: likewise.
+
+    Returns:
+        An `Estimate` in [-1, 1].
     """
     value = second.value - first.value
     down = math.hypot(second.value - second.low, first.high - first.value)
@@ -435,6 +544,9 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     Args:
         first: bool [N], whether one model is right about each image.
         second: bool [N], likewise for the other.
+
+    Returns:
+        p, in [0, 1].
 
     Raises:
         ValueError: if they are not of the same images.
@@ -469,9 +581,13 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         logits: [N, K], finite floats.
         labels: int [N] in [0, K).
 
+    Returns:
+        T, above 0.
+
     Raises:
         ValueError: if no T is the best one: where every image is right, ever colder is
-            better, and where logits are no better than none, ever warmer.
+            better, and where logits are no better than none, ever warmer; if shapes,
+            types or values are others.
     """
     Counts(logits.shape[-1]).check(logits, labels)
     at_rest = _slope(logits, labels, 0.0)[0]

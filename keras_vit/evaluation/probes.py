@@ -1,4 +1,6 @@
-"""Other judges of frozen features, beside section 4.1's: neighbours, and a classifier.
+"""Other judges of frozen features, beside section 4.1's: neighbors, and a classifier.
+
+Neither is the paper's: the neighbors are DINO's, the classifier is scikit-learn's.
 
 Glossary of shapes: N training and M test images, D the features' width, K classes.
 """
@@ -13,6 +15,8 @@ import numpy as np
 
 from keras_vit.evaluation.features import Features, gather, progress
 
+__all__ = ["Probe", "knn", "linear_probe"]
+
 # What a step of `knn` holds: similarities of so many test and training images.
 TEST_CHUNK, TRAIN_CHUNK = 256, 8192
 
@@ -23,7 +27,7 @@ class Probe:
 
     Attributes:
         name: of the method.
-        settings: of the method.
+        settings: of the method, by name.
         accuracy: top-1, in [0, 1].
         classes: K.
         test_images: M.
@@ -60,14 +64,17 @@ def knn(
     Args:
         model: as of `fewshot`.
         data: as of `fewshot`.
-        k: neighbours.
-        temperature: the lower, the more the nearest ones count.
+        k: neighbors, 1 or more.
+        temperature: above 0; the lower, the more the nearest ones count.
         verbose: whether to show progress on a terminal.
         **options: mean, std, batch_size and before_crop of `fewshot`.
 
+    Returns:
+        A `Probe` over the M test images.
+
     Raises:
-        ValueError: if there are fewer training images than k, or the features cannot
-            be.
+        ValueError: if `k` or `temperature` is out of range, there are fewer training
+            images than k, or the features cannot be.
     """
     if not isinstance(k, numbers.Integral) or k < 1 or not 0 < temperature < math.inf:
         raise ValueError(
@@ -141,14 +148,18 @@ def linear_probe(
     Args:
         model: as of `fewshot`.
         data: as of `fewshot`.
-        l2: weight of the penalty, for features of mean 0 and deviation 1.
-        max_iterations: of L-BFGS; it warns when they do not suffice.
+        l2: weight of the penalty, above 0, for features of mean 0 and deviation 1.
+        max_iterations: of L-BFGS, 1 or more; it warns when they do not suffice.
         verbose: whether to show progress on a terminal.
         **options: mean, std, batch_size and before_crop of `fewshot`.
 
+    Returns:
+        A `Probe` over the M test images.
+
     Raises:
         ImportError: without scikit-learn, in the extra `demo`.
-        ValueError: if the training images are of one class, or the features cannot be.
+        ValueError: if `l2` or `max_iterations` is out of range, the training images are
+            of one class, or the features cannot be.
     """
     try:
         from sklearn.linear_model import LogisticRegression

@@ -32,6 +32,8 @@ from keras_vit.training.distribution import Workers
 from keras_vit.training.fitting import Result, fit
 from keras_vit.training.transferring import fresh
 
+__all__ = ["Score", "Scores", "groups", "paper_rows", "read", "recipe_for", "run"]
+
 _NAMES = tuple(task.name for task in TASKS)
 _WORDS = tuple(word for words in paper.VTAB.values() for word in words)
 _DATA = {"jft300m": "JFT", "imagenet21k": "I21k"}  # As Table 9 heads its rows.
@@ -49,10 +51,13 @@ TABLE = "table.md"
 
 
 class Score(NamedTuple):
-    """An accuracy in [0, 1] over runs.
+    """An accuracy over runs (Tables 2 and 9).
 
-    The deviation is the sample's, of n - 1, None of one run: Table 2 does not say which
-    its own is.
+    The deviation is the sample's, of n - 1: Table 2 does not say which its own is.
+
+    Attributes:
+        mean: in [0, 1].
+        std: the deviation, in units of 1; None of one run.
     """
 
     mean: float
@@ -60,7 +65,14 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, accuracies: Sequence[float]) -> "Score":
-        """That of the runs' accuracies."""
+        """That of the runs' accuracies.
+
+        Args:
+            accuracies: of each run, in [0, 1].
+
+        Returns:
+            Their `Score`.
+        """
         std = statistics.stdev(accuracies) if len(accuracies) > 1 else None
         return cls(statistics.fmean(accuracies), std)
 
@@ -71,7 +83,7 @@ class Scores:
 
     Attributes:
         accuracies: in [0, 1], of every task that has a result, by run.
-        failures: why the data of a task could not be opened.
+        failures: of a task whose data could not be opened, why.
     """
 
     accuracies: Mapping[str, Mapping[int, float]]
@@ -83,14 +95,27 @@ class Scores:
         return tuple(name for name in _NAMES if name not in self.accuracies)
 
     def task(self, name: str) -> Score | None:
-        """Of one task; None without a result."""
+        """The score of one task.
+
+        Args:
+            name: as Table 9 has it.
+
+        Returns:
+            Its `Score`; None without a result.
+        """
         runs = self.accuracies.get(name)
         return Score.of([runs[run] for run in sorted(runs)]) if runs else None
 
     def mean(self, names: Sequence[str] = _NAMES) -> Score | None:
-        """Over tasks, each weighing the same; None unless all of them have a result.
+        """The mean over tasks, each weighing the same (Table 9, Figure 2).
 
         The deviation is that of the means of the runs that all of them have.
+
+        Args:
+            names: as Table 9 has them; by default all 19.
+
+        Returns:
+            A `Score`; None unless all of them have a result.
         """
         if set(names) & set(self.missing):
             return None
@@ -115,7 +140,7 @@ def run(
     save_minutes: float | None = 10,
     verbose: int | str = "auto",
 ) -> Scores:
-    """Fine-tunes a copy of `model` on each task and tests it on all test images.
+    """Fine-tunes a copy of `model` on each task (D.10), tests it on all test images.
 
     A task's result is written as soon as it is there, and a killed run goes on in the
     middle of a task, by the same call. A task whose data cannot be opened is named in
@@ -134,7 +159,8 @@ def run(
         mean: of the input normalization, as in `training.fit`.
         std: likewise.
         augment: "task", the crops and flips that leave the task's labels true (after a
-            resize by 7/6, 448 px for 384); or "recipe", the recipe's for every task.
+            resize by 7/6, 448 px for 384), scenic's; or "recipe", the recipe's for
+            every task.
         save_minutes: between two checkpoints, likewise.
         verbose: as in `model.fit`.
 
@@ -142,8 +168,9 @@ def run(
         The `Scores` of all tasks in `output`, of earlier calls too.
 
     Raises:
-        ValueError: if there is no such task, or the folder was begun with another
-            model, recipe or seed.
+        ValueError: if there is no such task, no task or run at all, or `augment` is
+            another word; if the folder was begun with another model, recipe or seed, or
+            a result in it is damaged; in one of several processes.
         Preempted: when the process was asked to end, and its training is saved.
     """
     chosen = [task if isinstance(task, Task) else data.find(task) for task in tasks]
@@ -192,7 +219,15 @@ def run(
 
 
 def recipe_for(task: Task, recipe: Recipe) -> Recipe:
-    """The recipe with the crops and flips of a task."""
+    """The recipe with the crops and flips of a task, scenic's.
+
+    Args:
+        task: of `data.vtab`.
+        recipe: to be changed, of (H, W) pixels.
+
+    Returns:
+        A copy; images are resized by 7/6 before they are cropped.
+    """
     resize = None
     if task.augment.startswith("crop"):
         height, width = recipe.image_size
@@ -202,6 +237,12 @@ def recipe_for(task: Task, recipe: Recipe) -> Recipe:
 
 def read(output: str | os.PathLike[str]) -> Scores:
     """The results in a folder of `run`, under way or finished.
+
+    Args:
+        output: the folder.
+
+    Returns:
+        The `Scores` of all tasks in it.
 
     Raises:
         ValueError: if the folder is none of `run`'s, or a result in it is damaged.
@@ -278,7 +319,11 @@ def _write(folder: Path, task: Task, number: int, trained: Result) -> None:
 
 
 def paper_rows() -> dict[str, Scores]:
-    """Table 9, as scores of one run."""
+    """Table 9, as scores of one run.
+
+    Returns:
+        The `Scores` of each of its models, by title: "ViT-H/14 (JFT)".
+    """
     rows: dict[str, dict[str, dict[int, float]]] = {}
     names = {
         f"vtab/{word}": task.name for word, task in zip(_WORDS, TASKS, strict=True)
@@ -291,7 +336,14 @@ def paper_rows() -> dict[str, Scores]:
 
 
 def groups(scores: Scores) -> dict[str, Score]:
-    """The bars of Figure 2, of groups whose tasks all have a result."""
+    """The bars of Figure 2, of groups whose tasks all have a result.
+
+    Args:
+        scores: of a model.
+
+    Returns:
+        The `Score` of each group, by title: "Natural (7 tasks)".
+    """
     means = {title: scores.mean(names) for title, names in FIGURE_2.items()}
     return {title: score for title, score in means.items() if score is not None}
 

@@ -13,11 +13,29 @@ from keras_vit.layers import MAPHead, TransformerBlock
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models.description import config_of, describe
 
+__all__ = [
+    "attention_distance",
+    "attention_rollout",
+    "attention_scores",
+    "output_attention",
+]
+
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
-    """Returns every layer's attention on `images`: [B, H, W, C] -> [B, L, k, T, T].
+    """Returns every layer's attention (Appendix A): [B, H, W, C] -> [B, L, k, T, T].
 
     The whole of it; what follows here never holds more than one layer's.
+
+    Args:
+        model: a ViT or a hybrid.
+        images: [B, H, W, C], scaled as for the model.
+
+    Returns:
+        A tensor of shares: A of each head, rows of queries that add up to 1.
+
+    Raises:
+        ValueError: if the model attends along rows and columns (D.6), or is not of this
+            library.
     """
     return ops.stack(list(_layer_scores(model, images)), axis=1)
 
@@ -69,7 +87,7 @@ def attention_rollout(
     """How much the output looks at each place, D.8, Figures 6 and 14: -> [N, H, W].
 
     Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
-    the residual connections, rows renormalised, layers multiplied. The map is the row
+    the residual connections, rows renormalized, layers multiplied. The map is the row
     of what the head reads, over the patches: the class token's; without one, the mean
     of the patches', which MAP's probe weighs; the mean of both of DeiT's tokens, or
     of all tokens under `pooling="avg"` or "max".
@@ -83,10 +101,11 @@ def attention_rollout(
 
     Returns:
         NumPy array of shares: those of an image's patches sum to at most 1, the rest is
-        of tokens that are no patches.
+        of tokens that are no patches. A resized map has a patch's share at its middle.
 
     Raises:
-        ValueError: if there are no images, or the model attends along rows and columns.
+        ValueError: if there are no images, `batch_size` is less than 1, or the model
+            attends along rows and columns or is not of this library.
     """
     maps = np.concatenate(
         [
@@ -166,7 +185,18 @@ def output_attention(
     """What each head of each layer looks at: [N, H, W, C] -> [N, L, k, rows, columns].
 
     The class token's row of A (Appendix A) over the patches; without one the mean of
-    the patches' rows. Arguments and errors are `attention_rollout`'s.
+    the patches' rows.
+
+    Args:
+        model: as of `attention_rollout`.
+        images: [N, H, W, C], likewise.
+        batch_size: likewise.
+
+    Returns:
+        NumPy array of shares, those of a head adding up to at most 1.
+
+    Raises:
+        ValueError: as of `attention_rollout`.
     """
     facts = describe(model)
     prefix, grid = facts["num_prefix_tokens"], facts["grid"]
@@ -193,10 +223,18 @@ def attention_distance(
     The distance between a query's patch and the keys', weighted by attention, in the
     mean over queries and images; the paper takes 128. Tokens that are no patches have
     no place: they are left out, and the weights of the others add up to 1. Of a hybrid,
-    patches lie a patch of pixels apart. Arguments and errors are `attention_rollout`'s.
+    patches lie a patch of pixels apart.
+
+    Args:
+        model: as of `attention_rollout`.
+        images: [N, H, W, C], likewise.
+        batch_size: likewise.
 
     Returns:
         NumPy array, float64, a row for each layer and a column for each head.
+
+    Raises:
+        ValueError: as of `attention_rollout`.
     """
     facts = describe(model)
     away = patch_distances(facts["grid"], facts["stride"] * facts["patch_size"])

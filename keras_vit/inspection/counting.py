@@ -8,7 +8,7 @@ as XLA's cost analysis does not; with them Table 6's ResNets come out 3 to 4 % h
 
 Not counted are biases, norms, softmax, activations, pooling and residuals, for which
 XLA's analysis of one image more is higher, by 0.4 % of ViT-B/16, 0.7 % of R50+ViT-B/16
-and 0.9 % of BiT-R50x1; nor the standardising of kernels, once for a whole batch.
+and 0.9 % of BiT-R50x1; nor the standardizing of kernels, once for a whole batch.
 
 `memory` says what the bytes of a batch are, `devices` what time and money are.
 """
@@ -29,19 +29,28 @@ from keras_vit.models.description import config_of
 from keras_vit.paper import EXAFLOPS
 from keras_vit.recipes import IMAGES
 
+__all__ = ["Costs", "costs", "table_6"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What `costs` counts; `print` shows it as a table."""
+    """What `costs` counts (Table 6, D.5); `print` shows it as a table.
 
-    parameters: int  # `model.count_params()`.
-    by_layer: dict[str, int]  # Multiply-adds of one image, by a layer's name.
-    by_operation: dict[str, int]  # The same sum by what is computed.
-    memory: Memory  # Of the batch, in bytes.
+    Attributes:
+        parameters: `model.count_params()`.
+        by_layer: multiply-adds of one image, forward, by a layer's name.
+        by_operation: the same sum by what is computed.
+        memory: of the batch, in bytes.
+    """
+
+    parameters: int
+    by_layer: dict[str, int]
+    by_operation: dict[str, int]
+    memory: Memory
 
     @property
     def multiply_adds(self) -> int:
-        """Of one image, forward."""
+        """Of one image, forward; a multiply-add is two FLOPs."""
         return sum(self.by_operation.values())
 
     def exaflops(self, images_seen: float) -> float:
@@ -51,6 +60,12 @@ class Costs:
 
         Args:
             images_seen: epochs times images.
+
+        Returns:
+            exaFLOPs.
+
+        Raises:
+            ValueError: if `images_seen` is negative or not finite.
         """
         if not 0 <= images_seen < math.inf:
             raise ValueError(
@@ -72,8 +87,12 @@ class Costs:
             utilisation: share of the device's peak that is FLOPs of `exaflops`, in
                 (0, 1] [default: Table 2's ViTs on TPUv3, 0.345].
 
+        Returns:
+            Hours.
+
         Raises:
-            ValueError: if the device is unknown, or the utilisation out of range.
+            ValueError: if the device is unknown, or the utilisation or `images_seen`
+                out of range.
         """
         if not 0 < utilisation <= 1:
             raise ValueError(
@@ -86,7 +105,18 @@ class Costs:
     def core_days(
         self, images_seen: float, utilisation: float = PAPERS_UTILISATION
     ) -> float:
-        """TPUv3-core-days of a training, as Table 2 has them."""
+        """TPUv3-core-days of a training, as Table 2 has them.
+
+        Args:
+            images_seen: epochs times images.
+            utilisation: as of `hours`.
+
+        Returns:
+            Days of one TPUv3 core, of which a chip has two.
+
+        Raises:
+            ValueError: as `hours`.
+        """
         return self.hours(images_seen, "TPUv3-core", utilisation) * 3600 / DAY
 
     def gpu_hours(
@@ -95,7 +125,19 @@ class Costs:
         device: str = "H100",
         utilisation: float = PAPERS_UTILISATION,
     ) -> float:
-        """GPU-hours of a training; see `hours`."""
+        """GPU-hours of a training; see `hours`.
+
+        Args:
+            images_seen: epochs times images.
+            device: as of `hours`.
+            utilisation: likewise.
+
+        Returns:
+            Hours of one device.
+
+        Raises:
+            ValueError: as `hours`.
+        """
         return self.hours(images_seen, device, utilisation)
 
     def euros(
@@ -106,10 +148,19 @@ class Costs:
         device: str = "H100",
         utilisation: float = PAPERS_UTILISATION,
     ) -> float:
-        """What a training costs at `price` euros an hour of one device; see `hours`.
+        """What a training costs; see `hours`.
+
+        Args:
+            images_seen: epochs times images.
+            price: euros an hour of one device, 0 or more.
+            device: as of `hours`.
+            utilisation: likewise.
+
+        Returns:
+            Euros.
 
         Raises:
-            ValueError: as `hours`, and if the price is negative.
+            ValueError: as `hours`, and if the price is negative or not finite.
         """
         if not 0 <= price < math.inf:
             raise ValueError(
@@ -118,7 +169,14 @@ class Costs:
         return price * self.hours(images_seen, device, utilisation)
 
     def table(self, by_layer: bool = False) -> str:
-        """Lines of parameters and multiply-adds, by operation or by layer."""
+        """Lines of parameters and multiply-adds.
+
+        Args:
+            by_layer: whether a line is of a layer, or of an operation.
+
+        Returns:
+            Text, a number and its share a line.
+        """
         counted = self.by_layer if by_layer else self.by_operation
         shares = [
             f"  {name:22}{number:>18,}{number / self.multiply_adds:>8.1%}"
@@ -188,7 +246,17 @@ def costs(
 
 
 def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
-    """Our exaFLOPs of Table 6's pre-trainings on JFT-300M, by (model, epochs)."""
+    """Our exaFLOPs of Table 6's pre-trainings on JFT-300M, by (model, epochs).
+
+    Args:
+        num_classes: K of the head that is counted.
+
+    Returns:
+        10^18 FLOPs by the row: ("ViT-B/16", 7).
+
+    Raises:
+        ValueError: if `num_classes` is negative.
+    """
     return {
         (model, epochs): costs(model, num_classes=num_classes).exaflops(
             epochs * IMAGES["jft300m"]

@@ -9,12 +9,20 @@ import dataclasses
 
 from keras_vit import paper
 
+__all__ = ["DEVICES", "PAPERS_UTILISATION", "Device", "device_of", "paper_utilisation"]
+
 DAY = 86_400  # Seconds.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device: its dense peak in TFLOP/s and its memory in bytes."""
+    """One device, as its maker has it (not in the paper).
+
+    Attributes:
+        teraflops: dense peak, 10^12 FLOP/s of bfloat16 (float16 of the T4).
+        memory: in bytes.
+        source: where the peak is from.
+    """
 
     teraflops: float
     memory: int
@@ -48,10 +56,17 @@ DEVICES = {
         source="sysrqmts.com/gpus/compare/nvidia-a100-sxm4-40-gb-vs-nvidia-tesla-t4",
     ),
 }
+"""Every `Device` by name, each with its source."""
 
 
 def device_of(name: str) -> Device:
     """The device of a name, in any case.
+
+    Args:
+        name: of `DEVICES`: "H100".
+
+    Returns:
+        The `Device`.
 
     Raises:
         ValueError: if there is none.
@@ -69,7 +84,14 @@ def paper_utilisation(*models: str) -> float:
     done. BiT-R152x4's FLOPs and epochs are in no table of the paper.
 
     Args:
-        models: "ViT-L/16", "ViT-H/14", or both.
+        *models: "ViT-L/16", "ViT-H/14", or both.
+
+    Returns:
+        A share, in (0, 1].
+
+    Example:
+        >>> round(paper_utilisation("ViT-L/16", "ViT-H/14"), 3)
+        0.345
     """
     done = sum(paper.EXAFLOPS[model, 14] for model in models) * 1e18
     days = sum(paper.CORE_DAYS[model, "jft300m"] for model in models)
@@ -77,3 +99,4 @@ def paper_utilisation(*models: str) -> float:
 
 
 PAPERS_UTILISATION = paper_utilisation("ViT-L/16", "ViT-H/14")  # 0.43 and 0.32.
+"""0.345, that of Table 2's ViT-L/16 and ViT-H/14 together; see `paper_utilisation`."""

@@ -7,6 +7,8 @@ from keras import ops
 from keras_vit.layers import AddPositionEmbs
 from keras_vit.models.description import describe
 
+__all__ = ["embedding_filters", "position_similarity"]
+
 
 def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
     """The first principal components of E's filters, Figure 7, left: [n, P, P, C].
@@ -17,6 +19,9 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
     Args:
         model: a ViT whose patches are of pixels.
         components: n, at most D and at most P^2 C.
+
+    Returns:
+        NumPy array, float, [n, P, P, C].
 
     Raises:
         ValueError: if there are not so many, or the patches are of a feature map.
@@ -42,7 +47,7 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
 
 
 def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
-    """The cosine of any two patches' positions, Figures 7 and 10: [r, c, r, c].
+    """The cosine of any two patches' positions, Figures 7 and 10.
 
     `[row, column]` is the picture of one patch: its likeness to all others, 0 where a
     position is all zeros.
@@ -50,6 +55,10 @@ def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
     Args:
         model: of any of D.4's kinds that adds positions.
         layer: whose positions, where every layer adds some of its own (D.4).
+
+    Returns:
+        NumPy array, [rows, columns, rows, columns] of patches (of the model's grid), in
+        [-1, 1].
 
     Raises:
         ValueError: if the model adds no positions ("none", "relative"), or none there.

@@ -1,6 +1,6 @@
 """The memory that a forward pass and an update take, from a config.
 
-Modelled is what a compiler that fuses operations allocates, XLA on TensorFlow, in bytes
+Modeled is what a compiler that fuses operations allocates, XLA on TensorFlow, in bytes
 of a batch's activations:
 
 - forward (inference): the most that one operation reads and writes at once, with what
@@ -8,7 +8,7 @@ of a batch's activations:
 - training: what the backward pass reads of every layer (the inputs of products and
   norms, q, k and v, the softmax, the MLP's hidden layer before and after its GELU and
   the tanh inside), and the gradient of the widest sum of residuals;
-- rematerialised: of Transformer blocks their inputs alone, and all of one block but the
+- rematerialized: of Transformer blocks their inputs alone, and all of one block but the
   tanh. What is outside of them (a hybrid's ResNet) is kept as before.
 
 Beside them are float32 weights, a gradient of each, the optimizer's numbers, and the
@@ -30,40 +30,57 @@ from numbers import Integral
 
 from keras_vit.inspection.parts import Part
 
+__all__ = ["Memory"]
+
 SLOTS = {"adam": 2, "sgd": 1, "adafactor": 1}  # Numbers a parameter; of `Recipe`.
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a batch takes, by what they are for; the module says what is in it."""
+    """Bytes that a batch takes, by what they are for; the module says what is in it.
+
+    Attributes:
+        batch: images at once.
+        dtype: of activations.
+        weights: bytes, four of each parameter.
+        gradients: likewise.
+        optimizer: bytes of its numbers, four each.
+        forward: bytes of activations of inference, at most, and of kernels' copies.
+        training: likewise, of an update.
+        rematerialized: likewise, with `remat`.
+    """
 
     batch: int
     dtype: str
     weights: int
     gradients: int
     optimizer: int
-    forward: int  # Activations of inference, at most.
-    training: int  # Activations of an update.
-    rematerialized: int  # Likewise, with `remat`.
+    forward: int
+    training: int
+    rematerialized: int
 
     @property
     def inference_total(self) -> int:
-        """With the weights."""
+        """`forward` with the weights, in bytes."""
         return self.weights + self.forward
 
     @property
     def training_total(self) -> int:
-        """With weights, gradients and the optimizer's numbers."""
+        """`training` with weights, gradients and the optimizer's numbers, in bytes."""
         return self.weights + self.gradients + self.optimizer + self.training
 
     @property
     def rematerialized_total(self) -> int:
-        """Likewise, with `remat`."""
+        """`rematerialized` with the same, in bytes."""
         return self.training_total - self.training + self.rematerialized
 
     def table(self) -> str:
-        """Lines of MiB."""
+        """Lines of MiB, 2^20 bytes.
+
+        Returns:
+            Text.
+        """
         rows = (
             ("weights", self.weights),
             ("gradients", self.gradients),

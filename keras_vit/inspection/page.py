@@ -26,6 +26,8 @@ from keras_vit.models.description import (
     weights_sha256,
 )
 
+__all__ = ["Page"]
+
 Triple = tuple[float, ...]
 
 _FILTERS = 28  # Figure 7 has as many.
@@ -34,8 +36,6 @@ _FILTERS = 28  # Figure 7 has as many.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
     """One model and B images, and all that the page shows of them.
-
-    What a model does not have is None, and `absent` says why, by the field's name.
 
     Attributes:
         title: the model's name.
@@ -52,6 +52,7 @@ class Page:
         filters: [n, P, P, C].
         positions: [rows, cols, rows, cols], cosines.
         position_at: where they are added, of `ViTConfig`.
+        absent: why a field is None that a model does not have, by the field's name.
     """
 
     title: str
@@ -96,6 +97,9 @@ class Page:
             top: predictions for each image.
             progress: goes through the images, e.g. under a bar.
 
+        Returns:
+            A `Page`, to be written.
+
         Raises:
             ValueError: without images; if the model has no patches (a BiT ResNet), or
                 is not made of this library's layers; if `names` are not one for each
@@ -131,7 +135,18 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> int:
-        """Writes the page, whole or not at all; returns its size in bytes."""
+        """Writes the page, whole or not at all: one file of HTML, pictures inside.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            ValueError: if a field is not finite.
+            OSError: if it cannot be written.
+        """
         # A file's name need not be text; what is none becomes question marks.
         encoded = page_html.html(self).encode("utf-8", "replace")
         with replacing(path) as temporary:

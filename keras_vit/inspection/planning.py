@@ -1,4 +1,7 @@
-"""What a run will take, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100"."""
+"""What a run will take, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100".
+
+Models, data and recipes are Table 3's, FLOPs Table 6's; devices are not the paper's.
+"""
 
 import dataclasses
 import re
@@ -16,10 +19,13 @@ from keras_vit.inspection.devices import (
 from keras_vit.inspection.memory import Memory
 from keras_vit.recipes import IMAGES, PRETRAIN, Recipe
 
+__all__ = ["CLASSES", "Fit", "Plan", "plan"]
+
 GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
 EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
 # 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
 CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
+"""K by the pre-training data: 4.1's, of ImageNet-21k the published checkpoints'."""
 # The rest is for the compiler, its workspaces and fragmentation: beside the little that
 # is left rematerialised, a process held a third more (`benchmarks/memory.py`).
 USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
@@ -29,30 +35,51 @@ _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a device's share of a batch fits its memory."""
+    """How a device's share of a batch fits its memory.
+
+    Attributes:
+        rematerialized: whether blocks are computed once more in the backward pass.
+        parts: that the share is cut in; `Recipe.accumulation_steps`.
+        memory: bytes, with weights, gradients and the optimizer's numbers.
+    """
 
     rematerialized: bool
-    parts: int  # That the share is cut in; `Recipe.accumulation_steps`.
-    memory: int  # Bytes, with weights, gradients and the optimizer's numbers.
+    parts: int
+    memory: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A training that is not paid yet; `print` shows what it takes.
+    """A training that is not paid yet (Tables 3 and 6); `print` shows what it takes.
 
     FLOPs, memory (bfloat16 activations) and time are on paper: `costs` says what is in
     them. Input, all-reduce and evaluation are not, see `benchmarks/scaling.py`.
+
+    Attributes:
+        model: a name of `VARIANTS`.
+        data: one of `recipes.IMAGES`.
+        epochs: above 0 and below 1,000,000.
+        devices: how many, a divisor of the batch.
+        device: one of `devices.DEVICES`.
+        image_size: (H, W) in pixels [default: the recipe's].
+        batch: images an update, of all devices [default: the recipe's].
+        utilisation: as of `Costs.hours`.
+        price: euros an hour of one device; None if nobody asks.
+
+    Raises:
+        ValueError: if a field is unknown or out of range, or the batch is no multiple
+            of the devices.
     """
 
     model: str
-    data: str  # One of `recipes.IMAGES`.
+    data: str
     epochs: float
     devices: int
-    device: str  # One of `devices.DEVICES`.
-    image_size: tuple[int, int] | None = None  # (H, W) [default: the recipe's].
-    batch: int | None = None  # Images an update [default: the recipe's].
+    device: str
+    image_size: tuple[int, int] | None = None
+    batch: int | None = None
     utilisation: float = PAPERS_UTILISATION
-    price: float | None = None  # Euros an hour of one device.
+    price: float | None = None
 
     def __post_init__(self) -> None:
         if self.data not in IMAGES:
@@ -95,19 +122,28 @@ class Plan:
 
     @property
     def images_an_update(self) -> int:
+        """`batch`, or the recipe's."""
         return self.recipe[1].batch_size if self.batch is None else self.batch
 
     @property
     def images_seen(self) -> float:
+        """Epochs times the images of the data."""
         return self.epochs * IMAGES[self.data]
 
     @property
     def updates(self) -> int:
-        """Rounded, as `Recipe.for_images`."""
+        """Of the whole training, rounded as `Recipe.for_images` rounds."""
         return max(1, round(self.images_seen / self.images_an_update))
 
     def counted(self, images: int = 1) -> Costs:
-        """The costs, with the memory of so many images on a device."""
+        """The costs, with the memory of so many images on a device.
+
+        Args:
+            images: at once.
+
+        Returns:
+            The `Costs` at the plan's image size and classes.
+        """
         _, recipe = self.recipe
         return costs(
             self.model,
@@ -120,21 +156,22 @@ class Plan:
 
     @property
     def exaflops(self) -> float:
-        """Without what rematerialisation computes once more."""
+        """10^18 FLOPs, without what rematerialization computes once more."""
         return self.counted().exaflops(self.images_seen)
 
     @property
     def hours(self) -> float:
-        """Of all devices together, from the first update to the last."""
+        """Hours of all devices together, from the first update to the last."""
         return self.device_hours / self.devices
 
     @property
     def device_hours(self) -> float:
+        """Hours of one device that does it alone."""
         return self.counted().hours(self.images_seen, self.device, self.utilisation)
 
     @property
     def euros(self) -> float | None:
-        """Or None without a price."""
+        """What the device-hours cost, in euros; None without a price."""
         if self.price is None:
             return None
         return self.counted().euros(
@@ -151,7 +188,14 @@ class Plan:
         return memory.rematerialized != memory.training
 
     def fit(self, rematerialized: bool) -> Fit | None:
-        """In how few parts a device's share fits; None if one image does not."""
+        """In how few parts a device's share fits its memory.
+
+        Args:
+            rematerialized: whether blocks are computed once more in the backward pass.
+
+        Returns:
+            A `Fit`; None if one image does not.
+        """
         share = self.images_an_update // self.devices
         room = _room(device_of(self.device), rematerialized)
         for parts in range(1, share + 1):
@@ -165,7 +209,7 @@ class Plan:
 
     @property
     def rematerialized_hours(self) -> float:
-        """With what rematerialisation computes once more: the blocks, forward."""
+        """`hours`, and what rematerialization computes again: the blocks, forward."""
         counted = self.counted()
         again = sum(
             products
@@ -200,10 +244,15 @@ def plan(sentence: str, **changes: Any) -> Plan:
 
     Args:
         sentence: e.g. "ViT-L/16 imagenet21k 30 epochs on 8xH100".
-        changes: other fields of `Plan`: `image_size`, `batch`, `utilisation`, `price`.
+        **changes: other fields of `Plan`: `image_size`, `batch`, `utilisation`,
+            `price`.
+
+    Returns:
+        A `Plan`.
 
     Raises:
-        ValueError: if the sentence is another one, or a word of it unknown.
+        ValueError: if the sentence is another one, a word of it unknown, or as of
+            `Plan`.
 
     Example:
         >>> from keras_vit.inspection.planning import plan

@@ -22,6 +22,8 @@ from typing import Any
 
 from keras_vit import files
 
+__all__ = ["Figure12", "measure"]
+
 SIZES = (64, 128, 224, 384, 512)  # Pixels a side.
 MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Table 6's that a CPU runs.
 # How a child, or the backend inside it, says that it is out of memory.
@@ -36,15 +38,27 @@ _READY = "ready"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure12:
-    """What was measured, by model and pixels; a size that does not fit is left out."""
+    """What was measured, by model and pixels; a size that does not fit is left out.
+
+    Attributes:
+        images_per_second: of inference, the best over the batches tried, by the model's
+            name and the pixels of a side.
+        largest_batch: images that fit, likewise.
+        memory: bytes that a child could take on a CPU; None on an accelerator.
+        backend: of Keras.
+    """
 
     images_per_second: dict[str, dict[int, float]]
     largest_batch: dict[str, dict[int, int]]
-    memory: int | None  # Bytes a child could take; None: the accelerator's.
+    memory: int | None
     backend: str
 
     def table(self) -> str:
-        """Lines of numbers."""
+        """Lines of numbers.
+
+        Returns:
+            Text, a model and a size a line.
+        """
         lines = [f"{'':16}{'px':>6}{'images/s':>12}{'largest batch':>16}"]
         for model, speeds in self.images_per_second.items():
             for pixels, speed in speeds.items():
@@ -53,7 +67,11 @@ class Figure12:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the numbers as JSON."""
+        """Writes the numbers as JSON.
+
+        Args:
+            path: of the file.
+        """
         files.write_json(path, dataclasses.asdict(self))
 
 
@@ -75,7 +93,7 @@ def measure(
     seconds: float = 1.0,
     report: Callable[[str], None] = print,
 ) -> Figure12:
-    """Measures Figure 12 on this machine, in child processes.
+    """Measures Figure 12 (D.5) on this machine, in child processes.
 
     Args:
         models: names of `VARIANTS`.
@@ -85,10 +103,14 @@ def measure(
         seconds: for each batch, at least.
         report: called with a line of progress after every child.
 
+    Returns:
+        A `Figure12`.
+
     Raises:
         ValueError: if a model is unknown or takes none of the sizes, or a number is
             not positive.
         RuntimeError: with its last words, if a child dies of anything but memory.
+        OSError: without `memory` on another system than Linux.
     """
     if largest < 1 or seconds < 0 or (memory is not None and memory < 1):
         raise ValueError(

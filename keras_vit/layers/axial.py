@@ -40,14 +40,15 @@ class AxialBlock(Composite):
         grid: (rows, columns) of the T tokens.
         num_heads: k; must divide D.
         mlp_dim: width of each MLP's hidden layer.
-        dropout_rate: see `TransformerBlock`, as the others.
-        attention_dropout_rate: of the attention probabilities.
-        gelu: "tanh" or "erf".
-        layer_norm_epsilon: of both blocks' norms.
-        relative: whether attention reads relative positions.
+        dropout_rate: of both blocks, see `TransformerBlock`.
+        attention_dropout_rate: fraction of the attention probabilities dropped.
+        gelu: "tanh" or "erf", see `MlpBlock`.
+        layer_norm_epsilon: of both blocks' norms, added to the variance.
+        relative: whether attention reads relative positions (D.4), along each axis.
 
     Raises:
-        ValueError: when built on T other than rows * columns.
+        ValueError: when built on T other than rows * columns, or D that is not a
+            multiple of `num_heads`.
     """
 
     def __init__(
@@ -115,7 +116,10 @@ class AxialAttention(Composite):
 
     Args:
         num_heads: k; must divide C.
-        strides: of the average pooling that follows.
+        strides: of the average pooling that follows, along height and width.
+
+    Raises:
+        ValueError: when built, if C is not a multiple of `num_heads`.
     """
 
     def __init__(self, num_heads: int, strides: int = 1, **kwargs: Any) -> None:
@@ -163,12 +167,15 @@ class AxialUnit(PreActivationUnit):
     BiT's, with `AxialAttention` in the place of the 3x3 convolution.
 
     Args:
-        filters: of conv1 and of the attention.
-        strides: of the attention.
+        filters: output channels of conv1 and of the attention; a multiple of 32.
+        strides: of the attention's average pooling.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: of the 32 groups' variance.
         num_heads: k; must divide `filters`.
+
+    Raises:
+        ValueError: when built, if `filters` is not a multiple of `num_heads`.
     """
 
     def __init__(

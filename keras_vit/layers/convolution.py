@@ -26,7 +26,7 @@ GROUPS = 32
 
 @register
 class StdConv2D(keras.layers.Layer):
-    """A convolution with a standardised kernel: [B, H, W, C] -> [B, H', W', filters].
+    """The standardised convolution of 4.1: [B, H, W, C] -> [B, H', W', filters].
 
     Each filter has mean 0 and, up to epsilon, standard deviation 1 over its height,
     width and channels (Qiao et al., 2019); there is no bias. The statistics are
@@ -38,7 +38,7 @@ class StdConv2D(keras.layers.Layer):
         strides: step along height and width.
         padding: "same", TensorFlow's (more at the end), or "symmetric" (the same at
             both ends, kernel_size // 2).
-        epsilon: added to the standard deviation or to the variance.
+        epsilon: added to the standard deviation or to the variance; above 0.
         epsilon_outside: True: w / (std + epsilon), as the hybrids; False:
             w / sqrt(variance + epsilon), as BiT.
 
@@ -82,7 +82,7 @@ class StdConv2D(keras.layers.Layer):
         )
 
     def standardized_kernel(self) -> Tensor:
-        """The kernel that convolves, float32: [k, k, C, filters]."""
+        """Returns the kernel that convolves, float32: [k, k, C, filters]."""
         kernel = self.kernel - _over_inputs(self.kernel)
         variance = _over_inputs(ops.square(kernel))
         if self.epsilon_outside:
@@ -235,7 +235,7 @@ class _Unit(Composite):
 
 @register
 class ResidualUnit(_Unit):
-    """A hybrid's bottleneck, "v1": [B, H, W, C] -> [B, H', W', 4 filters].
+    """A hybrid's bottleneck (3.1), "v1": [B, H, W, C] -> [B, H', W', 4 filters].
 
     y = gn3(conv3(relu(gn2(conv2(relu(gn1(conv1(x))))))));  relu(x + y)
 
@@ -243,8 +243,8 @@ class ResidualUnit(_Unit):
     scale of gn3 starts at zero (vit_jax/models_resnet.py).
 
     Args:
-        filters: of conv1 and conv2.
-        strides: of conv2.
+        filters: output channels of conv1 and conv2; a multiple of 32, the groups.
+        strides: of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: of the 32 groups' variance.
@@ -287,7 +287,7 @@ class ResidualUnit(_Unit):
 
 @register
 class PreActivationUnit(_Unit):
-    """BiT's bottleneck, "v2": [B, H, W, C] -> [B, H', W', 4 filters].
+    """BiT's bottleneck (4.1), "v2": [B, H, W, C] -> [B, H', W', 4 filters].
 
     x' = relu(gn1(x));  y = conv3(relu(gn3(conv2(relu(gn2(conv1(x')))))));  x + y
 
@@ -295,8 +295,8 @@ class PreActivationUnit(_Unit):
     normalised input (Kolesnikov et al., 2020, and big_transfer's models).
 
     Args:
-        filters: of conv1 and conv2.
-        strides: of conv2.
+        filters: output channels of conv1 and conv2; a multiple of 32, the groups.
+        strides: of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: of the 32 groups' variance.

@@ -34,11 +34,11 @@ class Composite(keras.layers.Layer):
             layer.trainable = self.trainable
 
     def sublayers(self) -> list[keras.layers.Layer]:
-        """The layers this one has made, in order."""
+        """Returns the layers this one has made, in order."""
         raise NotImplementedError
 
     def projections(self) -> list[keras.layers.Layer]:
-        """Those inside that LoRA and quantization act on, in order."""
+        """Returns those inside that LoRA and quantization act on, in order."""
         return _projections(self.sublayers())
 
     def _inside(self) -> Iterator[keras.layers.Layer]:
@@ -149,7 +149,8 @@ class PatchEmbedding(Composite):
             hybrid's feature map, whose sides are rounded already.
 
     Raises:
-        ValueError: when built on images whose sides P does not divide.
+        ValueError: when built on images of unknown size, or whose sides P does not
+            divide.
     """
 
     def __init__(

@@ -69,7 +69,8 @@ class SelfAttention(Composite):
             a key's place, as a second key, adds q r^T / sqrt(D_h) to the logits (D.4).
 
     Raises:
-        ValueError: when built, if D is not a multiple of `num_heads`.
+        ValueError: when built, if D is not a multiple of `num_heads`, or T is not known
+            and positions are relative.
     """
 
     def __init__(
@@ -157,6 +158,9 @@ class SelfAttention(Composite):
         """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
 
         A method, not a second output of `call`: ordinary calls never pay for it.
+
+        Args:
+            z: what the layer would attend over, [B, T, D].
         """
         q, k, _ = kernels.heads_of(self._projected(z), self.num_heads)
         return self._scores(q, k)
@@ -311,7 +315,7 @@ class TransformerBlock(Composite):
         gelu: "tanh" or "erf", see `MlpBlock`.
         layer_norm_epsilon: 1e-6 in Flax and the published weights; Keras's own
             default is 1e-3.
-        relative: whether attention reads relative positions, see `SelfAttention`.
+        relative: whether attention reads relative positions (D.4), see `SelfAttention`.
         stochastic_depth_rate: probability that training leaves out a branch, MSA or
             MLP, of an image (AugReg); a branch that stays is divided by the
             probability that it does, as timm has it.
@@ -436,7 +440,11 @@ class TransformerBlock(Composite):
         return self.stochastic_depth(y, training=training)
 
     def attention_scores(self, z: Tensor) -> Tensor:
-        """Returns this layer's A, Appendix A, in float32: [B, T, D] -> [B, k, T, T]."""
+        """Returns this layer's A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
+
+        Args:
+            z: the layer's input, before its LayerNorm, [B, T, D].
+        """
         return self.attention.attention_scores(self.layer_norm_0(z))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

@@ -77,7 +77,11 @@ class MAPHead(Composite):
         return (x + self.mlp(self.layer_norm(x)))[:, 0]
 
     def attention_scores(self, z: Tensor) -> Tensor:
-        """Returns what the probe looks at, in float32: [B, T, D] -> [B, k, 1, T]."""
+        """Returns what the probe looks at, in float32: [B, T, D] -> [B, k, 1, T].
+
+        Args:
+            z: the tokens that the head reads, [B, T, D].
+        """
         return self._scores(self._keys_and_values(z)[0])
 
     def _keys_and_values(self, z: Tensor) -> Tensor:

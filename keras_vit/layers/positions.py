@@ -86,7 +86,7 @@ class AddPositionEmbs(keras.layers.Layer):
         return tokens + self.table()
 
     def table(self) -> Tensor:
-        """E_pos, what is added: [1, T, D]."""
+        """Returns E_pos of Equation 1, what is added: [1, T, D]."""
         if self.kind == "1d":
             return self.pos_embedding
         return self.constant if self.kind == "sincos2d" else self._joined()

@@ -64,7 +64,8 @@ def efficientnet(
     even, that it knows when building; for sizes of None it pads as if they were even.
 
     Args:
-        config: e.g. `EFFICIENTNET_VARIANTS["EfficientNet-L2"]`.
+        config: an `EfficientNetConfig`, e.g.
+            `configs.EFFICIENTNET_VARIANTS["EfficientNet-L2"]`.
         image_size: (H, W) in pixels, any; the config's, square, by default.
         num_classes: K; None or 0 leaves the head out, and the model returns what the
             head would read.

@@ -19,7 +19,7 @@ def resnet(
     num_channels: int = 3,
     name: str = "resnet",
 ) -> keras.Model:
-    """Builds a ResNet of section 4.1.
+    """Builds a ResNet of section 4.1 (BiT), or D.6's Axial-ResNet50.
 
     Args:
         config: a `ResNetConfig`, e.g. `VARIANTS["BiT-R50x1"]`.
@@ -31,6 +31,15 @@ def resnet(
     Returns:
         A `keras.Model` from images [B, H, W, C] in [-1, 1] to logits [B, K], or to
         features [B, 4 * width * 2^(stages - 1)].
+
+    Raises:
+        ValueError: if a side of `image_size` is 0.
+
+    Example:
+        >>> import keras_vit
+        >>> config = keras_vit.VARIANTS["BiT-R50x1"]
+        >>> resnet(config, image_size=(64, 64), num_classes=None).output_shape
+        (None, 2048)
     """
     images = keras.Input((*image_size, num_channels), name="images")
     features = encode(images, config)

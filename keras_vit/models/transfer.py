@@ -40,8 +40,8 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
         but the head with `model`: training one trains the other.
 
     Raises:
-        ValueError: if `classes` is not positive, or `model`'s output has no features
-            for a head.
+        ValueError: if `classes` is not positive, `model` is not made of this library's
+            layers or has several outputs, or its output has no features for a head.
     """
     if not isinstance(classes, numbers.Integral) or classes < 1:
         raise ValueError(
@@ -105,8 +105,9 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
         A `keras.Model` of the same layers and weights (copies).
 
     Raises:
-        ValueError: if `image_size` is no multiple of the patch size (section 3.1), the
-            model has LoRA or is quantized, or its positions are relative (D.4).
+        ValueError: if `image_size` is no pair, or no multiple of the patch size (3.1),
+            the model is not made of this library's layers, has LoRA or is quantized,
+            or its positions are relative (D.4).
     """
     if not isinstance(image_size, tuple | list) or len(image_size) != 2:
         raise ValueError(

@@ -41,6 +41,10 @@ def vit(
         A `keras.Model` from images [B, H, W, C] in [-1, 1] to logits [B, K]
         ([B, T, K] where `config.classifier` is one of the unpooled).
 
+    Raises:
+        ValueError: if a side of `image_size` is not a positive multiple of the patch
+            size (section 3.1), or, of a hybrid, its map is smaller than a patch.
+
     Example:
         >>> import keras_vit
         >>> model = keras_vit.vit(

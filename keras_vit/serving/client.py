@@ -40,11 +40,11 @@ MOST_RETRIES = 4  # gRPC's own limit is five attempts.
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a server says of one image.
+    """What a server says of one image (not in the paper).
 
     Attributes:
         classes: the most probable ones, the first one first; none of a bad image.
-        scores: their probabilities.
+        scores: their probabilities, in [0, 1].
         status: "ok", or what is wrong with the image.
     """
 
@@ -60,7 +60,12 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """A signature's inputs and outputs: name -> dtype and shape, "float32 [?, 5]"."""
+    """A signature's inputs and outputs, as TensorFlow Serving tells them.
+
+    Attributes:
+        inputs: by name, dtype and shape: "float32 [?, 5]".
+        outputs: likewise.
+    """
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -68,7 +73,15 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What a server says of a model: which one answers, and to what."""
+    """What a server says of a model: which one answers, and to what.
+
+    TensorFlow Serving's GetModelMetadata.
+
+    Attributes:
+        name: the model's at the server.
+        version: the one that answers, 1 or more.
+        signatures: by name.
+    """
 
     name: str
     version: int
@@ -135,7 +148,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections; the end of a `with` does it too."""
         self._transport.close()
 
     def predict(self, images: Iterable[Image]) -> list[Prediction]:
@@ -143,6 +156,12 @@ class Client:
 
         A bad image does not end it: its `Prediction.status` says what is wrong. (With
         an export of `on_bad_image="fail"` the server refuses the whole batch.)
+
+        Args:
+            images: files, or arrays uint8 [H, W, C], as the class takes them.
+
+        Returns:
+            A `Prediction` of each image.
 
         Raises:
             ValueError: if an image is none, or arrays and files are mixed.
@@ -158,27 +177,42 @@ class Client:
         return [predictions[place] for place in range(len(images))]
 
     def features(self, images: Iterable[Image]) -> np.ndarray:
-        """What the model's head reads of images (4.1): float32 [B, D].
+        """What the model's head reads of images (4.1).
+
+        Args:
+            images: as of `predict`; an array, of 1 or 3 channels, goes as a PNG.
+
+        Returns:
+            float32 [B, D].
 
         Raises:
             ValueError: if there is no image, or if the server could not read some, all
                 of which it names once every batch has been asked for: a row of zeros
-                would be taken for features.
-            OSError: as `predict`.
+                would be taken for features; else as `predict`.
+            OSError: as `predict`; a ServerError if the export has no "features".
         """
         return self._rows("features", images)
 
     def attention(self, images: Iterable[Image]) -> np.ndarray:
-        """Attention rollout (D.8) of images: float32 [B, rows, columns] of patches.
+        """Attention rollout (D.8) of images, over the patches.
+
+        Args:
+            images: as of `features`.
+
+        Returns:
+            float32 [B, rows, columns], shares of 1.
 
         Raises:
             ValueError: as `features`.
-            OSError: as `predict`.
+            OSError: as `predict`; a ServerError if the export has no "attention".
         """
         return self._rows("attention", images)
 
     def metadata(self) -> Metadata:
         """Which model and version answers, and its signatures.
+
+        Returns:
+            A `Metadata`.
 
         Raises:
             OSError: as `predict`.

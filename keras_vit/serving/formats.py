@@ -30,6 +30,8 @@ from keras_vit.serving.precision import INT8, in_float32
 from keras_vit.serving.signatures import normalization_of
 from keras_vit.serving.trial import drawn_samples
 
+__all__ = ["ExportedFile", "export_file", "file_scores"]
+
 BATCH = 32  # Images that Keras computes at a time.
 
 
@@ -39,8 +41,9 @@ class ExportedFile:
 
     Attributes:
         path: of the file.
-        difference: the largest one from Keras's scores, in a process without Keras.
-        agreement: the share of images whose best class is Keras's.
+        difference: the largest one from Keras's scores, in [0, 1], in a process without
+            Keras.
+        agreement: the share of images whose best class is Keras's, in [0, 1].
         images: how many images that is of.
     """
 
@@ -80,7 +83,7 @@ def export_file(
     What was trained in mixed precision is computed in float32, and LoRA is merged. It
     is renamed into place after a process without Keras has run it: float32 within 1e-4
     of Keras's scores, float16 within 5e-3, int8 within 0.2; what int8 does to accuracy
-    is for labelled images to say (`keras-vit export --data`).
+    is for labeled images to say (`keras-vit export --data`).
 
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
@@ -168,7 +171,10 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
         images: uint8 [N, H, W, C].
 
     Returns:
-        float32 [N, K].
+        float32 [N, K], probabilities.
+
+    Raises:
+        ValueError: if the file's suffix is of no format here.
     """
     path = Path(path)
     return run_fresh(format_of(path).kind, path, {"images": images})["scores"]

@@ -1,4 +1,7 @@
-"""A model in the numbers that it is served in: float32, or int8."""
+"""A model in the numbers that it is served in: float32, or int8.
+
+Not in the paper; int8 is Keras's.
+"""
 
 import dataclasses
 import math
@@ -9,6 +12,8 @@ import keras
 
 from keras_vit.layers.embeddings import check_unadapted, projections_of, quantized
 from keras_vit.models.transfer import merge_lora
+
+__all__ = ["Quantized", "in_policy", "quantize"]
 
 # A score p moves by p (1 - p) <= 1/4 of an error in logits: this is one of 0.8. Sound
 # int8 files were 0.05 off (240 photos of a ViT-S/14), a broken one 0.28.
@@ -30,7 +35,15 @@ def in_float32(model: keras.Model) -> keras.Model:
 
 
 def in_policy(model: keras.Model, policy: str) -> keras.Model:
-    """A copy of a model with its weights in another dtype policy."""
+    """A copy of a model with its weights in another dtype policy.
+
+    Args:
+        model: of this library.
+        policy: of `keras.dtype_policies.get`: "float32", "mixed_bfloat16".
+
+    Returns:
+        The copy.
+    """
 
     def like(layer: keras.layers.Layer) -> keras.layers.Layer:
         config: dict[str, Any] = layer.get_config()
@@ -45,7 +58,12 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """What `quantize` did: `parameters` of the model's `total` are int8 now."""
+    """What `quantize` did.
+
+    Attributes:
+        parameters: how many are int8 now.
+        total: how many the model has.
+    """
 
     parameters: int
     total: int
@@ -62,6 +80,12 @@ def quantize(model: keras.Model) -> Quantized:
 
     That is every matrix of the Transformer and the head; images' patches, the
     convolutions of hybrids and ResNets, positions and norms stay as they are.
+
+    Args:
+        model: of this library.
+
+    Returns:
+        A `Quantized`: how many parameters that was of.
 
     Raises:
         ValueError: if the model has LoRA or is quantized.

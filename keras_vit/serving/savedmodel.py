@@ -24,6 +24,8 @@ from keras_vit.serving.parity import run_fresh
 from keras_vit.serving.signatures import Served, chosen_of, normalization_of
 from keras_vit.serving.trial import Trial, drawn_samples
 
+__all__ = ["Exported", "export"]
+
 MAX_PIXELS = 2**26
 
 

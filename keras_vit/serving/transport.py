@@ -11,7 +11,10 @@ TOO_MANY = "larger than maximum"  # Of TensorFlow's batching, and of our server'
 
 
 class ServerError(OSError):
-    """A server answered, but not what was asked for."""
+    """A server answered, but not what was asked for (not in the paper).
+
+    It was too busy, refused the request, broke as it worked, or is no model server.
+    """
 
 
 class RequestRefused(ServerError):

@@ -35,6 +35,8 @@ import tensorflow as tf
 from keras_vit.data.pipelines import Shard
 from keras_vit.recipes import Recipe
 
+__all__ = ["strategy"]
+
 Word = Literal["auto", "none", "mirrored", "multiworker", "tpu"]
 WORDS: tuple[Word, ...] = ("auto", "none", "mirrored", "multiworker", "tpu")
 
@@ -66,7 +68,7 @@ def strategy(
     """What a model is built and trained under: something with a `scope()`.
 
     On TensorFlow a `tf.distribute` strategy, on JAX a distribution of
-    `keras.distribution`.
+    `keras.distribution`; not in the paper, which trains on TPUs (4.1).
 
     Args:
         word: "none", one device; "mirrored", every device of this machine;
@@ -77,9 +79,13 @@ def strategy(
         model_parallel: JAX: devices that a model's matrices are cut over, a divisor
             of their number; the rest of the product is data-parallel.
 
+    Returns:
+        The strategy or distribution; of one device TensorFlow's default, whose scope
+        changes nothing.
+
     Raises:
-        ValueError: if the devices, the cluster or the backend are not there; it says
-            which, and what to do.
+        ValueError: if the word is unknown, or the devices, the cluster or the backend
+            are not there; it says which, and what to do.
     """
     if word not in WORDS:
         raise ValueError(f"Expected one of {', '.join(WORDS)}. Received: {word!r}")

@@ -25,6 +25,8 @@ from keras_vit.training.batches import Batches, BatchesFrom, Evaluation, objecti
 from keras_vit.training.distribution import Workers
 from keras_vit.training.stepping import stepping
 
+__all__ = ["Result", "fit"]
+
 FINISHED = "history.json"  # Of a run's folder: written when it ends.
 
 
@@ -34,9 +36,10 @@ class Result:
 
     Attributes:
         learning_rate: the base rate trained with, chosen by the sweep if there was one.
-        sweep: held-out accuracy of every rate tried; empty without a sweep.
-        history: one dict of metrics for each evaluation.
-        test_accuracy: on the source's test images; None where it has none.
+        sweep: held-out accuracy in [0, 1] of every rate tried; empty without a sweep.
+        history: one dict of metrics for each evaluation, with the "step" it was made
+            at.
+        test_accuracy: in [0, 1], on the source's test images; None where it has none.
         test_images: how many those are.
         left_out: unreadable images that the source did without (on_corrupt="skip").
     """
@@ -94,7 +97,8 @@ def fit(
         validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
         mean: of the input normalization, by channel, in units of the 0..1 range.
         std: likewise; the defaults scale to [-1, 1].
-        seed: of the batches' order and augmentation.
+        seed: of the batches' order and augmentation, of the held-out share, and of a
+            test share where the data has none of its own.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
             `best.keras` (the best evaluation), `model.keras` (the final model),
             `tensorboard` (scalars), and what a killed run goes on from: `begun.json`,
@@ -113,7 +117,10 @@ def fit(
     Raises:
         ValueError: if the model does not end in one logit for each class, and has no
             loss of its own; if the recipe cannot be followed on this data or backend;
-            if the run in `output` was begun with another recipe, model, seed or data.
+            if the run in `output` was begun with another recipe, model, seed or data,
+            or none of its checkpoints is whole; if the loss is not finite, naming the
+            step.
+        ImportError: as of `data.open_source`.
         OSError: if `output` cannot be written to.
         Preempted: when the process was asked to end, and the run is saved.
     """

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
+__all__ = ["SigmoidCrossEntropy", "SoftmaxCrossEntropy"]
+
 register = keras.saving.register_keras_serializable(package="keras_vit")
 
 
@@ -16,8 +18,13 @@ register = keras.saving.register_keras_serializable(package="keras_vit")
 class SigmoidCrossEntropy(keras.losses.Loss):
     """Summed over the classes, then averaged over the batch (big_vision, utils.py).
 
+    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar.
     `keras.losses.BinaryCrossentropy` takes the mean over the classes, which makes
     gradients K times smaller, and with them the clipping another.
+
+    Args:
+        name: of the loss.
+        **kwargs: of `keras.losses.Loss`.
     """
 
     def __init__(self, name: str = "sigmoid_cross_entropy", **kwargs: Any) -> None:
@@ -32,11 +39,13 @@ class SigmoidCrossEntropy(keras.losses.Loss):
 class SoftmaxCrossEntropy(keras.losses.Loss):
     """- sum of labels times log softmax, averaged over the batch (vit_jax/train.py).
 
-    The gradient is this sum's for labels that do not add up to 1 as well, where that of
-    TensorFlow's own operation is not.
+    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar. The gradient is this
+    sum's for labels that do not add up to 1 as well, where that of TensorFlow's own
+    operation is not.
 
     Args:
-        label_smoothing: s; the labels become (1 - s) * labels + s / K.
+        label_smoothing: s in [0, 1); the labels become (1 - s) * labels + s / K.
+        name: of the loss.
         **kwargs: of `keras.losses.Loss`.
     """
 

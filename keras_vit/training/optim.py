@@ -21,6 +21,19 @@ from keras import ops
 from keras_vit.recipes import Recipe
 from keras_vit.weights import variables as canonical
 
+__all__ = [
+    "Adafactor",
+    "BigVisionSchedule",
+    "DecoupledAdam",
+    "MomentumSGD",
+    "StaircaseDecay",
+    "WarmupDecay",
+    "checkpoint_views",
+    "layer_rates",
+    "optimizer",
+    "schedule",
+]
+
 LINEAR_END = 1e-5  # vit_jax/utils.py: where the linear decay stops.
 
 register = keras.saving.register_keras_serializable(package="keras_vit")
@@ -28,7 +41,7 @@ register = keras.saving.register_keras_serializable(package="keras_vit")
 
 @register
 class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then cosine or linear decay, as vit_jax/utils.py.
+    """Linear warm-up, then cosine or linear decay (Tables 3, 4), as vit_jax/utils.py.
 
     progress = clip((step - warmup) / (total - warmup), 0, 1), and the decayed rate is
     multiplied by min(1, step / warmup). Steps count from 0: with a warm-up the first
@@ -39,6 +52,14 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         total_steps: where the decay ends, at 0 (cosine) or 1e-5 (linear).
         warmup_steps: length of the warm-up; 0 for none.
         decay: "cosine" or "linear".
+
+    Raises:
+        ValueError: if `decay` is unknown, or not 0 <= warmup_steps < total_steps.
+
+    Example:
+        >>> rate = WarmupDecay(0.03, total_steps=500)  # Table 4's Pets.
+        >>> [round(float(rate(step)), 3) for step in (0, 250, 500)]
+        [0.03, 0.015, 0.0]
     """
 
     def __init__(
@@ -103,7 +124,8 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
         mults: of "stair", one for each of `steps`.
 
     Raises:
-        ValueError: if `decay` is unknown or lengths do not fit.
+        ValueError: if `decay` is unknown, not 0 <= warmup_steps < total_steps, or
+            `steps` and `mults` are not "stair"'s, one for one.
     """
 
     def __init__(
@@ -200,7 +222,7 @@ class StaircaseDecay(keras.optimizers.schedules.LearningRateSchedule):
         boundaries: the warm-up's end and the steps after which the rate falls.
 
     Raises:
-        ValueError: if the boundaries do not grow.
+        ValueError: if the boundaries do not grow from above 0.
     """
 
     def __init__(self, base_lr: float, boundaries: Sequence[int]) -> None:
@@ -240,8 +262,19 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     depth i + 1, and what comes after L blocks, the last norm and the head, is depth
     L + 1 and keeps the whole rate: layer_decay ^ (L + 1 - depth).
 
+    Args:
+        paths: of the variables, `keras.Variable.path`.
+        layer_decay: the factor of one layer less, in (0, 1].
+
+    Returns:
+        A multiplier for each of `paths`.
+
     Raises:
         ValueError: if no path is a Transformer block's.
+
+    Example:
+        >>> layer_rates(["embedding/bias", "encoderblock_0/qkv/bias", "head/bias"], 0.5)
+        [0.25, 0.5, 1.0]
     """
     blocks = [re.match(r"(?:encoderblock|posembed)_(\d+)/", path) for path in paths]
     last = 1 + max((1 + int(found[1]) for found in blocks if found), default=-1)
@@ -405,7 +438,7 @@ class LossScale(keras.optimizers.LossScaleOptimizer):
 
 @register
 class MomentumSGD(_Decoupled):
-    """SGD with momentum as optax and torch compute it.
+    """SGD with momentum as optax and torch compute it (Table 4).
 
     m <- g + momentum * m;  u = m
 
@@ -415,11 +448,16 @@ class MomentumSGD(_Decoupled):
     Args:
         learning_rate: a number or a schedule.
         momentum: in [0, 1).
+        name: of the optimizer.
         kernel_decay: weight decay of kernels, relative to the rate; 0 in Table 4.
         layer_decay: see `layer_rates`; None for one rate.
         momentum_dtype: "bfloat16" keeps m as vit_jax/train.py does, which rounds
             `momentum` too; u is not rounded.
         **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+
+    Raises:
+        ValueError: if `momentum_dtype` is another; when it is built, if `layer_decay`
+            is given for variables without a Transformer block's.
     """
 
     def __init__(
@@ -489,10 +527,14 @@ class DecoupledAdam(_Decoupled):
         beta1: in [0, 1).
         beta2: in [0, 1).
         epsilon: as in the formula.
+        name: of the optimizer.
         kernel_decay: weight decay of kernels, relative to the rate.
         layer_decay: see `layer_rates`; None for one rate.
         momentum_dtype: "bfloat16" keeps m so, and rounds `beta1`, as optax does.
         **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+
+    Raises:
+        ValueError: as of `MomentumSGD`.
     """
 
     def __init__(
@@ -561,10 +603,14 @@ class Adafactor(_Decoupled):
         views: variable path: (tensors side by side on its last axis, shape of each);
             see `checkpoint_views`. A path that is absent is one tensor of its own
             shape.
+        name: of the optimizer.
         kernel_decay: weight decay of kernels, relative to the rate.
         layer_decay: see `layer_rates`; None for one rate.
         momentum_dtype: of m; "bfloat16" is big_vision's.
         **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+
+    Raises:
+        ValueError: as of `MomentumSGD`.
     """
 
     def __init__(
@@ -684,7 +730,15 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """How the official checkpoints cut a model's variables: see `Adafactor`."""
+    """How the official checkpoints cut a model's variables: see `Adafactor`.
+
+    Args:
+        model: of this library.
+
+    Returns:
+        By path, of the variables that they hold otherwise: how many tensors lie side by
+        side on the last axis, and the shape of each.
+    """
     return {
         entry.variable.path: (len(entry.names), entry.shape)
         for entry in canonical.entries(model)
@@ -696,7 +750,14 @@ def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]
 def schedule(
     recipe: Recipe, base_lr: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The recipe's learning rate by step, at one of its base rates.
+    """The recipe's learning rate by step, at one of its base rates (Tables 3 and 4).
+
+    Args:
+        recipe: of steps, see `Recipe.for_images`.
+        base_lr: one of `recipe.base_lr`.
+
+    Returns:
+        A `WarmupDecay`; a `StaircaseDecay` for BiT's recipe.
 
     Raises:
         ValueError: if the recipe has epochs still.
@@ -709,12 +770,19 @@ def schedule(
 def optimizer(
     recipe: Recipe, base_lr: float, model: keras.Model | None = None
 ) -> keras.optimizers.Optimizer:
-    """The recipe's optimizer at one of its learning rates.
+    """The recipe's optimizer at one of its learning rates (Tables 3 and 4).
 
     Args:
         recipe: of steps, see `Recipe.for_images`.
         base_lr: one of `recipe.base_lr`.
         model: what it will train; Adafactor reads the shapes of its checkpoint.
+
+    Returns:
+        A `MomentumSGD`, `DecoupledAdam` or `Adafactor`, which clips and averages as the
+        recipe says.
+
+    Raises:
+        ValueError: if the recipe has epochs still.
     """
     rate = schedule(recipe, base_lr)
     shared: dict[str, Any] = {

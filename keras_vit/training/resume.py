@@ -1,5 +1,7 @@
 """Runs that a kill cannot lose: checkpoints that continue to the same bits.
 
+Not in the paper.
+
     RUN/begun.json                          what is trained, on what, with what seed
     RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
     RUN/checkpoints/step-0000000120.json    its size and sha256
@@ -27,6 +29,8 @@ import numpy as np
 from keras_vit.files import file_sha256, replacing, write_json
 from keras_vit.training.distribution import Workers
 
+__all__ = ["Checkpoints", "Preempted", "Saved", "Told", "read_run"]
+
 BEGUN = "begun.json"
 HISTORY = "history.jsonl"
 INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
@@ -35,7 +39,12 @@ INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum
 class Preempted(SystemExit):
     """The process was asked to end (SIGTERM, Ctrl-C); its run is saved up to `step`.
 
-    Unless it is caught the process ends, with the status that the signal gives.
+    Unless it is caught the process ends, with the status that the signal gives: 128 and
+    its number.
+
+    Args:
+        step: updates that are saved.
+        signum: the signal.
     """
 
     def __init__(self, step: int, signum: int) -> None:
@@ -45,11 +54,17 @@ class Preempted(SystemExit):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found whole."""
+    """A checkpoint that was read and found whole.
 
-    step: int  # Updates made.
+    Attributes:
+        step: updates made.
+        variables: arrays by name, as `Checkpoints.save` was given them.
+        info: what the caller saved beside the variables.
+    """
+
+    step: int
     variables: dict[str, np.ndarray]
-    info: dict[str, Any]  # What the caller saved beside the variables.
+    info: dict[str, Any]
 
 
 class Checkpoints:
@@ -57,6 +72,13 @@ class Checkpoints:
 
     Two are the least that survive damage to one of them. One that `newest` has found
     damaged does not count, and goes at the next `save`.
+
+    Args:
+        folder: of the checkpoints, created if absent.
+        keep: how many stay, 1 or more.
+
+    Raises:
+        ValueError: if `keep` is less than 1.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -70,6 +92,11 @@ class Checkpoints:
         self, step: int, variables: Mapping[str, np.ndarray], info: Mapping[str, Any]
     ) -> None:
         """Writes a checkpoint, whole or not at all, then drops what is too old.
+
+        Args:
+            step: updates made.
+            variables: arrays of any shape, by name.
+            info: plain JSON values, kept under the same checksum.
 
         Raises:
             OSError: if the disk is full; the checkpoints before stay as they are.
@@ -86,6 +113,9 @@ class Checkpoints:
 
     def newest(self) -> Saved | None:
         """The newest whole checkpoint; warns of each newer one that is damaged.
+
+        Returns:
+            A `Saved`; None where there are no checkpoints.
 
         Raises:
             ValueError: if there are checkpoints and none is whole.
@@ -249,19 +279,31 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a run's folder tells: its evaluations, and how far it is."""
+    """What a run's folder tells: its evaluations, and how far it is.
+
+    Attributes:
+        total_steps: updates of the whole training.
+        history: one dict of metrics for each evaluation, with the "step" it was made
+            at.
+    """
 
     total_steps: int
     history: list[dict[str, float]]
 
     @property
     def step(self) -> int:
-        """That of the last evaluation."""
+        """That of the last evaluation; 0 before the first."""
         return int(self.history[-1]["step"]) if self.history else 0
 
 
 def read_run(folder: Path) -> Told:
     """The history of a run, under way or finished.
+
+    Args:
+        folder: the `output` of `fit`.
+
+    Returns:
+        A `Told`.
 
     Raises:
         ValueError: if the folder is none of a run.

@@ -30,6 +30,8 @@ from keras_vit.training import resume as resuming
 from keras_vit.training.batches import Kept
 from keras_vit.training.distribution import Workers
 
+__all__ = ["Difference", "Transfer", "transfer"]
+
 RESULT = "transfer.json"
 RUNS = 3  # Table 2: the mean of three fine-tunings.
 # Classes, training and test images of the whole data sets, by their own pages. Whether
@@ -46,7 +48,13 @@ _SAME_UPDATE = ("accumulation_steps", "remat")  # Fields that cost memory or tim
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A setting that is not the paper's."""
+    """A setting that is not the paper's (Table 4, section 4.1).
+
+    Attributes:
+        setting: its name.
+        ours: its value here.
+        paper: the paper's.
+    """
 
     setting: str
     ours: Any
@@ -63,7 +71,7 @@ class Transfer:
     Attributes:
         data: the source's name.
         learning_rate: of the final runs, chosen by the sweep if there was one.
-        sweep: held-out accuracy of every rate tried; empty without a sweep.
+        sweep: held-out accuracy, in [0, 1], of every rate tried; empty without a sweep.
         seed: of the first run; the next run has the next seed.
         accuracies: of each run, on all test images.
         test_images: how many those are.
@@ -110,7 +118,11 @@ class Transfer:
             yield f"  {difference}"
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes every attribute, whole or not at all."""
+        """Writes every attribute, whole or not at all.
+
+        Args:
+            path: of the JSON file.
+        """
         write_json(path, dataclasses.asdict(self))
 
 
@@ -140,7 +152,7 @@ def transfer(
 
     The learning rates of the recipe are tried once, with the first seed, on the
     training set less its held-out share. The best one then trains `runs` models on all
-    of it, each from the pretrained weights with a new zero-initialised head, and each
+    of it, each from the pretrained weights with a new zero-initialized head, and each
     with a seed of its own for order, augmentation and dropout. Each is judged on the
     whole test set.
 
@@ -182,6 +194,7 @@ def transfer(
         ValueError: if there are no runs, rows or test images of this kind, if `fit` or
             `at_resolution` cannot do as the recipe says, or if the transfer in `output`
             was begun with other weights, data, seed or recipe.
+        ImportError: as of `data.open_source`.
         OSError: if `output` cannot be written to.
         Preempted: when the process was asked to end, and the run is saved.
     """

@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from keras_vit.training.resume import Keeper, own_optimizer, synchronize
 
+__all__ = ["read"]
+
 Event: Any = tf.compat.v1.Event
 START = tf.compat.v1.SessionLog.START
 
@@ -75,9 +77,16 @@ class Events:
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The (step, value)s of every tag that `Events` wrote, as they hold now.
+    """The curves of a training, as `Events` wrote them and as they hold now.
 
     A file that ends in the middle of a record, by a kill, is read up to there.
+
+    Args:
+        folder: of the event files, `tensorboard` in the `output` of `fit`.
+
+    Returns:
+        Of every tag of `TAGS` that is there, its (step, value)s, by step; a step is
+        the number of updates made.
     """
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):

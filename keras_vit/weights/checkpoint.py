@@ -29,29 +29,58 @@ from keras_vit.weights.registry import Checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its canonical name, what became of it, and its shapes."""
+    """One tensor of a `Report`: what became of it (3.2).
+
+    Attributes:
+        name: in the official code's spelling, of today's numbering.
+        status: "loaded"; "resized", positions or the first kernel; "fresh", of a new
+            head; "unused", of the file's head.
+        file_shape: None where the file does not have it.
+        model_shape: None where the model does not have it.
+        note: from what to what, in words.
+    """
 
     name: str
-    status: str  # "loaded", "resized", "fresh" or "unused".
-    file_shape: tuple[int, ...] | None  # None: not in the file.
-    model_shape: tuple[int, ...] | None  # None: not in the model.
+    status: str
+    file_shape: tuple[int, ...] | None
+    model_shape: tuple[int, ...] | None
     note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `load` did, tensor by tensor; prints as a table."""
+    """What `load` did (3.2), tensor by tensor; prints as a table.
+
+    Attributes:
+        source: the file that was read.
+        rows: a tensor each: `name`, `status` ("loaded", "resized", "fresh" or
+            "unused"), `file_shape` and `model_shape` (None: not there), `note`.
+        zero_head: whether the file's head was loaded and is all zeros, so that
+            predictions are uniform.
+        dialect: whose names the file's tensors have: "official" (vit_jax's),
+            "big_vision", "bit", "timm", "hf" (transformers'), "hf-tf", "tfvit" or
+            "keras-hub".
+        numerics: what the file is computed with, and what was assumed, in words.
+        preprocessing: of images: "mean" and "std" by channel, in units of the 0..1
+            range, and "interpolation"; from a `config.json` beside the file, else the
+            official code's [-1, 1] and "bilinear".
+        published: the registry's row (variant, tag, mirrors, sizes) of a tag, or None.
+    """
 
     source: str
     rows: tuple[Row, ...]
-    zero_head: bool = False  # The file's head was loaded and is all zeros.
+    zero_head: bool = False
     dialect: str = "official"
-    numerics: tuple[str, ...] = ()  # What the file is computed with, and assumed.
+    numerics: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    published: Checkpoint | None = None  # The row of the registry, of a tag.
+    published: Checkpoint | None = None
 
     def names(self, status: str) -> list[str]:
-        """The canonical names of the tensors with this status."""
+        """Returns the canonical names of the tensors with a status.
+
+        Args:
+            status: "loaded", "resized", "fresh" or "unused".
+        """
         return [row.name for row in self.rows if row.status == status]
 
     def __str__(self) -> str:
@@ -80,7 +109,10 @@ class Report:
 def load(
     model: keras.Model, source: str | os.PathLike[str], *, grid: Grid | None = None
 ) -> Report:
-    """Fills `model` with the tensors of a checkpoint file, of any dialect.
+    """Fills `model` with a checkpoint's tensors (3.2), of any dialect.
+
+    Positions are resized to the model's grid, the first kernel to its channels. A model
+    keeps its GELU and epsilons, and warns where the file was computed with others.
 
     Args:
         model: a model of this library.
@@ -96,7 +128,8 @@ def load(
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is damaged, holds pickled objects or NaNs, or is of
-            another architecture; the model is then unchanged.
+            another architecture, or the model has LoRA or is quantized; the model is
+            then unchanged.
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
     known = {"num_heads": heads.pop()} if len(heads) == 1 else {}

@@ -24,10 +24,15 @@ def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The `config.json` beside a checkpoint, in our words.
 
     It may be ours (fields of `ViTConfig` or `ResNetConfig`, `mean`, `std`, `grid`,
-    `interpolation`), timm's or transformers', with its `preprocessor_config.json`.
+    `interpolation`), timm's, keras-hub's or transformers', with its
+    `preprocessor_config.json`.
+
+    Args:
+        path: the checkpoint's file, or its folder.
 
     Returns:
-        A dict of those fields, empty where there is no such file.
+        A dict of those fields, empty where there is no such file: `mean` and `std` by
+        channel in units of the 0..1 range, `grid` (rows, columns).
 
     Raises:
         ValueError: if it is not a JSON object of these fields.

@@ -43,9 +43,12 @@ BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError
 
 
 class DownloadError(OSError):
-    """A weights file could not be had, kept or trusted.
+    """A weights file could not be had, kept or trusted; not in the paper.
 
-    `failures` has each URL with its reason, where mirrors were tried.
+    Args:
+        message: what was expected, what was received, and what to do.
+        failures: each URL with its reason, where mirrors were tried; an attribute of
+            the error, too.
     """
 
     def __init__(self, message: str, failures: Sequence[tuple[str, str]] = ()) -> None:
@@ -93,7 +96,9 @@ def fetch(
     variant: str | None = None,
     formats: Sequence[Format] = FORMATS,
 ) -> list[Path]:
-    """Copies a tag's files into a directory that `KERAS_VIT_WEIGHTS` can name.
+    """Copies a tag's files (vit_jax's, BiT's) into a directory of one's own.
+
+    `KERAS_VIT_WEIGHTS` can name that directory, on a machine without a network too.
 
     What is whole in the directory already is kept, so an interrupted call can be
     repeated. `sha256sum -c SHA256SUMS` checks the copy on the other machine.
@@ -102,7 +107,17 @@ def fetch(
         tag: a training, such as "imagenet21k".
         to: the directory; created if absent.
         variant: one variant ("ViT-B/16" or "ViT_B16") instead of all of the tag.
-        formats: the dialects wanted, the preferred one first.
+        formats: the dialects wanted, the preferred one first: "npz" is the official
+            file, "timm" and "hf" (transformers) are others' copies of it.
+
+    Returns:
+        The files' paths, one for each variant.
+
+    Raises:
+        ValueError: if the tag or the variant is unknown, or `KERAS_VIT_WEIGHTS` is
+            neither a directory nor a base URL.
+        DownloadError: if no mirror delivers, the disk cannot keep a file, or one in
+            the directory is not what was downloaded.
     """
     root = Path(to)
     paths = [_obtain(row, root, formats) for row in select(variant, tag)]

@@ -33,7 +33,7 @@ _TENSOR = re.compile(
 
 
 def load_efficientnet(model: keras.Model, source: str | os.PathLike[str]) -> Report:
-    """Fills `model` with the tensors of an official TensorFlow checkpoint.
+    """Fills `model` with an official checkpoint, as of Table 2's Noisy Student.
 
     The averaged values are loaded where the file has them, the moving statistics'
     included, as its own evaluation does.

@@ -33,35 +33,58 @@ NUM_CLASSES: dict[Labels, int] = {"imagenet21k": 21_843, "imagenet2012": 1_000}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """One place that has a checkpoint, and the dialect it is written in there."""
+    """One place that has a checkpoint, and the dialect it is written in there.
+
+    Attributes:
+        url: of the file.
+        format: "npz" is the official file itself; "timm" and "hf" are safetensors.
+    """
 
     url: str
-    format: Format  # "npz" is the official file itself; the others are safetensors.
+    format: Format
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One published file: what it holds and where it is."""
+    """One published file: what it holds and where it is.
 
-    variant: str  # In the paper's spelling: "R50+ViT-B/16".
+    Attributes:
+        variant: in the paper's spelling, "R50+ViT-B/16".
+        tag: of the training, "imagenet21k".
+        path: inside the official bucket, `BUCKET` or `BIT_BUCKET`.
+        size: as published, in MiB or GiB, to its last place; None: unpublished.
+        image_size: (H, W) in pixels that it was trained for.
+        num_classes: K of its head.
+        labels: what the classes are, "imagenet21k" or "imagenet2012".
+        mirrors: in the order in which they are tried.
+        origin: the paper of the training.
+        licence: of vision_transformer's LICENSE, big_transfer's sources and the
+            copies' model cards.
+        sha256: None, as nobody published one of an official npz.
+        value_range: of the pixels that it was trained on.
+        accuracy: top-1 in percent on ImageNet, where published.
+        accuracy_source: who published it: "Table 5", "vit_jax" or "timm".
+        zero_head: whether the head is all zeros, so that predictions are uniform.
+    """
+
+    variant: str
     tag: str
-    path: str  # Inside the official bucket, `BUCKET` or `BIT_BUCKET`.
-    size: str | None  # As published, to its last place; None: unpublished.
-    image_size: tuple[int, int]  # (H, W) in pixels it was trained for.
+    path: str
+    size: str | None
+    image_size: tuple[int, int]
     num_classes: int
     labels: Labels
-    mirrors: tuple[Mirror, ...]  # In the order in which they are tried.
-    origin: str = ""  # The paper of the training.
-    # vision_transformer's LICENSE, big_transfer's sources, the copies' model cards.
+    mirrors: tuple[Mirror, ...]
+    origin: str = ""
     licence: str = "Apache-2.0"
-    sha256: str | None = None  # Nobody published one of an official npz.
-    value_range: tuple[float, float] = (-1.0, 1.0)  # Of the pixels it was trained on.
-    accuracy: float | None = None  # Top-1 in percent on ImageNet, where published.
+    sha256: str | None = None
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    accuracy: float | None = None
     accuracy_source: str = ""
-    zero_head: bool = False  # The head is all zeros: predictions are uniform.
+    zero_head: bool = False
 
     def size_bounds(self) -> tuple[int, int] | None:
-        """The byte counts that print as `size`: half a unit of its last place."""
+        """Returns the bytes that print as `size`: half a unit of its last place."""
         if self.size is None:
             return None
         number, unit = self.size.split()
@@ -362,23 +385,37 @@ class Reference:
     An image is resized ("squash": both sides; "crop": the shortest side, then the
     centre; with Pillow, so antialiased) to `image_size`, and a pixel x in 0..255 scaled
     to x / `half_range` - 1.
+
+    Attributes:
+        variant: in the paper's spelling.
+        tag: of the training.
+        image: a URL; or what every value of the scaled input is.
+        image_size: (H, W) in pixels of the input.
+        resize: "none", "squash" or "crop".
+        interpolation: of the resizing, or None.
+        half_range: half of the pixels' range.
+        output: "logits", "probabilities" (their softmax), or "class_token", that after
+            `encoder_norm`.
+        expected: (class or feature, value) of those that were published.
+        tolerance: absolute; the source's own, where it has one.
+        numerics: "paper", or "hf": GELU by erf, LayerNorm epsilon 1e-12.
+        source: the repository and the file.
+        believed: what the numbers rest on that nobody has checked.
     """
 
     variant: str
     tag: str
-    image: str | float  # A URL; or what every value of the scaled input is.
+    image: str | float
     image_size: tuple[int, int]
     resize: Literal["none", "squash", "crop"] = "none"
     interpolation: Literal["bilinear", "bicubic"] | None = None
     half_range: float = 127.5
-    # Of the first image: the head's logits or their softmax by class, or the class
-    # token after `encoder_norm` by feature.
     output: Literal["logits", "probabilities", "class_token"]
-    expected: tuple[tuple[int, float], ...]  # (class or feature, value)
-    tolerance: float  # Absolute; the source's own, where it has one.
-    numerics: Literal["paper", "hf"]  # hf: GELU by erf, LayerNorm epsilon 1e-12.
+    expected: tuple[tuple[int, float], ...]
+    tolerance: float
+    numerics: Literal["paper", "hf"]
     source: str
-    believed: str = ""  # What the numbers rest on that nobody has checked.
+    believed: str = ""
 
 
 # The test fixture: COCO val2017's 000000039769, two cats.
@@ -496,12 +533,20 @@ def _key(variant: str) -> str:
 
 
 def tags(variant: str) -> tuple[str, ...]:
-    """Every tag published for `variant` (the paper's spelling or a builder's name)."""
+    """Returns every tag published for a variant.
+
+    Args:
+        variant: in the paper's spelling or as its builder's name.
+    """
     return tuple(row.tag for row in CHECKPOINTS if _key(row.variant) == _key(variant))
 
 
 def find(variant: str, tag: str) -> Checkpoint:
-    """The checkpoint of `variant` (the paper's spelling or a builder's name) and `tag`.
+    """Returns the checkpoint of a variant and a tag.
+
+    Args:
+        variant: in the paper's spelling or as its builder's name.
+        tag: of the training.
 
     Raises:
         ValueError: if there is none, with the tags that this variant has.
@@ -525,7 +570,11 @@ def find(variant: str, tag: str) -> Checkpoint:
 
 
 def select(variant: str | None = None, tag: str | None = None) -> list[Checkpoint]:
-    """The rows of a variant, of a tag, of both, or all.
+    """Returns the rows of a variant, of a tag, of both, or all.
+
+    Args:
+        variant: in the paper's spelling or as its builder's name; None: any.
+        tag: of the training; None: any.
 
     Raises:
         ValueError: if there is none.
@@ -546,7 +595,12 @@ def select(variant: str | None = None, tag: str | None = None) -> list[Checkpoin
 
 
 def references(variant: str, tag: str) -> tuple[Reference, ...]:
-    """The published outputs of a checkpoint; most have none."""
+    """Returns the published outputs of a checkpoint; most have none.
+
+    Args:
+        variant: in the paper's spelling or as its builder's name.
+        tag: of the training.
+    """
     return tuple(
         reference
         for reference in REFERENCES

@@ -18,10 +18,16 @@ from keras_vit.weights.registry import Checkpoint, Reference, references
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One published output: how far the model's is from it."""
+    """One published output: how far the model's is from it.
+
+    Attributes:
+        reference: the registry's row: the input, the values, their source and its
+            tolerance.
+        difference: the largest, over the values that were published.
+    """
 
     reference: Reference
-    difference: float  # The largest, over the values that were published.
+    difference: float
 
     @property
     def passed(self) -> bool:
@@ -41,7 +47,13 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found; prints as a list."""
+    """What `verify` found; prints as a list.
+
+    Attributes:
+        variant: in the paper's spelling, "ViT-B/16".
+        tag: of the training.
+        checks: a published output each: `reference`, `difference` and `passed`.
+    """
 
     variant: str
     tag: str
@@ -61,8 +73,9 @@ class Verification:
 def verify(model: keras.Model) -> Verification:
     """Runs known inputs through a tagged model and compares with published outputs.
 
-    Each is computed as its source did: with its GELU and epsilons, at its resolution.
-    An image is downloaded once, to the cache.
+    Those are vit_jax's notebook's and the tests' of transformers and bumblebee. Each is
+    computed as its source did: with its GELU and epsilons, at its resolution. An image
+    is downloaded once, to the cache.
 
     Args:
         model: built with a tag, e.g. `ViT_B16(weights="imagenet21k+imagenet2012")`,
@@ -74,6 +87,7 @@ def verify(model: keras.Model) -> Verification:
     Raises:
         ValueError: if the model was not built with a tag, or has no head to compare.
         OSError: if an image cannot be had.
+        ImportError: if an image is to be resized and Pillow is not installed.
     """
     report = getattr(model, "checkpoint_report", None)
     published: Checkpoint | None = report and report.published

@@ -55,7 +55,8 @@ def save(
 
     Raises:
         ValueError: if `format` or `numbering` is unknown, the model is quantized, or
-            it has parts that the format has no names for.
+            it has parts that the format has no names for: in "timm" and "hf" axial
+            attention (D.6) and positions other than "1d" (D.4).
         OSError: if the disk is full or the folder not writable.
     """
     if format not in FORMATS or numbering not in ("pre-linen", "linen"):

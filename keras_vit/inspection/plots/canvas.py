@@ -1,4 +1,7 @@
-"""What every picture is drawn on and with; the only module that imports matplotlib."""
+"""What every picture is drawn on and with; the only module that imports matplotlib.
+
+Not in the paper.
+"""
 
 import contextlib
 import os

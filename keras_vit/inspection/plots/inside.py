@@ -26,7 +26,8 @@ def attention_maps(
         path: of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: without images, or if a map is not finite, or negative.
+        ValueError: without images, or if a map is not finite, or negative; if there
+            are not as many maps and titles as images.
         ImportError: without matplotlib, the extra `plots`.
     """
     canvas.check_values("images [B, H, W, C]", images, 4)
@@ -184,8 +185,8 @@ def figure_10(
     As there, three side by side.
 
     Args:
-        similarities: by title, [rows, columns, rows, columns] of `position_similarity`.
-            Figure 10 has three trainings of ViT-L/16.
+        similarities: by title, [R, S, R, S] of `position_similarity`, of R rows and S
+            columns of patches. Figure 10 has three trainings of ViT-L/16.
         path: of the picture; its suffix is the format.
         most: tiles a side; of a larger grid, so many from all over the image.
 

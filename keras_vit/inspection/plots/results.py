@@ -26,6 +26,8 @@ def curves(
 ) -> None:
     """Draws how trainings went, a color and a dash for each, to a file.
 
+    Not in the paper.
+
     Args:
         runs: of each run's name, its curves by tag: "train/loss", "evaluation/loss",
             "train/learning_rate", ..., as `training.watching.read` gives them. Markers
@@ -70,7 +72,7 @@ def _run_style(number: int, tag: str) -> dict[str, Any]:
 
 
 def _averaged(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values, those of neighbours averaged to at most `_POINTS`."""
+    """Steps and values, those of neighbors averaged to at most `_POINTS`."""
     if not curve:
         return np.empty(0), np.empty(0)
     groups = np.array_split(np.array(curve), min(len(curve), _POINTS))
@@ -199,9 +201,9 @@ def reliability(
     """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
 
     Args:
-        images: int [bins], of each of the bins that divide (0, 1].
-        confidence: [bins], their mean; NaN of an empty bin.
-        accuracy: [bins], likewise.
+        images: [N] of N bins that divide (0, 1], how many are in each.
+        confidence: [N], the mean of each bin's images; NaN of an empty bin.
+        accuracy: [N], likewise.
         path: of the picture; its suffix is the format.
 
     Raises:

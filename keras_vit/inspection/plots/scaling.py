@@ -33,11 +33,12 @@ def data_size(
         percents_over_log(axes, sizes, "training images (log scale)")
 
 
-PRETRAINING = {  # Figure 3's places, by the data sets' TFDS-like names.
+PRETRAINING = {
     "imagenet2012": "ImageNet",
     "imagenet21k": "ImageNet-21k",
     "jft300m": "JFT-300M",
 }
+"""Figure 3's places, by the data sets' TFDS-like names."""
 
 
 def pretraining(

@@ -1,0 +1,144 @@
+"""The site of docs/, as `make docs` builds it: whole, linked, legible on a phone."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow_only
+ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/keras-vit/keras-vit/"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+PUBLIC = ("", ".layers", ".models", ".weights", ".configs", ".recipes", ".data")
+PUBLIC += (".training", ".self_supervision", ".evaluation", ".inspection")
+PUBLIC += (".inspection.plots", ".serving", ".paper")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr  # A warning, too, ends it.
+    return folder
+
+
+class Links(HTMLParser):
+    """What a page points to, what it loads by itself, and its anchors."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.loads, self.anchors = [], [], set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.anchors |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
+        if tag == "a" and attrs.get("href"):
+            self.links.append(attrs["href"])
+        if attrs.get("src"):
+            self.loads.append(attrs["src"])
+        if tag == "link" and attrs.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loads.append(attrs["href"])
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    found = {page: Links(page) for page in site.rglob("*.html")}
+    del found[site / "404.html"]  # Its links are those of the published address.
+    assert len(found) > 40
+    return found
+
+
+def test_no_link_is_dead(site, pages):
+    for page, held in pages.items():
+        for link in [*held.links, *held.loads]:
+            parts = urlsplit(link)
+            if link.startswith(REPOSITORY):
+                kind, _, path = link.removeprefix(REPOSITORY).partition("/main/")
+                assert (ROOT / unquote(path)).exists(), f"{page}: {link}"
+                assert kind in ("blob", "tree")
+            if parts.scheme:
+                continue
+            target = page if not parts.path else page.parent / unquote(parts.path)
+            target = target.resolve()
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{page}: {link}"
+            if parts.fragment and target.suffix == ".html":
+                anchor = unquote(parts.fragment)
+                assert anchor in pages[target].anchors, f"{page}: {link}"
+
+
+def test_nothing_is_fetched(pages):
+    for page, held in pages.items():
+        assert not [load for load in held.loads if urlsplit(load).netloc], page
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference(module, pages):
+    anchors = set().union(*(held.anchors for held in pages.values()))
+    public = importlib.import_module(f"keras_vit{module}")
+    modules = {name for name in public.__all__ if _is_module(public, name)}
+    names = {name for name in public.__all__ if name not in {*modules, "__version__"}}
+    assert names <= {
+        name for name in names if f"keras_vit{module}.{name}" in anchors
+    }, sorted(n for n in names if f"keras_vit{module}.{n}" not in anchors)
+
+
+def _is_module(public, name):
+    return isinstance(getattr(public, name), type(os))
+
+
+def test_every_page_is_in_the_menu(site, pages):
+    home = {link for link in pages[site / "index.html"].links if "#" not in link}
+    for page in pages:
+        assert str(page.relative_to(site)) in home | {"index.html"}
+
+
+def test_every_page_is_its_own(site, pages):
+    """No two pages have one title: a search engine shows nothing else."""
+    titles = [
+        re.search("<title>(.*?)</title>", page.read_text(), re.S)[1] for page in pages
+    ]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_open_in_a_browser(site, pages, width):
+    """No error in the console, nothing asked of a network, nothing off the edge."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("LOUD: no chromium here (apt install chromium): no page was opened")
+    said, asked = [], []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        x, y = WIDTHS[width]
+        tab = browser.new_page(viewport={"width": x, "height": y})
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: asked.append(request.url))
+        for page in pages:
+            tab.goto(page.as_uri())
+            wide = tab.evaluate("document.documentElement.scrollWidth")
+            assert wide <= x, page
+            heading = tab.locator("article h1").first
+            assert heading.is_visible(), page
+        browser.close()
+    assert said == []
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob"}

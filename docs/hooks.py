@@ -75,6 +75,7 @@ def on_page_markdown(
 
     if place == "reference/command-line.md":
         markdown += "\n".join(_help(typer.main.get_command(app), "keras-vit"))
+
     def referred(name: re.Match[str]) -> str:
         return f"[{name[0]}][{name[1]}]" if name[1] in public() else name[0]
 

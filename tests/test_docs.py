@@ -129,9 +129,7 @@ def test_paper_map_answers_for_every_section():
 
 
 def test_table_of_models_is_the_registrys():
-    rows = re.findall(
-        r"^\| (\S+) \| `(\w+)` \| ([\d,]+) \|(.*)\|(.*)\|$", README, re.M
-    )
+    rows = re.findall(r"^\| (\S+) \| `(\w+)` \| ([\d,]+) \|(.*)\|(.*)\|$", README, re.M)
     known = VIT_VARIANTS | HYBRID_VARIANTS | BIT_VARIANTS
     assert [row[0] for row in rows] == [*known, *AXIAL_VARIANTS, *AXIAL_RESNETS]
     for variant, name, parameters, plain, tuned in rows:

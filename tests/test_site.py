@@ -18,6 +18,7 @@ REPOSITORY = "https://github.com/keras-vit/keras-vit/"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")

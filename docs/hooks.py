@@ -31,16 +31,14 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
     "CHANGELOG.md": "changes.md",
 }
-MODULES = """
-keras_vit keras_vit.layers keras_vit.models keras_vit.weights keras_vit.configs
-keras_vit.recipes keras_vit.data keras_vit.data.pipelines keras_vit.data.preprocessing
-keras_vit.data.augmentation keras_vit.data.vtab keras_vit.data.packing
-keras_vit.training keras_vit.training.optim keras_vit.training.resume
-keras_vit.self_supervision keras_vit.evaluation keras_vit.evaluation.vtab
-keras_vit.evaluation.comparison keras_vit.inspection keras_vit.inspection.plots
-keras_vit.inspection.planning keras_vit.inspection.speed keras_vit.serving
-keras_vit.paper
-""".split()
+MODULES = ("", ".layers", ".models", ".weights", ".configs", ".recipes", ".data")
+MODULES += (".data.pipelines", ".data.preprocessing", ".data.augmentation")
+MODULES += (".data.vtab", ".data.packing", ".training", ".training.optim")
+MODULES += (".training.resume", ".self_supervision", ".evaluation")
+MODULES += (".evaluation.vtab", ".evaluation.comparison", ".inspection")
+MODULES += (".inspection.plots", ".inspection.planning", ".inspection.speed")
+MODULES += (".serving", ".paper")
+SHOWN = re.compile(r"^::: ([\w.]+)$", re.M)
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 NAMED = re.compile(r"(?<![\[`])`(keras_vit(?:\.\w+)+)`(?![\]`])")
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -56,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Links as they are right in the site; the command line's reference, written."""
+    """Links as they are right in the site; what the reference's pages leave out."""
     place = page.file.src_uri
     source = {page: source for source, page in OUTSIDE.items()}.get(
         place, f"docs/{place}"
@@ -69,12 +67,15 @@ def on_page_markdown(
         here = OUTSIDE.get(target, target.removeprefix("docs/"))
         if files.get_file_from_path(here) is None:
             kind = "tree" if (ROOT / target).is_dir() else "blob"
-            return f"{link[1]}{config.repo_url}/{kind}/main/{target}{link[3]}"
+            return (
+                f"{link[1]}{config.extra['repository']}/{kind}/main/{target}{link[3]}"
+            )
         here = posixpath.relpath(here, posixpath.dirname(place) or ".")
         return f"{link[1]}{here}{link[3]}"
 
     if place == "reference/command-line.md":
         markdown += "\n".join(_help(typer.main.get_command(app), "keras-vit"))
+    markdown = SHOWN.sub(_with_other_names, markdown)
 
     def referred(name: re.Match[str]) -> str:
         return f"[{name[0]}][{name[1]}]" if name[1] in public() else name[0]
@@ -88,13 +89,25 @@ def on_page_markdown(
 @functools.cache
 def public() -> frozenset[str]:
     """Every name that is in the reference, in full."""
-    modules = [importlib.import_module(module) for module in MODULES]
+    modules = [importlib.import_module(f"keras_vit{name}") for name in MODULES]
     return frozenset(
         f"{module.__name__}.{name}"
         for module in modules
         for name in module.__all__
         if not isinstance(getattr(module, name), types.ModuleType | str)
     )
+
+
+def _with_other_names(shown: re.Match[str]) -> str:
+    """Anchors of a thing's other public names: `keras_vit.vit` is `models.vit.vit`."""
+    value = _named(shown[1])
+    others = [name for name in public() if name != shown[1] and _named(name) is value]
+    return "".join(f"[](){{#{name}}}\n" for name in sorted(others)) + f"\n{shown[0]}"
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _help(command: Any, name: str) -> list[str]:
@@ -109,7 +122,7 @@ def _help(command: Any, name: str) -> list[str]:
 
 
 class Builders(griffe.Extension):
-    """Names that no reading of the source finds: builders and what comes on first use."""
+    """Names that reading the source does not find: builders, what comes on first use."""
 
     def on_package(
         self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any

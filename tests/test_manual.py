@@ -60,7 +60,7 @@ def leaf(words):
 
 
 def shortened(words):
-    names, command, arguments = leaf(words)
+    names, _, arguments = leaf(words)
     wanted = SMOKE.get(" ".join(names), {})
     kept = list(arguments)
     for option in wanted:

@@ -57,8 +57,7 @@ def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
         layer: whose positions, where every layer adds some of its own (D.4).
 
     Returns:
-        NumPy array, [rows, columns, rows, columns] of patches (of the model's grid), in
-        [-1, 1].
+        NumPy array [h, w, h, w] in [-1, 1], of a grid of h rows of w patches.
 
     Raises:
         ValueError: if the model adds no positions ("none", "relative"), or none there.

@@ -142,10 +142,10 @@ class Indexed(Split):
         """The examples at `indices`.
 
         Args:
-            indices: int [n], of the examples.
+            indices: int [M], of the examples.
 
         Returns:
-            A split of the same kind, of n images in that order.
+            A split of the same kind, of M images in that order.
         """
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:

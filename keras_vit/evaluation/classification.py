@@ -78,7 +78,7 @@ class Evaluation:
         images: five numbers of each image that has a label.
         without_label: images that have none and are not counted (ReaL).
         logits: float32 [N, O], where they were to be kept.
-        mean: of the input normalization.
+        mean: of the input normalization, by channel, in units of the 0..1 range.
         std: likewise.
     """
 

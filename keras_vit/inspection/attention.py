@@ -100,8 +100,8 @@ def attention_rollout(
             of patches; else [N, rows, columns], a number for each patch.
 
     Returns:
-        NumPy array of shares: those of an image's patches sum to at most 1, the rest is
-        of tokens that are no patches. A resized map has a patch's share at its middle.
+        NumPy array of shares of 1: before a map is resized they sum to at most 1, the
+        rest is of tokens that are no patches.
 
     Raises:
         ValueError: if there are no images, `batch_size` is less than 1, or the model

@@ -107,8 +107,8 @@ def measure(
         A `Figure12`.
 
     Raises:
-        ValueError: if a model is unknown or takes none of the sizes, or a number is
-            not positive.
+        ValueError: if a model is unknown or takes none of the sizes, `memory` or
+            `largest` is not positive, or `seconds` negative.
         RuntimeError: with its last words, if a child dies of anything but memory.
         OSError: without `memory` on another system than Linux.
     """

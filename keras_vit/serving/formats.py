@@ -104,8 +104,9 @@ def export_file(
 
     Raises:
         ValueError: if the suffix, the precision or the backend has no such export, the
-            model has no head, a file is there, or what was written says something else
-            than Keras; nothing is renamed into place then.
+            model has no head, `labels`, `mean`, `std` or `images` are not as it needs
+            them, a file is there, or what was written says something else than Keras;
+            nothing is renamed into place then.
         ImportError: without the format's extra, or a Keras that has it.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
@@ -174,7 +175,8 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
         float32 [N, K], probabilities.
 
     Raises:
-        ValueError: if the file's suffix is of no format here.
+        ValueError: if the file's suffix is of no format here, or its runtime cannot run
+            it.
     """
     path = Path(path)
     return run_fresh(format_of(path).kind, path, {"images": images})["scores"]

@@ -37,7 +37,8 @@ class Exported:
         path: the version's folder.
         differences: the largest difference from Keras of each signature's numbers, in a
             process without Keras.
-        normalization: mean and deviation of each channel that images are scaled by.
+        normalization: mean and deviation of each channel that images are scaled by, in
+            units of the 0..1 range.
     """
 
     path: Path

@@ -410,7 +410,15 @@ class _Decoupled(keras.optimizers.Optimizer):
         return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 
     def direction(self, gradient: Any, index: int) -> Any:
-        """The u of the variable at `index`; updates its moments."""
+        """The u of the variable at `index`; updates its moments.
+
+        Args:
+            gradient: g, float32 of the variable's shape, [...].
+            index: of the variable, among those that the optimizer was built for.
+
+        Returns:
+            float32 [...] of the same shape.
+        """
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:

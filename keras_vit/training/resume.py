@@ -95,7 +95,7 @@ class Checkpoints:
 
         Args:
             step: updates made.
-            variables: arrays of any shape, by name.
+            variables: arrays [...] of any shape, by name.
             info: plain JSON values, kept under the same checksum.
 
         Raises:

@@ -1,5 +1,7 @@
 """What a training tells while it runs: a progress bar, and scalars for TensorBoard.
 
+Not in the paper.
+
     RUN/tensorboard/events.out.tfevents...    every tag of `TAGS`, by update
 
 `tensorboard --logdir RUN` draws them, `keras-vit runs show RUN` and `read` need no

@@ -320,7 +320,8 @@ def reconstructions(
         path: of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there are no rows, or no images in one, or they are not finite.
+        ValueError: if there are no rows, or no images in one, or they are not finite,
+            or not as many in each.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not pictures:

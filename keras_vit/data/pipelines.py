@@ -148,7 +148,9 @@ def endless(
     start_step: int = 0,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of what a function makes; see `train_pipeline`.
+    """Endless shuffled batches of what a function makes (not in the paper).
+
+    The sequence is `train_pipeline`'s.
 
     Args:
         split: what to read.

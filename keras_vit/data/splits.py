@@ -33,7 +33,10 @@ Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that sha
 
 
 class Split(abc.ABC):
-    """Labeled images that can be read in order, shuffled, and divided."""
+    """Labeled images that can be read in order, shuffled, and divided.
+
+    Not in the paper, but for the division: Table 4's held-out shares.
+    """
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -116,7 +119,9 @@ class Split(abc.ABC):
 
 
 class Indexed(Split):
-    """A split of which an index reads any example: its handles are indices.
+    """A split of which an index reads any example (not in the paper).
+
+    Its handles are indices.
 
     Args:
         labels: int [N].
@@ -154,7 +159,7 @@ class Indexed(Split):
 
 
 class Arrays(Indexed):
-    """A split in memory, or of image files.
+    """A split in memory, or of image files (not in the paper).
 
     Args:
         images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.

@@ -71,7 +71,7 @@ def _digest(array: np.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model said of a task's images.
+    """What a model said of a task's images (4.1).
 
     Attributes:
         task: the images.
@@ -91,7 +91,7 @@ class Evaluation:
 
 
 def task_of(source: Source) -> Task:
-    """The test images of a source.
+    """The test images of a source (4.1).
 
     Args:
         source: of `data.open_source`.

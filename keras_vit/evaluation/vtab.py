@@ -236,7 +236,7 @@ def recipe_for(task: Task, recipe: Recipe) -> Recipe:
 
 
 def read(output: str | os.PathLike[str]) -> Scores:
-    """The results in a folder of `run`, under way or finished.
+    """The results in a folder of `run`, under way or finished (Table 9).
 
     Args:
         output: the folder.

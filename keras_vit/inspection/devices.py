@@ -61,7 +61,7 @@ DEVICES = {
 
 
 def device_of(name: str) -> Device:
-    """The device of a name, in any case.
+    """The device of a name, in any case (not in the paper).
 
     Args:
         name: of `DEVICES`: "H100".

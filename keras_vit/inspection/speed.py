@@ -38,7 +38,9 @@ _READY = "ready"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure12:
-    """What was measured, by model and pixels; a size that does not fit is left out.
+    """What was measured (Figure 12), by model and pixels.
+
+    A size that does not fit is left out.
 
     Attributes:
         images_per_second: of inference, the best over the batches tried, by the model's

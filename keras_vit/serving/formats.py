@@ -37,7 +37,7 @@ BATCH = 32  # Images that Keras computes at a time.
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFile:
-    """What `export_file` wrote.
+    """What `export_file` wrote (not in the paper).
 
     Attributes:
         path: of the file.
@@ -74,6 +74,8 @@ def export_file(
     verbose: bool = True,
 ) -> ExportedFile:
     """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
+
+    Not in the paper; the exporters are Keras's.
 
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
@@ -165,7 +167,9 @@ def keras_scores(
 
 
 def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
-    """An exported file's scores, by its own runtime in a process without Keras.
+    """An exported file's scores, by its own runtime (not in the paper).
+
+    It runs in a process without Keras.
 
     Args:
         path: of a file that `export_file` wrote.

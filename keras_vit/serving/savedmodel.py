@@ -31,7 +31,7 @@ MAX_PIXELS = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export` wrote.
+    """What `export` wrote (not in the paper).
 
     Attributes:
         path: the version's folder.
@@ -73,6 +73,8 @@ def export(
     verbose: bool = True,
 ) -> Exported:
     """Writes `path/VERSION/`, a SavedModel with everything inside, and proves it.
+
+    Not in the paper; the layout and warm-up are TensorFlow Serving's.
 
     Preprocessing is evaluation's, labels and the softmax are in the graph, warm-up
     requests are beside it. The signatures, which all take batches of any size:

@@ -118,7 +118,9 @@ def figure_14(
     path: str | os.PathLike[str],
     quantile: float = 1.0,
 ) -> None:
-    """Draws many images as `figure_6` does, eight pairs side by side, to a file.
+    """Draws many images as `figure_6` does, as Figure 14 (D.8), to a file.
+
+    Eight pairs side by side.
 
     Args:
         images: [B, H, W, C] in [0, 1]; the paper has 128 at random.

@@ -73,7 +73,7 @@ class Split(abc.ABC):
             handle: of `places`, through `fetch`.
 
         Returns:
-            {"image": scalar string or uint8 [H, W, C], "label": scalar int64}.
+            "image", a scalar string or uint8 [H, W, C], and "label", a scalar int64.
         """
 
     @abc.abstractmethod

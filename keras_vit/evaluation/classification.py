@@ -137,7 +137,7 @@ def classify(
         verbose: whether to show progress on a terminal.
 
     Returns:
-        An `Evaluation`: `.images.top(1)`, `.images.top(5)`, ...
+        An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
 
     Raises:
         ValueError: if the model has other outputs or no fixed input size, gives

@@ -218,8 +218,8 @@ class PerImage:
             classes: K.
 
         Returns:
-            int [K, K]; [K, K + 1] where some were taken for no class: the last column
-            counts them.
+            int [K, K]; [K, K + 1] where some were taken for no class, which the last
+            column counts.
 
         Raises:
             ValueError: if labels are sets, or of more classes.

@@ -102,7 +102,7 @@ def export_file(
         verbose: whether to print what was written.
 
     Returns:
-        An `ExportedFile`: the path, and the difference.
+        An `ExportedFile`, with the path and the difference.
 
     Raises:
         ValueError: if the suffix, the precision or the backend has no such export, the

@@ -87,7 +87,7 @@ def quantize(model: keras.Model) -> Quantized:
         model: of this library.
 
     Returns:
-        A `Quantized`: how many parameters that was of.
+        A `Quantized`, with how many parameters that was of.
 
     Raises:
         ValueError: if the model has LoRA or is quantized.

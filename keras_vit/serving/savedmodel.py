@@ -115,7 +115,7 @@ def export(
         verbose: whether to print what was written.
 
     Returns:
-        An `Exported`: the folder, and the differences.
+        An `Exported`, with the folder and the differences.
 
     Raises:
         ValueError: if the model has no head, an argument is impossible, the version is

@@ -740,7 +740,7 @@ def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]
         model: of this library.
 
     Returns:
-        By path, of the variables that they hold otherwise: how many tensors lie side by
+        Of the variables that they hold otherwise, by path, how many tensors lie side by
         side on the last axis, and the shape of each.
     """
     return {

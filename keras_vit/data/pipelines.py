@@ -4,7 +4,8 @@ The examples of a training run are one endless sequence: epoch after epoch, in e
 split in the order that (seed, epoch) gives. Step n trains on places n B to (n + 1) B of
 that sequence, so a batch is a function of the seed and n alone: a run starts at any
 step, and of W workers the w-th reads the w-th B / W examples of each global batch. Put
-side by side, the workers' batches are the single worker's, bit for bit.
+side by side, the workers' batches are the single worker's, bit for bit. That is not
+in the paper; what is done to an image is vit_jax's and big_vision's.
 
 Glossary of shapes: B is the global batch, W the number of workers, G a group of
 `batch_op`, [H, W, C] an image.
@@ -147,7 +148,9 @@ def endless(
     start_step: int = 0,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of what a function makes; see `train_pipeline`.
+    """Endless shuffled batches of what a function makes (not in the paper).
+
+    The sequence is `train_pipeline`'s.
 
     Args:
         split: what to read.

@@ -220,7 +220,7 @@ def random_flip(image: Tensor, seed: Tensor) -> Tensor:
 
 
 def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Tensor:
-    """(x / 255 - mean) / std: values in 0..255 -> float32 of the same shape.
+    """(x / 255 - mean) / std, vit_jax's: values in 0..255 -> float32 of the same shape.
 
     Args:
         image: [..., C], uint8 or floats in 0..255.

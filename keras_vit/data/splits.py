@@ -33,7 +33,10 @@ Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that sha
 
 
 class Split(abc.ABC):
-    """Labeled images that can be read in order, shuffled, and divided."""
+    """Labeled images that can be read in order, shuffled, and divided.
+
+    Not in the paper, but for the division: Table 4's held-out shares.
+    """
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -70,7 +73,7 @@ class Split(abc.ABC):
             handle: of `places`, through `fetch`.
 
         Returns:
-            {"image": scalar string or uint8 [H, W, C], "label": scalar int64}.
+            "image", a scalar string or uint8 [H, W, C], and "label", a scalar int64.
         """
 
     @abc.abstractmethod
@@ -116,7 +119,9 @@ class Split(abc.ABC):
 
 
 class Indexed(Split):
-    """A split of which an index reads any example: its handles are indices.
+    """A split of which an index reads any example (not in the paper).
+
+    Its handles are indices.
 
     Args:
         labels: int [N].
@@ -142,10 +147,10 @@ class Indexed(Split):
         """The examples at `indices`.
 
         Args:
-            indices: int [n], of the examples.
+            indices: int [M], of the examples.
 
         Returns:
-            A split of the same kind, of n images in that order.
+            A split of the same kind, of M images in that order.
         """
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
@@ -154,7 +159,7 @@ class Indexed(Split):
 
 
 class Arrays(Indexed):
-    """A split in memory, or of image files.
+    """A split in memory, or of image files (not in the paper).
 
     Args:
         images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.

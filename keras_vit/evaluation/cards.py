@@ -37,7 +37,7 @@ RESULTS = ("top_1", "top_5", "nll", "ece")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """An evaluation's results card.
+    """An evaluation's results card (top-1: 4.1; the rest is not in the paper).
 
     Attributes:
         name: of the model, as tables show it.
@@ -45,7 +45,8 @@ class Card:
         numerics: what it computes with: GELU, epsilons, dtypes, backend, versions.
         preprocessing: what was done to an image.
         data: the data set's name, fingerprint, numbers of images, and classes.
-        results: "top_1", "top_5", "nll" and "ece" with their 95 % intervals.
+        results: "top_1", "top_5" and "ece", in [0, 1], and "nll", in nats, with their
+            95 % intervals.
         scaled: "nll" and "ece" after temperature scaling, each half of the images by
             the temperature of the other half; empty where none was found.
         temperatures: of the two halves, or none.

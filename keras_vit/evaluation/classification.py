@@ -71,14 +71,14 @@ def _digest(array: np.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model said of a task's images.
+    """What a model said of a task's images (4.1).
 
     Attributes:
         task: the images.
         images: five numbers of each image that has a label.
         without_label: images that have none and are not counted (ReaL).
         logits: float32 [N, O], where they were to be kept.
-        mean: of the input normalization.
+        mean: of the input normalization, by channel, in units of the 0..1 range.
         std: likewise.
     """
 
@@ -91,7 +91,7 @@ class Evaluation:
 
 
 def task_of(source: Source) -> Task:
-    """The test images of a source.
+    """The test images of a source (4.1).
 
     Args:
         source: of `data.open_source`.
@@ -137,7 +137,7 @@ def classify(
         verbose: whether to show progress on a terminal.
 
     Returns:
-        An `Evaluation`: `.images.top(1)`, `.images.top(5)`, ...
+        An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
 
     Raises:
         ValueError: if the model has other outputs or no fixed input size, gives

@@ -39,7 +39,7 @@ CHUNK_BYTES = 16 * 2**20  # Of the rows that are whitened at a time.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Top-1 accuracy at one number of shots and one l2.
+    """Top-1 accuracy at one number of shots and one l2 (4.1).
 
     Attributes:
         shots: training images of each class, or "all".
@@ -72,7 +72,7 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """What `fewshot` measured; printed, it is a table.
+    """What `fewshot` measured (4.1, Figure 4); printed, it is a table.
 
     Attributes:
         rows: an `Accuracy` for each number of shots and each l2.

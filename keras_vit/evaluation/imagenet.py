@@ -100,7 +100,7 @@ def evaluate_imagenet(
         **options: of `classify`: batch_size, mean, std, keep_logits, verbose.
 
     Returns:
-        An `Evaluation`: `.images.top(1)`, `.images.top(5)`, ...
+        An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
 
     Raises:
         ValueError: as `open_task` and `classify`.

@@ -38,7 +38,7 @@ _VALUES = 2**22  # That are in float64 at a time.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number and its 95 % interval.
+    """A number and its 95 % interval (not in the paper).
 
     Attributes:
         value: of the data.
@@ -81,7 +81,7 @@ class Reliability:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerImage:
-    """What was said of every image that has a label, in the data's order.
+    """What was said of every image that has a label (4.1), in the data's order.
 
     Attributes:
         label: int [N], its class; -1 where the label is a set of outputs.
@@ -218,8 +218,8 @@ class PerImage:
             classes: K.
 
         Returns:
-            int [K, K]; [K, K + 1] where some were taken for no class: the last column
-            counts them.
+            int [K, K]; [K, K + 1] where some were taken for no class, which the last
+            column counts.
 
         Raises:
             ValueError: if labels are sets, or of more classes.
@@ -245,7 +245,7 @@ class PerImage:
 
 
 class Counts:
-    """Gathers `PerImage` by batches of logits, without keeping the logits.
+    """Gathers `PerImage` by batches of logits (4.1), without keeping the logits.
 
     Args:
         outputs: O, at least 2.
@@ -428,6 +428,8 @@ class Counts:
 def wilson(right: int, images: int) -> Estimate:
     """A share with Wilson's score interval of 95 % (1927).
 
+    Not in the paper.
+
     Args:
         right: images that are right.
         images: all of them, 1 or more.
@@ -459,6 +461,8 @@ def bootstrap(
     seed: int = 0,
 ) -> Estimate:
     """A statistic of images with its percentile bootstrap interval of 95 %.
+
+    Not in the paper.
 
     Args:
         statistic: of float64 [N], how often each image is drawn.
@@ -495,6 +499,8 @@ def paired_difference(
 ) -> Estimate:
     """Mean of second - first over the same images, with a paired bootstrap interval.
 
+    Not in the paper.
+
     Args:
         first: [N], a value of each image: right or not, or its nll.
         second: likewise, of the other model.
@@ -520,6 +526,8 @@ def paired_difference(
 def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
     """How much more the second of two shares is, of other images, by Newcombe.
 
+    Not in the paper.
+
     Method 10 of Newcombe (1998): from the two Wilson intervals.
 
     Args:
@@ -537,6 +545,8 @@ def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     """The exact two-sided p-value that two models err equally often (McNemar, 1947).
+
+    Not in the paper.
 
     Of the n images that one model alone is right about, each is either's by the toss of
     a coin: p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(n, 1/2).
@@ -573,6 +583,8 @@ def _check_pair(first: np.ndarray, second: np.ndarray) -> None:
 
 def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The T that minimizes the mean NLL of softmax(logits / T) (Guo et al. 2017, 4.2).
+
+    Not in the paper.
 
     To be found on other images than it is used on; `scaled_by_halves` does so. The NLL
     is convex in 1/T, whose zero of the derivative is found to a relative 1e-6.
@@ -641,6 +653,8 @@ def scaled_by_halves(
     logits: np.ndarray, labels: np.ndarray, *, seed: int = 0
 ) -> tuple[tuple[float, float], PerImage]:
     """What temperature scaling does, without other images to find it on.
+
+    Not in the paper.
 
     The images are halved at random; each half's logits are divided by the temperature
     of the other half.

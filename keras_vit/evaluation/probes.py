@@ -23,7 +23,7 @@ TEST_CHUNK, TRAIN_CHUNK = 256, 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What `knn` or `linear_probe` measured.
+    """What `knn` or `linear_probe` measured (not in the paper).
 
     Attributes:
         name: of the method.

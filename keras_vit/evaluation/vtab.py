@@ -236,7 +236,7 @@ def recipe_for(task: Task, recipe: Recipe) -> Recipe:
 
 
 def read(output: str | os.PathLike[str]) -> Scores:
-    """The results in a folder of `run`, under way or finished.
+    """The results in a folder of `run`, under way or finished (Table 9).
 
     Args:
         output: the folder.
@@ -322,7 +322,7 @@ def paper_rows() -> dict[str, Scores]:
     """Table 9, as scores of one run.
 
     Returns:
-        The `Scores` of each of its models, by title: "ViT-H/14 (JFT)".
+        The `Scores` of each of its models, by title, as "ViT-H/14 (JFT)".
     """
     rows: dict[str, dict[str, dict[int, float]]] = {}
     names = {
@@ -342,7 +342,7 @@ def groups(scores: Scores) -> dict[str, Score]:
         scores: of a model.
 
     Returns:
-        The `Score` of each group, by title: "Natural (7 tasks)".
+        The `Score` of each group, by title, as "Natural (7 tasks)".
     """
     means = {title: scores.mean(names) for title, names in FIGURE_2.items()}
     return {title: score for title, score in means.items() if score is not None}

@@ -31,7 +31,7 @@ def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
         images: [B, H, W, C], scaled as for the model.
 
     Returns:
-        A tensor of shares: A of each head, rows of queries that add up to 1.
+        A of each head, shares in [0, 1]; the row of a query adds up to 1.
 
     Raises:
         ValueError: if the model attends along rows and columns (D.6), or is not of this
@@ -100,8 +100,8 @@ def attention_rollout(
             of patches; else [N, rows, columns], a number for each patch.
 
     Returns:
-        NumPy array of shares: those of an image's patches sum to at most 1, the rest is
-        of tokens that are no patches. A resized map has a patch's share at its middle.
+        NumPy array of shares of 1. Before a map is resized they sum to at most 1, the
+        rest is of tokens that are no patches.
 
     Raises:
         ValueError: if there are no images, `batch_size` is less than 1, or the model

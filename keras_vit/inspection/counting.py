@@ -252,7 +252,7 @@ def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
         num_classes: K of the head that is counted.
 
     Returns:
-        10^18 FLOPs by the row: ("ViT-B/16", 7).
+        10^18 FLOPs of each row, by its model and epochs, as ("ViT-B/16", 7).
 
     Raises:
         ValueError: if `num_classes` is negative.

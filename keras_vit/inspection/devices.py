@@ -1,8 +1,9 @@
 """What computes: the peaks of devices, and the share of one that the paper reached.
 
-A peak is that of dense products of bfloat16 with sums in float32; the T4 has float16
-instead. A GPU's memory is what its driver, nvidia-smi, says of it. What a device costs
-an hour is its user's to say.
+Table 2's unit is the TPUv3 core; the other devices are not in the paper. A peak is that
+of dense products of bfloat16 with sums in float32; the T4 has float16 instead. A GPU's
+memory is what its driver, nvidia-smi, says of it. What a device costs an hour is its
+user's to say.
 """
 
 import dataclasses
@@ -60,7 +61,7 @@ DEVICES = {
 
 
 def device_of(name: str) -> Device:
-    """The device of a name, in any case.
+    """The device of a name, in any case (not in the paper).
 
     Args:
         name: of `DEVICES`: "H100".

@@ -47,7 +47,7 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
 
 
 def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
-    """The cosine of any two patches' positions, Figures 7 and 10.
+    """The cosine of any two patches' positions, Figures 7 and 10: [R, S, R, S].
 
     `[row, column]` is the picture of one patch: its likeness to all others, 0 where a
     position is all zeros.
@@ -57,7 +57,7 @@ def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
         layer: whose positions, where every layer adds some of its own (D.4).
 
     Returns:
-        NumPy array [h, w, h, w] in [-1, 1], of a grid of h rows of w patches.
+        NumPy array in [-1, 1], of R rows and S columns of patches.
 
     Raises:
         ValueError: if the model adds no positions ("none", "relative"), or none there.

@@ -38,7 +38,9 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a batch takes, by what they are for; the module says what is in it.
+    """Bytes that a batch takes, by what they are for (D.5).
+
+    The module says what is in them.
 
     Attributes:
         batch: images at once.

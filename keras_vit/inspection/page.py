@@ -35,7 +35,7 @@ _FILTERS = 28  # Figure 7 has as many.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """One model and B images, and all that the page shows of them.
+    """One model and B images, and all that the page shows of them (4.5, D.7, D.8).
 
     Attributes:
         title: the model's name.

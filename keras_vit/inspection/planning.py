@@ -35,7 +35,7 @@ _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a device's share of a batch fits its memory.
+    """How a device's share of a batch fits its memory (not in the paper).
 
     Attributes:
         rematerialized: whether blocks are computed once more in the backward pass.
@@ -240,7 +240,7 @@ def _needed(memory: Memory, rematerialized: bool, parts: int) -> int:
 
 
 def plan(sentence: str, **changes: Any) -> Plan:
-    """Reads "MODEL DATA N epochs on COUNTxDEVICE".
+    """Reads "MODEL DATA N epochs on COUNTxDEVICE"; recipes are Table 3's.
 
     Args:
         sentence: e.g. "ViT-L/16 imagenet21k 30 epochs on 8xH100".

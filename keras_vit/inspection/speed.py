@@ -38,7 +38,9 @@ _READY = "ready"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure12:
-    """What was measured, by model and pixels; a size that does not fit is left out.
+    """What was measured (Figure 12), by model and pixels.
+
+    A size that does not fit is left out.
 
     Attributes:
         images_per_second: of inference, the best over the batches tried, by the model's
@@ -107,8 +109,8 @@ def measure(
         A `Figure12`.
 
     Raises:
-        ValueError: if a model is unknown or takes none of the sizes, or a number is
-            not positive.
+        ValueError: if a model is unknown or takes none of the sizes, `memory` or
+            `largest` is not positive, or `seconds` negative.
         RuntimeError: with its last words, if a child dies of anything but memory.
         OSError: without `memory` on another system than Linux.
     """

@@ -37,7 +37,7 @@ BATCH = 32  # Images that Keras computes at a time.
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFile:
-    """What `export_file` wrote.
+    """What `export_file` wrote (not in the paper).
 
     Attributes:
         path: of the file.
@@ -75,6 +75,8 @@ def export_file(
 ) -> ExportedFile:
     """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
 
+    Not in the paper; the exporters are Keras's.
+
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
     float32 [B, K], probabilities; B is any number (of LiteRT after
@@ -100,12 +102,13 @@ def export_file(
         verbose: whether to print what was written.
 
     Returns:
-        An `ExportedFile`: the path, and the difference.
+        An `ExportedFile`, with the path and the difference.
 
     Raises:
         ValueError: if the suffix, the precision or the backend has no such export, the
-            model has no head, a file is there, or what was written says something else
-            than Keras; nothing is renamed into place then.
+            model has no head, `labels`, `mean`, `std` or `images` are not as it needs
+            them, a file is there, or what was written says something else than Keras;
+            nothing is renamed into place then.
         ImportError: without the format's extra, or a Keras that has it.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
@@ -164,7 +167,9 @@ def keras_scores(
 
 
 def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
-    """An exported file's scores, by its own runtime in a process without Keras.
+    """An exported file's scores, by its own runtime (not in the paper).
+
+    It runs in a process without Keras.
 
     Args:
         path: of a file that `export_file` wrote.
@@ -174,7 +179,8 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
         float32 [N, K], probabilities.
 
     Raises:
-        ValueError: if the file's suffix is of no format here.
+        ValueError: if the file's suffix is of no format here, or its runtime cannot run
+            it.
     """
     path = Path(path)
     return run_fresh(format_of(path).kind, path, {"images": images})["scores"]

@@ -35,7 +35,7 @@ def in_float32(model: keras.Model) -> keras.Model:
 
 
 def in_policy(model: keras.Model, policy: str) -> keras.Model:
-    """A copy of a model with its weights in another dtype policy.
+    """A copy of a model with its weights in another of Keras's dtype policies.
 
     Args:
         model: of this library.
@@ -58,7 +58,7 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """What `quantize` did.
+    """What `quantize` did (not in the paper).
 
     Attributes:
         parameters: how many are int8 now.
@@ -76,7 +76,9 @@ class Quantized:
 
 
 def quantize(model: keras.Model) -> Quantized:
-    """Puts a model's Dense kernels in int8, in place, by `model.quantize("int8")`.
+    """Puts a model's Dense kernels in int8, in place (not in the paper).
+
+    Keras's `model.quantize("int8")` does it.
 
     That is every matrix of the Transformer and the head; images' patches, the
     convolutions of hybrids and ResNets, positions and norms stay as they are.
@@ -85,7 +87,7 @@ def quantize(model: keras.Model) -> Quantized:
         model: of this library.
 
     Returns:
-        A `Quantized`: how many parameters that was of.
+        A `Quantized`, with how many parameters that was of.
 
     Raises:
         ValueError: if the model has LoRA or is quantized.

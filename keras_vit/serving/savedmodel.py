@@ -31,13 +31,14 @@ MAX_PIXELS = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export` wrote.
+    """What `export` wrote (not in the paper).
 
     Attributes:
         path: the version's folder.
         differences: the largest difference from Keras of each signature's numbers, in a
             process without Keras.
-        normalization: mean and deviation of each channel that images are scaled by.
+        normalization: mean and deviation of each channel that images are scaled by, in
+            units of the 0..1 range.
     """
 
     path: Path
@@ -72,6 +73,8 @@ def export(
     verbose: bool = True,
 ) -> Exported:
     """Writes `path/VERSION/`, a SavedModel with everything inside, and proves it.
+
+    Not in the paper; the layout and warm-up are TensorFlow Serving's.
 
     Preprocessing is evaluation's, labels and the softmax are in the graph, warm-up
     requests are beside it. The signatures, which all take batches of any size:
@@ -112,7 +115,7 @@ def export(
         verbose: whether to print what was written.
 
     Returns:
-        An `Exported`: the folder, and the differences.
+        An `Exported`, with the folder and the differences.
 
     Raises:
         ValueError: if the model has no head, an argument is impossible, the version is

@@ -32,7 +32,7 @@ FINISHED = "history.json"  # Of a run's folder: written when it ends.
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What `fit` did.
+    """What `fit` did (Table 4).
 
     Attributes:
         learning_rate: the base rate trained with, chosen by the sweep if there was one.

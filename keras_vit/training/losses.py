@@ -18,7 +18,7 @@ register = keras.saving.register_keras_serializable(package="keras_vit")
 class SigmoidCrossEntropy(keras.losses.Loss):
     """Summed over the classes, then averaged over the batch (big_vision, utils.py).
 
-    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar.
+    Of labels [B], [B, 1] or [B, K] and logits [B, K], a scalar.
     `keras.losses.BinaryCrossentropy` takes the mean over the classes, which makes
     gradients K times smaller, and with them the clipping another.
 
@@ -39,7 +39,7 @@ class SigmoidCrossEntropy(keras.losses.Loss):
 class SoftmaxCrossEntropy(keras.losses.Loss):
     """- sum of labels times log softmax, averaged over the batch (vit_jax/train.py).
 
-    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar. The gradient is this
+    Of labels [B], [B, 1] or [B, K] and logits [B, K], a scalar. The gradient is this
     sum's for labels that do not add up to 1 as well, where that of TensorFlow's own
     operation is not.
 

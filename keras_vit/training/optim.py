@@ -410,7 +410,15 @@ class _Decoupled(keras.optimizers.Optimizer):
         return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 
     def direction(self, gradient: Any, index: int) -> Any:
-        """The u of the variable at `index`; updates its moments."""
+        """The u of the variable at `index`; updates its moments.
+
+        Args:
+            gradient: g, float32 of the variable's shape, [...].
+            index: of the variable, among those that the optimizer was built for.
+
+        Returns:
+            float32 [...] of the same shape.
+        """
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -449,11 +457,11 @@ class MomentumSGD(_Decoupled):
         learning_rate: a number or a schedule.
         momentum: in [0, 1).
         name: of the optimizer.
-        kernel_decay: weight decay of kernels, relative to the rate; 0 in Table 4.
-        layer_decay: see `layer_rates`; None for one rate.
-        momentum_dtype: "bfloat16" keeps m as vit_jax/train.py does, which rounds
-            `momentum` too; u is not rounded.
-        **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+        **kwargs: `kernel_decay`, weight decay of kernels, relative to the rate
+            [default: 0, Table 4's]; `layer_decay`, see `layer_rates` [default: None,
+            one rate]; `momentum_dtype`, "float32" or "bfloat16", which keeps m as
+            vit_jax/train.py does and rounds `momentum` too, but not u; and those of
+            `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
 
     Raises:
         ValueError: if `momentum_dtype` is another; when it is built, if `layer_decay`
@@ -528,10 +536,8 @@ class DecoupledAdam(_Decoupled):
         beta2: in [0, 1).
         epsilon: as in the formula.
         name: of the optimizer.
-        kernel_decay: weight decay of kernels, relative to the rate.
-        layer_decay: see `layer_rates`; None for one rate.
-        momentum_dtype: "bfloat16" keeps m so, and rounds `beta1`, as optax does.
-        **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+        **kwargs: as of `MomentumSGD`; a `momentum_dtype` of "bfloat16" keeps m so, and
+            rounds `beta1`, as optax does.
 
     Raises:
         ValueError: as of `MomentumSGD`.
@@ -604,10 +610,8 @@ class Adafactor(_Decoupled):
             see `checkpoint_views`. A path that is absent is one tensor of its own
             shape.
         name: of the optimizer.
-        kernel_decay: weight decay of kernels, relative to the rate.
-        layer_decay: see `layer_rates`; None for one rate.
         momentum_dtype: of m; "bfloat16" is big_vision's.
-        **kwargs: of `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+        **kwargs: as of `MomentumSGD`.
 
     Raises:
         ValueError: as of `MomentumSGD`.
@@ -730,13 +734,13 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """How the official checkpoints cut a model's variables: see `Adafactor`.
+    """How the official checkpoints cut variables, for big_vision's `Adafactor`.
 
     Args:
         model: of this library.
 
     Returns:
-        By path, of the variables that they hold otherwise: how many tensors lie side by
+        Of the variables that they hold otherwise, by path, how many tensors lie side by
         side on the last axis, and the shape of each.
     """
     return {

@@ -37,7 +37,9 @@ INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum
 
 
 class Preempted(SystemExit):
-    """The process was asked to end (SIGTERM, Ctrl-C); its run is saved up to `step`.
+    """The process was asked to end, and its run is saved (not in the paper).
+
+    By SIGTERM or Ctrl-C.
 
     Unless it is caught the process ends, with the status that the signal gives: 128 and
     its number.
@@ -54,7 +56,7 @@ class Preempted(SystemExit):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found whole.
+    """A checkpoint that was read and found whole (not in the paper).
 
     Attributes:
         step: updates made.
@@ -68,7 +70,7 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the newest `keep` stay.
+    """The checkpoints of one run, of which the newest `keep` stay (not in the paper).
 
     Two are the least that survive damage to one of them. One that `newest` has found
     damaged does not count, and goes at the next `save`.
@@ -95,7 +97,7 @@ class Checkpoints:
 
         Args:
             step: updates made.
-            variables: arrays of any shape, by name.
+            variables: arrays [...] of any shape, by name.
             info: plain JSON values, kept under the same checksum.
 
         Raises:
@@ -279,7 +281,7 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a run's folder tells: its evaluations, and how far it is.
+    """What a run's folder tells: its evaluations, and how far it is (not in the paper).
 
     Attributes:
         total_steps: updates of the whole training.
@@ -297,7 +299,7 @@ class Told:
 
 
 def read_run(folder: Path) -> Told:
-    """The history of a run, under way or finished.
+    """The history of a run, under way or finished (not in the paper).
 
     Args:
         folder: the `output` of `fit`.

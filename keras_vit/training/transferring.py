@@ -66,7 +66,9 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What `transfer` measured. Accuracies are top-1 in [0, 1]; the paper's in percent.
+    """What `transfer` measured (4.1, Table 5).
+
+    Accuracies are top-1 in [0, 1]; the paper's in percent.
 
     Attributes:
         data: the source's name.

@@ -1,5 +1,7 @@
 """What a training tells while it runs: a progress bar, and scalars for TensorBoard.
 
+Not in the paper.
+
     RUN/tensorboard/events.out.tfevents...    every tag of `TAGS`, by update
 
 `tensorboard --logdir RUN` draws them, `keras-vit runs show RUN` and `read` need no
@@ -77,7 +79,7 @@ class Events:
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The curves of a training, as `Events` wrote them and as they hold now.
+    """The curves of a training, as they hold now (not in the paper).
 
     A file that ends in the middle of a record, by a kill, is read up to there.
 

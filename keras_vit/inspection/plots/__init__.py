@@ -3,7 +3,8 @@
 Every picture has a white ground of its own, whatever style the user has set, so that it
 reads on dark pages too. Lines differ in color, marker and dash; the colors are told
 apart by color-blind readers (`canvas.COLORS`). Inputs are plain numbers: nothing here
-measures.
+measures. Every function also raises a ValueError for a suffix that matplotlib does not
+know, and an OSError where it may not write.
 """
 
 from keras_vit.inspection.plots.canvas import check

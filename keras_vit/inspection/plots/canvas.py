@@ -22,6 +22,8 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)
 def check() -> Any:
     """Raises now, rather than after hours, if there can be no pictures.
 
+    Not in the paper.
+
     Returns:
         matplotlib's `Figure`.
 

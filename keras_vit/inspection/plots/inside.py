@@ -118,7 +118,9 @@ def figure_14(
     path: str | os.PathLike[str],
     quantile: float = 1.0,
 ) -> None:
-    """Draws many images as `figure_6` does, eight pairs side by side, to a file.
+    """Draws many images as `figure_6` does, as Figure 14 (D.8), to a file.
+
+    Eight pairs side by side.
 
     Args:
         images: [B, H, W, C] in [0, 1]; the paper has 128 at random.
@@ -320,7 +322,8 @@ def reconstructions(
         path: of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there are no rows, or no images in one, or they are not finite.
+        ValueError: if there are no rows, or no images in one, or they are not finite,
+            or not as many in each.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not pictures:

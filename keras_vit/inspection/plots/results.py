@@ -200,6 +200,8 @@ def reliability(
 ) -> None:
     """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
 
+    Not in the paper.
+
     Args:
         images: [N] of N bins that divide (0, 1], how many are in each.
         confidence: [N], the mean of each bin's images; NaN of an empty bin.
@@ -252,6 +254,8 @@ def confusion(
     matrix: np.ndarray, classes: Sequence[str], path: str | os.PathLike[str]
 ) -> None:
     """Draws shares of each class that were taken for each class, to a file.
+
+    Not in the paper.
 
     Args:
         matrix: int [K, K], images of a class (row) that were taken for another

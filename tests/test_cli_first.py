@@ -110,7 +110,7 @@ TAB = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_CWORD": "5"}
     ],
 )
 def test_what_imports_no_keras(run, words, variables, code):
-    """Nor NumPy, which is a tenth of a second by itself."""
+    """Nor NumPy: a TAB is answered in a quarter of a second."""
     done = run(*words, python=["-X", "importtime"], **variables)
     assert done.returncode == code
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -128,10 +128,9 @@ def test_a_command_has_the_whole_package_and_no_chatter(run):
 
 def test_what_is_no_chatter_is_not_held_back(monkeypatch, capfd):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    with pytest.raises(ImportError, match="broken"), shell._without_chatter():
+    with shell._without_chatter():
         os.write(2, b"I0000 00:00:17 port.cc:153] oneDNN\nE0000 00:00:17 a.cc:1] bad\n")
         os.write(2, b"2026-01-02 03:04:05.6: W tensorflow/x.cc:1] y\nIllegal\n")
-        raise ImportError("broken")
     assert capfd.readouterr().err == "E0000 00:00:17 a.cc:1] bad\nIllegal\n"
 
 
@@ -165,8 +164,8 @@ def test_completion(run, shell):
     assert offers("keras-vit finetune --model ViT-L") == ["ViT-L/16", "ViT-L/32"]
     line = "keras-vit predict --model ViT-L/32 --weights "
     assert offers(line) == ["imagenet21k", "imagenet21k+imagenet2012", "sam"]
-    assert offers("keras-vit recipes cifar10") == ["cifar10", "cifar10-scratch"]
-    assert offers("keras-vit vtab clevr") == ["clevr-count", "clevr-distance"]
+    assert offers("keras-vit recipes vit_s") == ["vit_s16_i1k"]
+    assert offers("keras-vit vtab clevr") == ["clevr-count", "clevr-dist"]
     assert offers("keras-vit finetune --data photo") == []  # Shells have the files.
     Path("runs/mine").mkdir(parents=True)
     Path("runs/mine/run.json").touch()

@@ -345,8 +345,10 @@ def test_lora_trains_little_and_is_kept(shell, photos, tmp_path):
     assert {layer.lora_rank for layer in projections} == {2}
     fresh = keras_vit.from_checkpoint(MINI).get_layer("encoderblock_0").projections()
     for trained, given in zip(projections, fresh, strict=True):
-        assert np.abs(trained.lora_kernel_b).max() > 0
-        np.testing.assert_array_equal(trained._kernel, given.kernel)
+        change = np.subtract(trained.kernel, given.kernel)  # A file has both in one.
+        values = np.linalg.svd(change, compute_uv=False)
+        assert values[1] > 1e3 * values[2]
+        np.testing.assert_array_equal(trained.bias, given.bias)
     code, out, _ = shell("evaluate", "--model", tmp_path / "run")
     assert (code, "of 15 images right" in out) == (0, True)
     code, _, err = shell(*command, "--freeze", "--output", tmp_path / "other")

@@ -109,7 +109,7 @@ def test_a_bad_value_is_one_message(name, parameter, shell, tmp_path, monkeypatc
         ("weights list --tag x", "Help: keras-vit weights list"),
         ("finetune --data digits --tpu x", "Help: keras-vit finetune --help"),
         ("finetun", "Did you mean 'finetune'?"),
-        ("finetune --dta digits", "Did you mean --data?"),
+        ("finetune --dta digits", "possible options: --data"),
     ],
 )
 def test_the_command_that_helps(line, help_, shell, tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-_TASKS = """caltech101 cifar-100 dtd flowers102 pets sun397 svhn camelyon eurosat resisc45
-retinopathy clevr-count clevr-dist dmlab dspr-loc dspr-ori kitti-dist snorb-azim
-snorb-elev"""
+_TASKS = """caltech101 cifar-100 dtd flowers102 pets sun397 svhn camelyon eurosat
+resisc45 retinopathy clevr-count clevr-dist dmlab dspr-loc dspr-ori kitti-dist
+snorb-azim snorb-elev"""
 
 
 def variants() -> list[str]:

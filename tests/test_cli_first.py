@@ -66,7 +66,7 @@ def test_alone_it_says_what_to_do_next(run):
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
     commands = [line.strip().partition("  ")[0] for line in lines if line[:2] == "  "]
-    assert exist(commands) == len(commands) == 9
+    assert exist(commands) == len(commands) == 10
     assert "keras-vit COMMAND --help" in lines[-1]
     assert "runs/finetune is" not in done.stdout
 

@@ -122,7 +122,7 @@ def _help(command: Any, name: str) -> list[str]:
 
 
 class Builders(griffe.Extension):
-    """Names that reading the source does not find: builders, what comes on first use."""
+    """Names that reading finds nowhere: builders, what comes on first use."""
 
     def on_package(
         self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any

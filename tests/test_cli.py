@@ -334,6 +334,27 @@ def test_config_beside_the_weights_sets_the_numerics(shell, photos, tmp_path):
     assert model.get_layer("encoderblock_0").get_config()["gelu"] == "erf"
 
 
+def test_lora_trains_little_and_is_kept(shell, photos, tmp_path):
+    command = ("finetune", "--data", photos, "--weights", MINI, "--lora", 2, *QUICK)
+    code, _, err = shell(*command, "--output", tmp_path / "run")
+    assert code == 0, err
+    told = json.loads((tmp_path / "run/history.json").read_text())
+    assert told["recipe"]["lora_rank"] == 2
+    model = keras.models.load_model(tmp_path / "run/model.keras")
+    projections = model.get_layer("encoderblock_0").projections()
+    assert {layer.lora_rank for layer in projections} == {2}
+    fresh = keras_vit.from_checkpoint(MINI).get_layer("encoderblock_0").projections()
+    for trained, given in zip(projections, fresh, strict=True):
+        change = np.subtract(trained.kernel, given.kernel)  # A file has both in one.
+        values = np.linalg.svd(change, compute_uv=False)
+        assert values[1] > 1e3 * values[2]
+        np.testing.assert_array_equal(trained.bias, given.bias)
+    code, out, _ = shell("evaluate", "--model", tmp_path / "run")
+    assert (code, "of 15 images right" in out) == (0, True)
+    code, _, err = shell(*command, "--freeze", "--output", tmp_path / "other")
+    assert (code, "at most one of freeze, lora_rank" in err) == (1, True)
+
+
 def test_variant_without_weights(shell, photos, tmp_path):
     code, out, _ = shell(
         *("finetune", "--data", photos, "--model", "ViT_Ti16", "--weights", "none"),

@@ -10,13 +10,13 @@ _PAGE = """\
 keras-vit {version}: the Vision Transformer (arXiv:2010.11929v2) from a shell
 {here}
 A first look, on digits and without a download:
-  keras-vit demo                                   trains, explains, exports, serves
+  keras-vit demo                                   trains, inspects, exports
 
 Your own images, photos/CLASS/*.jpg:
   keras-vit finetune --data photos                 trains on them
   keras-vit predict --model runs/finetune CAT.jpg  says what is on an image
   keras-vit inspect runs/finetune                  shows where the model looks
-  keras-vit export runs/finetune exported          for TensorFlow Serving; or a.onnx
+  keras-vit export runs/finetune exported          for TensorFlow Serving
   keras-vit serve exported                         answers requests
 
 The paper:

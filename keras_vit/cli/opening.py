@@ -123,6 +123,11 @@ def on_devices(
 
     from keras_vit.training import distribution
 
+    if tpu is not None and "tpu" not in (distribute, distribution.found()):
+        raise ValueError(
+            "Expected --tpu where there is one, or with --distribute tpu. Received: "
+            f"--tpu {tpu}, --distribute {distribute}"
+        )
     strategy = distribution.strategy(distribute, tpu=tpu, model_parallel=model_parallel)
     context.with_resource(strategy.scope())
     workers = distribution.Workers(strategy)

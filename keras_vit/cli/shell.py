@@ -106,7 +106,7 @@ def tell(error: Exception, command: str) -> None:
     said = str(_message(error))
     notes = getattr(error, "__notes__", ())
     helps = next((note for note in notes if note.startswith("keras-vit ")), None)
-    if helps is None and isinstance(error, ImportError):
+    if isinstance(error, ImportError):
         helps = "keras-vit doctor"
     if helps is None and type(error).__name__ == "DownloadError":
         helps = "keras-vit weights fetch --help"

@@ -1,0 +1,169 @@
+"""Bad values for every option of every command: one message that names a command."""
+
+import re
+import shlex
+
+import pytest
+import typer.main
+
+from keras_vit.cli import app
+from tests.conftest import REFERENCE
+
+pytestmark = pytest.mark.tensorflow_only
+
+MINI = str(REFERENCE / "vit_mini.npz")
+TRAINING = f"--data digits --weights {MINI} --steps 1 --batch-size 8 --lr 0.01"
+VALID = {  # What each command gets beside the bad value, quick if that is taken.
+    "compare": "nothing nothing",
+    "convert": f"{MINI} OUT --to npz",
+    "costs": "ViT-Ti/16",
+    "data pack": "digits OUT",
+    "demo": "--steps 1 --output OUT",
+    "evaluate": f"--weights {MINI} --data digits",
+    "export": f"{MINI} OUT",
+    "fewshot": f"--weights {MINI} --data digits --shots 1 --seeds 1",
+    "finetune": f"{TRAINING} --output OUT",
+    "inspect": f"{MINI} PHOTO --output OUT",
+    "launch": "",
+    "paper": "figure3",
+    "predict": f"--weights {MINI} PHOTO",
+    "pretrain": "--data digits --layers 1 --hidden-size 8 --mlp-dim 8 --heads 1 "
+    "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --output OUT",
+    "recipes": "cifar10",
+    "runs show": "nothing",
+    "serve": "OUT",
+    "transfer": f"{TRAINING} --runs 1 --output OUT",
+    "vtab": f"--show --weights {MINI} --output OUT",
+    "weights fetch": "sam --to OUT",
+    "weights list": "",
+}
+ANY = {"evaluate --name"}  # Takes what it is given.
+
+
+def tree(command=None, words=()):
+    """Every command that does something, by its words."""
+    command = command or typer.main.get_command(app)
+    if not hasattr(command, "commands"):
+        return {" ".join(words): command}
+    return {
+        name: leaf
+        for word, child in command.commands.items()
+        for name, leaf in tree(child, (*words, word)).items()
+    }
+
+
+TREE = tree()
+
+
+def commands_in(text):
+    """The commands that a text names; a group is named by what it has."""
+    named = re.findall(r"keras-vit ((?:[a-z]+ )?[a-z]+)", text.replace("\n", " "))
+    return {word for words in named for word in (words, words.split()[0])}
+
+
+def bad_values():
+    for name, command in TREE.items():
+        for parameter in command.params:
+            if getattr(parameter, "is_flag", False) or parameter.name == "command":
+                continue
+            if f"{name} {parameter.opts[-1]}" not in ANY:
+                yield pytest.param(name, parameter, id=f"{name}-{parameter.name}")
+
+
+def test_every_command_is_asked():
+    assert TREE.keys() - {"doctor"} == VALID.keys()
+
+
+@pytest.mark.parametrize(("name", "parameter"), bad_values())
+def test_a_bad_value_is_one_message(name, parameter, shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "PHOTO").write_text("no photo")
+    words = shlex.split(VALID[name])
+    if parameter.param_type_name == "argument":
+        words = ["file/missing"] * max(2, parameter.nargs)
+    else:
+        option = max(parameter.opts, key=len)
+        words += [option, *["file/missing"] * parameter.nargs]
+    code, _, err = shell(*name.split(), *words)
+    assert code, f"{words} was taken"
+    assert "Traceback" not in err
+    known = {*TREE, *(words.split()[0] for words in TREE)}
+    assert commands_in(err) & known or "pip install" in err, err
+
+
+@pytest.mark.parametrize(
+    ("line", "help_"),
+    [
+        ("finetune --data digits --model runs/nowhere", "such folders here: runs/mine"),
+        ("finetune --data digits --model vit-b16", "Did you mean ViT-B/16"),
+        ("pretrain --data digits --model runs/mine", "`keras-vit weights list`"),
+        ("predict --weights sam2 photo", "Help: keras-vit weights list"),
+        ("predict --weights sam photo", "Help: keras-vit weights fetch --help"),
+        ("predict --model runs/mine photo", "keras-vit runs show runs/mine"),
+        ("predict nothing.jpg", "Help: keras-vit predict --help"),
+        ("finetune --data digits --recipe x", "`keras-vit recipes`"),
+        ("recipes x", "Help: keras-vit recipes"),
+        ("vtab dtdd", "Help: keras-vit vtab --list"),
+        ("weights list --tag x", "Help: keras-vit weights list"),
+        ("finetune --data digits --tpu x", "Help: keras-vit finetune --help"),
+        ("finetun", "Did you mean 'finetune'?"),
+        ("finetune --dta digits", "possible options: --data"),
+    ],
+)
+def test_the_command_that_helps(line, help_, shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path / "own"))
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", refuse)
+    (tmp_path / "photo").write_text("no photo")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "begun.json").write_text("{}")
+    if "nowhere" in line:
+        (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    code, _, err = shell(*line.split())
+    assert code
+    assert help_.lower() in err.lower()
+
+
+def refuse(*_, **__):
+    raise OSError("no network in tests")
+
+
+@pytest.fixture
+def raising(shell, monkeypatch):
+    """Runs a command that ends with an error."""
+
+    def run(error):
+        def find(_):
+            raise error
+
+        monkeypatch.setattr("keras_vit.recipes.find", find)
+        return shell("recipes", "cifar10")
+
+    return run
+
+
+def test_memory_that_is_short_is_one_message(raising):
+    tf = pytest.importorskip("tensorflow")
+    oom = tf.errors.ResourceExhaustedError(None, None, "OOM of [8,3]\nand much more")
+    code, _, err = raising(oom)
+    assert code == 1
+    assert err.startswith("keras-vit: Expected the images of a step to fit into memory")
+    assert "OOM of [8,3]" in err
+    assert "keras-vit costs MODEL --batch" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_missing_package_is_the_doctors(raising):
+    code, _, err = raising(ImportError("Expected onnx: pip install onnx"))
+    assert (code, err) == (
+        1,
+        "keras-vit: Expected onnx: pip install onnx. Help: keras-vit doctor\n",
+    )
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(raising):
+    with pytest.raises(KeyError, match="ours"):
+        raising(KeyError("ours"))

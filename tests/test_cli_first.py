@@ -1,0 +1,252 @@
+"""`keras-vit` as a shell starts it: alone, its help, its completion, how it ends."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import keras_vit
+from keras_vit.cli import app, beginning, completing, shell
+
+pytestmark = pytest.mark.tensorflow_only
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = [sys.executable, "-m", "keras_vit_command"]
+COMMANDS = typer.main.get_command(app).commands
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `keras-vit` in an empty folder, as its console script does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+
+    def start(*words, python=(), **variables):
+        return subprocess.run(
+            [sys.executable, *python, "-m", "keras_vit_command", *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | variables,
+        )
+
+    return start
+
+
+def exist(lines):
+    """Asserts that commands and options exist; returns how many lines have one."""
+    seen = 0
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[:1] != ["keras-vit"] or not words[1:] or words[1] == "COMMAND":
+            continue
+        named = COMMANDS[words[1]]
+        if hasattr(named, "commands"):
+            named = named.commands[words[2]]
+        options = {opt for param in named.params for opt in param.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+        seen += 1
+    return seen
+
+
+def test_alone_it_says_what_to_do_next(run):
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+    commands = [line.strip().partition("  ")[0] for line in lines if line[:2] == "  "]
+    assert exist(commands) == len(commands) == 10
+    assert "keras-vit COMMAND --help" in lines[-1]
+    assert "runs/finetune is" not in done.stdout
+
+
+def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("masked", "my photos", "cut")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        begun = tmp_path / "runs" / name / "begun.json"
+        begun.write_text("{}")
+        os.utime(begun, (age, age))
+    assert "runs/cut has not ended" in beginning.page()
+    assert "\n  keras-vit runs show runs/cut\n" in beginning.page()
+    for name, details in (
+        ("cut", {}),
+        ("my photos", {}),
+        ("masked", {"objective": "masked-patches"}),
+    ):
+        folder = tmp_path / "runs" / name
+        (folder / "run.json").write_text(json.dumps({"details": details}))
+        quoted = shlex.quote(f"runs/{name}")
+        expected = "finetune" if details else "predict"
+        assert f"\n  keras-vit {expected} --model {quoted} " in beginning.page()
+        shutil.rmtree(folder)
+    assert beginning.page().count("runs/") == 3
+
+
+TAB = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_CWORD": "5"}
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code"),
+    [
+        ([], {}, 0),
+        (["--version"], {}, 0),
+        (["--help"], {}, 0),
+        (["finetune", "--help"], {}, 0),
+        (["finetun"], {}, 2),
+        (["finetune"], {}, 2),
+        (["recipes", "cifar10"], {}, 0),
+        ([], TAB | {"COMP_WORDS": "keras-vit finetune --model ViT-L/32 --weights "}, 0),
+    ],
+)
+def test_what_imports_no_keras(run, words, variables, code):
+    """Nor NumPy: a TAB is answered in a quarter of a second."""
+    done = run(*words, python=["-X", "importtime"], **variables)
+    assert done.returncode == code
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "keras_vit.cli.training" in names
+    assert not names & {"tensorflow", "keras", "numpy"}
+    assert done.stdout or "Error" in done.stderr
+
+
+def test_a_command_has_the_whole_package_and_no_chatter(run):
+    """TensorFlow's own lines are held back, which it prints in its import."""
+    done = run("paper", "figure5", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
+
+
+def test_what_is_no_chatter_is_not_held_back(monkeypatch, capfd):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    with shell._without_chatter():
+        os.write(2, b"I0000 00:00:17 port.cc:153] oneDNN\nE0000 00:00:17 a.cc:1] bad\n")
+        os.write(2, b"2026-01-02 03:04:05.6: W tensorflow/x.cc:1] y\nIllegal\n")
+    assert capfd.readouterr().err == "E0000 00:00:17 a.cc:1] bad\nIllegal\n"
+
+
+def complete(run, shell, line):
+    """What TAB offers at the end of a line."""
+    variables = {"_KERAS_VIT_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        words = line.split(" ")
+        place = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    else:
+        place = {
+            "_TYPER_COMPLETE_ARGS": line,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+    done = run(**variables, **place)
+    assert (done.returncode, done.stderr) == (0, "")
+    if shell == "zsh":
+        return re.findall(r'^(?:_arguments \'\*: :\(\()?"([^"]+)"', done.stdout, re.M)
+    return [offer.partition("\t")[0] for offer in done.stdout.splitlines() if offer]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(run, shell):
+    def offers(line):
+        return complete(run, shell, line)
+
+    assert offers("keras-vit fin") == ["finetune"]
+    assert offers("keras-vit weights ") == ["list", "fetch"]
+    assert offers("keras-vit finetune --mod") == ["--model", "--model-parallel"]
+    assert offers("keras-vit finetune --augment ") == ["inception", "flip", "none"]
+    assert offers("keras-vit finetune --model ViT-L") == ["ViT-L/16", "ViT-L/32"]
+    line = "keras-vit predict --model ViT-L/32 --weights "
+    assert offers(line) == ["imagenet21k", "imagenet21k+imagenet2012", "sam"]
+    assert offers("keras-vit recipes vit_s") == ["vit_s16_i1k"]
+    assert offers("keras-vit vtab clevr") == ["clevr-count", "clevr-dist"]
+    assert offers("keras-vit finetune --data photo") == []  # Shells have the files.
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/run.json").touch()
+    Path("runs/mine/begun.json").touch()
+    assert offers("keras-vit export r") == ["runs/mine"]
+    assert offers("keras-vit runs show ") == ["runs/mine"]
+
+
+def test_bash_itself_completes(run, tmp_path):
+    """With the script that --show-completion prints for it."""
+    stub = tmp_path / "keras-vit"
+    stub.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
+    stub.chmod(0o755)
+    script = run("--show-completion", "bash", SHELL="/bin/bash").stdout
+    if "complete -o default" not in script:  # It looks at who called it.
+        variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+        script = run("--show-completion", "bash", **variables).stdout
+    typed = """
+COMP_WORDS=(keras-vit costs R50+ViT-L); COMP_CWORD=2
+_keras_vit_completion keras-vit; echo "${COMPREPLY[@]}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", script + typed],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert (done.stdout, done.stderr) == ("R50+ViT-L/16 R50+ViT-L/32\n", "")
+
+
+def test_what_is_offered_is_taken():
+    from keras_vit.data import vtab
+
+    assert completing.tasks() == [task.word for task in vtab.TASKS]
+    for variant in completing.variants():
+        assert hasattr(keras_vit, keras_vit.configs.builder_name(variant))
+
+
+def test_a_reader_that_leaves_is_no_error(run):
+    for words in ("recipes", "recipes --json", "", "--help"):
+        command = f"{shlex.join(PROGRAM)} {words} | true"
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="of Linux")
+@pytest.mark.parametrize("words", [["recipes"], []])
+def test_a_full_disk_is_one_line(run, words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_ctrl_c_is_silent(run, seconds):
+    """As the package is imported."""
+    with subprocess.Popen(
+        [*PROGRAM, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode in (130, -signal.SIGINT)
+    assert err == ""
+
+
+def test_commands_of_the_page_exist():
+    text = (ROOT / "docs/howto/command-line.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "".join(blocks).replace(" --help ", " ").splitlines()
+    lines = [line.removeprefix("TF_CPP_MIN_LOG_LEVEL=0 ") for line in lines]
+    roots = ("keras-vit  ", "keras-vit --")
+    assert exist(line for line in lines if not line.startswith(roots)) == 4

@@ -21,6 +21,7 @@ __all__ = [
     "source",
 ]
 
+_UPDATE_STAYS = ("accumulation_steps", "remat")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "adam", "adafactor"),
     "momentum_dtype": ("float32", "bfloat16"),
@@ -256,6 +257,17 @@ class Recipe:
                 f"epochs={self.epochs}. Recipe.for_images(count) makes steps of them"
             )
         return self.total_steps
+
+    def identity(self) -> dict[str, Any]:
+        """What a training is, as plain values: all fields but two.
+
+        `accumulation_steps` and `remat` cost memory or time alone, and another number
+        of devices wants others: a run goes on with any (B.1.1's batch stays 512).
+        """
+        kept = dataclasses.asdict(self)
+        return {
+            name: value for name, value in kept.items() if name not in _UPDATE_STAYS
+        }
 
     def for_images(self, count: int) -> "Recipe":
         """The recipe with Table 3's epochs as steps, for a training set.

@@ -188,7 +188,7 @@ def run(
     folder = Path(output)
     identity = {
         "weights": weights_sha256(model, without=("pre_logits", "head")),
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe.identity(),
         "augment": augment,
         "seed": seed,
         "mean": mean,

@@ -205,7 +205,7 @@ def _identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str,
     shapes = [[list(v.shape), v.dtype] for v in model.variables]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
     return {
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe.identity(),
         "model": {
             "image_size": list(model.input_shape[1:]),
             "parameters": model.count_params(),

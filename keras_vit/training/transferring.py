@@ -43,7 +43,6 @@ _WHOLE: dict[str, tuple[int, ...]] = {
     "oxford_flowers102": (102,),
     "imagenet2012": (1_000, IMAGES["imagenet2012"], 50_000),
 }
-_SAME_UPDATE = ("accumulation_steps", "remat")  # Fields that cost memory or time alone.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,7 +299,7 @@ def _identity(
     body = weights_sha256(model, without=("pre_logits", "head"))
     return {
         "transfer": {"weights": body, "seed": seed},
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe.identity(),
         "mean": mean,
         "std": std,
         "data": {"name": source.name, "fingerprint": source.fingerprint()},
@@ -366,10 +365,8 @@ class _Paper:
     def recipe(self, recipe: Recipe) -> Iterator[Difference]:
         """Fields that are not Table 4's; the momentum's dtype is vit_jax/train.py's."""
         theirs = dataclasses.replace(FINETUNE[self.row], momentum_dtype="bfloat16")
-        for field in dataclasses.fields(Recipe):
-            if field.name not in _SAME_UPDATE:
-                own, other = getattr(recipe, field.name), getattr(theirs, field.name)
-                yield from _differing(field.name, own, other)
+        for name in recipe.identity():
+            yield from _differing(name, getattr(recipe, name), getattr(theirs, name))
 
     def data(
         self, mean: tuple[float, ...], std: tuple[float, ...]

@@ -78,7 +78,7 @@ def verify(model: keras.Model) -> Verification:
     is downloaded once, to the cache.
 
     Args:
-        model: built with a tag, e.g. `ViT_B16(weights="imagenet21k+imagenet2012")`,
+        model: built with a tag, e.g. `ViT_B32(weights="imagenet21k+imagenet2012")`,
             and not trained since.
 
     Returns:

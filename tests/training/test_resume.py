@@ -226,6 +226,12 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
     assert result.history[-1]["step"] == 22
 
 
+def test_goes_on_in_other_parts(begun, source):  # noqa: F811
+    """Another number of devices has others by itself."""
+    train(begun, source, dataclasses.replace(SETTINGS, accumulation_steps=1))
+    everything(begun, SETTINGS.total_steps)
+
+
 def test_a_finished_run_is_left_as_it_is(uncut, source, tmp_path):  # noqa: F811
     folder, _, expected = uncut
     shutil.copytree(folder, tmp_path / "again")

@@ -102,7 +102,7 @@ $(VENV)/%.done: pyproject.toml
 # From the tracked files alone; the same bytes from the tree as from the sdist.
 build/wheels.done: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
 build/wheels.done: $(shell git ls-files keras_vit 2> /dev/null) LICENSE MANIFEST.in README.md \
-  pyproject.toml setup.py .venv-build/build.done
+  pyproject.toml setup.py | .venv-build/build.done
 	rm -rf build dist
 	mkdir -p build/tree
 	git ls-files -z | tar --create --null --files-from=- | tar --extract --directory=build/tree

@@ -123,7 +123,7 @@ build/wheels.done: $(shell git ls-files keras_vit 2> /dev/null) LICENSE MANIFEST
 .venv-wheel-floor/dev.done: build/wheels.done
 	$(PYTHON) -m venv --clear .venv-wheel-floor
 	.venv-wheel-floor/bin/pip install --quiet --upgrade pip
-	.venv-wheel-floor/bin/pip install --quiet "$$(echo dist/*.whl)[demo,tfds]" \
+	.venv-wheel-floor/bin/pip install --quiet "$$(echo dist/*.whl)[demo,server,tfds]" \
 	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel pyyaml
 	touch $@
 

@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
+PYTHONS ?= 3.11 3.12 3.13
 PEERS = keras-vit torch keras-hub flax vit-keras
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity floor interop serve-test peers vit-keras-python bench docs clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity wheels matrix floor interop serve-test peers vit-keras-python bench docs clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -56,8 +57,22 @@ fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format
 parity: $(VENV)/dev.done  ## The largest difference from every reference fixture.
 	$(QUIET) $(BIN)/pytest -q -k "reference or preprocess or dialects or keras_applications or official_ones"
 
-floor: .venv-floor/floor.done  ## The oldest supported Keras and TensorFlow.
-	$(QUIET) .venv-floor/bin/pytest -q -m "not slow"
+wheels: build/wheels.done  ## sdist and wheel in dist/, and what is in them.
+	KERAS_VIT_DIST="$(CURDIR)/dist" .venv-build/bin/pytest -q --noconftest -k archive \
+	  tests/test_packaging.py
+
+matrix: $(PYTHONS:%=wheel-test-%)  ## The wheel under the tests, on each Python.
+
+floor: wheel-test-floor  ## The same on the oldest supported Keras and TensorFlow.
+
+# In a folder without the package: what is imported is what was installed.
+wheel-test-%: .venv-wheel-%/dev.done
+	folder=$$(mktemp --directory) && trap 'rm -rf "$$folder"' EXIT \
+	  && mkdir "$$folder/keras-vit" && ln -s "$(abspath ../shared)" "$$folder/shared" \
+	  && git ls-files -z . ':!keras_vit' ':!keras_vit_command.py' | tar --create --null --files-from=- \
+	  | tar --extract --directory="$$folder/keras-vit" \
+	  && $(MAKE) --directory="$$folder/keras-vit" --jobs=2 --no-print-directory \
+	  VENV="$(CURDIR)/.venv-wheel-$*" test-tensorflow at-its-end-test-training
 
 interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside us.
 	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=torch .venv-interop/bin/pytest -q \
@@ -87,11 +102,38 @@ $(VENV)/%.done: pyproject.toml
 	$(BIN)/pip install --quiet --editable ".[$*]"
 	touch $@
 
-.venv-floor/floor.done: pyproject.toml
-	$(PYTHON) -m venv .venv-floor
-	.venv-floor/bin/pip install --quiet --upgrade pip
-	.venv-floor/bin/pip install --quiet --editable ".[demo,tfds]" \
-	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel
+# From the tracked files alone; the same bytes from the tree as from the sdist.
+build/wheels.done: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+build/wheels.done: $(shell git ls-files keras_vit keras_vit_command.py 2> /dev/null) LICENSE MANIFEST.in README.md \
+  pyproject.toml setup.py | .venv-build/build.done
+	rm -rf build dist
+	mkdir -p build/tree
+	git ls-files -z | tar --create --null --files-from=- | tar --extract --directory=build/tree
+	.venv-build/bin/python -m build --quiet --outdir dist build/tree
+	.venv-build/bin/python -m build --quiet --wheel --outdir build/again build/tree
+	cmp dist/*.whl build/again/*.whl
+	.venv-build/bin/twine check --strict dist/*
+	touch $@
+
+.venv-build/build.done: Makefile
+	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/pip install --quiet --upgrade pip
+	.venv-build/bin/pip install --quiet build twine "pytest>=8" pyyaml
+	touch $@
+
+.PRECIOUS: .venv-wheel-%/dev.done
+
+.venv-wheel-floor/dev.done: build/wheels.done
+	$(PYTHON) -m venv --clear .venv-wheel-floor
+	.venv-wheel-floor/bin/pip install --quiet --upgrade pip
+	.venv-wheel-floor/bin/pip install --quiet "$$(echo dist/*.whl)[demo,server,tfds]" \
+	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel pyyaml
+	touch $@
+
+.venv-wheel-%/dev.done: build/wheels.done
+	python$* -m venv --clear .venv-wheel-$*
+	.venv-wheel-$*/bin/pip install --quiet --upgrade pip
+	.venv-wheel-$*/bin/pip install --quiet "$$(echo dist/*.whl)[dev]"
 	touch $@
 
 .venv-interop/interop.done: pyproject.toml
@@ -127,4 +169,4 @@ vit-keras-python:
 	touch $@
 
 clean:
-	rm -rf .venv .venv-floor .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info
+	rm -rf .venv .venv-build .venv-wheel-* .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import keras_vit
+
 pytestmark = pytest.mark.tensorflow_only
 
-PACKAGE = Path(__file__).parents[1] / "keras_vit"
+PACKAGE = Path(keras_vit.__file__).parent
 ALLOWED = {  # room: the rooms of keras_vit it may import.
     "configs": set(),
     "paper": set(),

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import launching
 from keras_vit.recipes import Recipe
 from tests.training.worker import MINI
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
-LAUNCHER = ROOT / "keras_vit/launching.py"
+LAUNCHER = Path(launching.__file__)
 EXACT = ("plain", "accumulation", "ema", "mixup", "ready", "lora", "masked patches")
 
 

@@ -12,6 +12,7 @@ memory can be limited, and the process that reads HDF5 can be a fork, not a new 
 import collections
 import contextlib
 import copy
+import importlib.util
 import json
 import os
 import random
@@ -28,7 +29,9 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+# Found, not imported; it may be installed elsewhere.
+PACKAGE = Path(importlib.util.find_spec("keras_vit").origin).parent
 SECONDS = 5
 MEMORY = 200 * 2**20
 # In memory, where there is such a place: a disk takes longer than reading does.
@@ -44,7 +47,7 @@ HOSTILE = (
 
 def fork_server():
     """A process that forks a child for every path it reads, before keras is here."""
-    sys.path[:0] = [str(ROOT / "keras_vit" / "weights")]
+    sys.path[:0] = [str(PACKAGE / "weights")]
     import h5_index
 
     sys.path.pop(0)
@@ -88,7 +91,6 @@ def index(main, path):
 
 SERVER = fork_server()
 os.environ["KERAS_BACKEND"] = "numpy"
-sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 

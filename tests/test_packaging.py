@@ -68,11 +68,11 @@ def test_archive_of_the_wheel(dist, version):
     wheel = zipfile.ZipFile(path)
     info = f"{NAME}-{version}.dist-info/"
     files = {name for name in wheel.namelist() if not name.startswith(info)}
-    assert files == tracked("keras_vit")
+    assert files == tracked("keras_vit", "keras_vit_command.py")
     for name in ("py.typed", "inspection/page.css", "labels/imagenet2012.txt"):
         assert f"keras_vit/{name}" in files
     assert wheel.read(f"{info}licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert b"keras-vit = keras_vit.cli:main" in wheel.read(f"{info}entry_points.txt")
+    assert b"keras-vit = keras_vit_command:main" in wheel.read(f"{info}entry_points.txt")
     metadata = email.message_from_bytes(wheel.read(f"{info}METADATA"))
     assert metadata["Version"] == version
     assert metadata["License-Expression"] == "Apache-2.0"
@@ -98,7 +98,8 @@ def test_archive_of_the_source(dist, version):
     made = {f"{top}PKG-INFO", f"{top}setup.cfg"}
     made |= {name for name in members if name.startswith(f"{top}{NAME}.egg-info/")}
     at_root = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")
-    assert members - made == {top + name for name in tracked("keras_vit", *at_root)}
+    ours = tracked("keras_vit", "keras_vit_command.py", *at_root)
+    assert members - made == {top + name for name in ours}
 
 
 def test_what_is_imported_is_what_is_installed():

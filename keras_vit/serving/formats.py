@@ -6,12 +6,14 @@ scales them, and gives `scores`, float32 [B, K]; decoding and resizing stay outs
 Glossary of shapes: B images (any number), H, W, C what the model takes, K classes.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,12 +250,31 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "model.xml")
-        model.export(str(whole), format="openvino", verbose=False)
+        with _openvino_deletes_no_name():
+            model.export(str(whole), format="openvino", verbose=False)
         found = openvino.Core().read_model(whole)
         for output in found.outputs:
             if "scores" not in output.names:
                 found.remove_result(output.node)
         openvino.serialize(found, path)
+
+
+@contextlib.contextmanager
+def _openvino_deletes_no_name() -> Iterator[None]:
+    """Lets the converter of OpenVINO 2026.4 run on Python 3.13.
+
+    It says exec("import tensorflow") and then exec("del tensorflow"), which since
+    PEP 667 finds nothing to delete: each has its own copy of a function's names.
+    """
+    if sys.version_info < (3, 13):
+        yield
+        return
+    frontend = importlib.import_module("openvino.frontend.tensorflow.utils")
+    frontend.exec = lambda code: None  # Before the builtin of that name.
+    try:
+        yield
+    finally:
+        del frontend.exec
 
 
 @dataclasses.dataclass(frozen=True)

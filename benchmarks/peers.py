@@ -25,6 +25,7 @@ from a file in the library's own form that the system has cached.
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -45,7 +46,10 @@ from peer_adapters import Job
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "benchmarks/peer_adapters.py"
 # A file of the standard library alone; the package would load TensorFlow here, too.
-VARIANTS = runpy.run_path(str(ROOT / "keras_vit/configs.py"))["VIT_VARIANTS"]
+# Found, not imported; it may be installed away from here.
+PACKAGE = importlib.util.find_spec("keras_vit")
+CONFIGS = Path(str(PACKAGE and PACKAGE.origin)).with_name("configs.py")
+VARIANTS = runpy.run_path(str(CONFIGS))["VIT_VARIANTS"]
 TURN = ("peak", "forward", "training")
 CALLS = {
     "cpu": {"peak": 20, "forward": 2, "training": 1},

@@ -233,7 +233,11 @@ def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:
 def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
     """The converter takes what nothing reads for outputs: those are taken out."""
     import openvino
+    from openvino.frontend.tensorflow import utils
 
+    # It imports TensorFlow, which is here, and deletes the name again, each by `exec`:
+    # on Python 3.13 the first leaves the second no name (openvino#32482).
+    utils.exec = lambda code: None
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "model.xml")
         model.export(str(whole), format="openvino", verbose=False)

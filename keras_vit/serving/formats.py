@@ -264,7 +264,7 @@ def _openvino_deletes_no_name() -> Iterator[None]:
     """Lets the converter of OpenVINO 2026.4 run on Python 3.13.
 
     It says exec("import tensorflow") and then exec("del tensorflow"), which since
-    PEP 667 finds nothing to delete: each has its own copy of a function's names.
+    PEP 667 finds nothing to delete: each has its own copy of the names (openvino#32482).
     """
     if sys.version_info < (3, 13):
         yield

@@ -72,7 +72,9 @@ def test_archive_of_the_wheel(dist, version):
     for name in ("py.typed", "inspection/page.css", "labels/imagenet2012.txt"):
         assert f"keras_vit/{name}" in files
     assert wheel.read(f"{info}licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert b"keras-vit = keras_vit_command:main" in wheel.read(f"{info}entry_points.txt")
+    assert b"keras-vit = keras_vit_command:main" in wheel.read(
+        f"{info}entry_points.txt"
+    )
     metadata = email.message_from_bytes(wheel.read(f"{info}METADATA"))
     assert metadata["Version"] == version
     assert metadata["License-Expression"] == "Apache-2.0"

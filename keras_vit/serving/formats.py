@@ -263,8 +263,8 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
 def _openvino_deletes_no_name() -> Iterator[None]:
     """Lets the converter of OpenVINO 2026.4 run on Python 3.13.
 
-    It says exec("import tensorflow") and then exec("del tensorflow"), which since
-    PEP 667 finds nothing to delete: each has its own copy of the names (openvino#32482).
+    It says exec("import tensorflow") and then exec("del tensorflow"), which since PEP
+    667 finds nothing to delete: each has its own names (openvino#32482).
     """
     if sys.version_info < (3, 13):
         yield

@@ -263,6 +263,9 @@ class Recipe:
 
         `accumulation_steps` and `remat` cost memory or time alone, and another number
         of devices wants others: a run goes on with any (B.1.1's batch stays 512).
+
+        Returns:
+            The values by field.
         """
         kept = dataclasses.asdict(self)
         return {

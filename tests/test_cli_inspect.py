@@ -183,7 +183,10 @@ def test_why_a_file_is_not_readable(content, reason, file, shell, tmp_path):
         bad.write_bytes(content)
     code, _, err = shell("inspect", file, folder)
     assert code == 1
-    assert re.search(rf"{bad}: not a readable image \({reason}\)\n", err), err
+    told = (
+        rf"{bad}: not a readable image \({reason}\)\. Help: keras-vit inspect --help\n"
+    )
+    assert re.search(told, err), err
 
 
 def test_classes_of_another_head(run, photos, shell, tmp_path):

@@ -596,7 +596,8 @@ def test_predict_prints_what_the_model_prints(shell, url, trained, photos):
     code, out, err = shell("predict", "--server", url, photos)
     assert code == 1
     assert_same_text(out, own[1])
-    assert len(err.splitlines()) == len(own[2].splitlines()) == 4
+    assert len(err.splitlines()) == len(own[2].splitlines()) == 5
+    assert "Received: 4 of 40 that are none" in err.splitlines()[-1]
     for line, other in zip(err.splitlines(), own[2].splitlines(), strict=True):
         assert line.split(" (")[0] == other.split(" (")[0]
     assert "39.png: not a readable image (No such file or directory)" in err

@@ -368,6 +368,13 @@ def test_words(monkeypatch):
     monkeypatch.setattr(keras.distribution, "list_devices", lambda kind=None: [])
     with pytest.raises(ValueError, match="where JAX finds none"):
         distribution.strategy("tpu")
+
+    def unknown(kind=None):  # What JAX says without its library for TPUs.
+        raise RuntimeError("Backend 'tpu' failed to initialize")
+
+    monkeypatch.setattr(keras.distribution, "list_devices", unknown)
+    with pytest.raises(ValueError, match="where JAX finds none"):
+        distribution.strategy("tpu")
     monkeypatch.setattr(keras.distribution, "list_devices", lambda kind=None: ["a"] * 3)
     with pytest.raises(ValueError, match="model_parallel=2, 3 devices"):
         distribution.strategy(model_parallel=2)

@@ -21,7 +21,7 @@ from keras_vit.inspection import costs
 from keras_vit.recipes import IMAGES
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
 from tests.models.test_vit import GAP_PARAMETERS, PARAMETERS
-from tests.test_docs import OTHER_PARAMETERS, README
+from tests.test_docs import OTHER_PARAMETERS, README, ROOT
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -309,8 +309,9 @@ def test_command(shell):
     assert "encoderblock_3 " in shell("costs", "ViT-B/16", "--by-layer")[1]
 
 
-def test_the_readme_prints_what_the_command_prints(shell):
-    blocks = re.findall(r"```text\n\$ keras-vit costs (.*?)```", README, re.DOTALL)
+def test_the_manual_prints_what_the_command_prints(shell):
+    page = (ROOT / "docs" / "howto" / "costs.md").read_text()
+    blocks = re.findall(r"```text\n\$ keras-vit costs (.*?)```", page, re.DOTALL)
     counted = [block for block in blocks if "--figure12" not in block]
     assert len(counted) == 2  # A model, and a plan.
     for block in counted:

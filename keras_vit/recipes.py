@@ -666,7 +666,7 @@ def source(name: str) -> str:
     if name == "masked-patches":
         return "arXiv:2010.11929v2, B.1.2 (4.6)"
     if name == "cifar10-scratch":
-        return "ours, after arXiv:2010.11929v2, Table 3 (B.1); measured in docs/howto/pretrain.md"
+        return "ours, after arXiv:2010.11929v2, Table 3 (B.1); docs/howto/pretrain.md"
     if name.endswith("-sam"):
         return "arXiv:2106.01548; arXiv:2010.11929v2, Table 3; rho: arXiv:2010.01412"
     if name in PRETRAIN:

@@ -15,6 +15,23 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 COLAB = "https://colab.research.google.com/"
+SHOWS = {  # In smoke size: how many pictures, and words among what is printed.
+    "quickstart": (1, ("5,489,482 parameters", "(None, 64, 64, 3)", "[1, 17, 192]")),
+    "finetune_cifar10": (
+        2,
+        ("(0.001, 0.003, 0.01, 0.03)", "5,120,000 images", "the paper's is 98.95 %"),
+    ),
+    "higher_resolution": (
+        2,
+        ("(1, 65, 192) -> (1, 193, 192)", "43 of 44 arrays are the same"),
+    ),
+    "hybrid": (2, ("pool_root  (16, 16, 64)", "cls        (5, 192)", "6,337,704")),
+    "look_inside": (5, ("(160, 32, 32, 3) -1.0 1.0", "page.html, ")),
+    "few_shot": (1, ("721 images to train on", "random weights: linear probe")),
+    "masked_patches": (1, ("50% corrupted", "from scratch: ", "with 20 labels")),
+    "export_and_serve": (1, ("- 0.00 not a whole JPEG", "of 359 PNG files")),
+    "tpu": (1, ("Expected a TPU.", "TPU: False", "after 4 steps on no TPU")),
+}
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -24,10 +41,7 @@ def read(path):
 
 
 def test_every_notebook_is_here():
-    assert {path.stem for path in NOTEBOOKS} == {
-        *("quickstart", "finetune_cifar10", "higher_resolution", "hybrid"),
-        *("look_inside", "few_shot", "masked_patches", "export_and_serve", "tpu"),
-    }
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWS)
 
 
 @each
@@ -70,7 +84,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_SMOKE", "1")
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # Jupyter's own keeps pictures.
     paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     shutil.copy(path, tmp_path)
@@ -79,9 +93,18 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()  # Raises with the cell's traceback when one fails.
-    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
-    printed = "".join(output.get("text", "") for output in last.outputs)
-    (done,) = re.findall(r"^done:.*$", printed, re.MULTILINE)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in code for output in cell.outputs]
+    shown = [output.get("data", {}) for output in outputs]
+    printed = "\n".join(
+        output.get("text", "") + data.get("text/plain", "")
+        for output, data in zip(outputs, shown, strict=True)
+    )
+    pictures, words = SHOWS[path.stem]
+    assert sum("image/png" in data for data in shown) == pictures
+    assert [said for said in words if said not in printed] == []
+    last = "".join(output.get("text", "") for output in code[-1].outputs)
+    (done,) = re.findall(r"^done:.*$", last, re.MULTILINE)
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\bnan\b|\binf\b", done)
     assert numbers
     assert all(math.isfinite(float(number.replace(",", ""))) for number in numbers)

@@ -15,10 +15,10 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     put_off("keras_vit")
     try:
-        from keras_vit.cli import main
+        from keras_vit.cli import main as run
     except KeyboardInterrupt:
         sys.exit(130)
-    main()
+    run()
 
 
 def put_off(name: str) -> None:

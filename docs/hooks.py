@@ -80,9 +80,9 @@ def on_page_markdown(
     def referred(name: re.Match[str]) -> str:
         return f"[{name[0]}][{name[1]}]" if name[1] in public() else name[0]
 
-    parts = FENCE.split(LINK.sub(moved, markdown))
     return "".join(
-        part if part.startswith("```") else NAMED.sub(referred, part) for part in parts
+        part if part.startswith("```") else NAMED.sub(referred, LINK.sub(moved, part))
+        for part in FENCE.split(markdown)
     )
 
 

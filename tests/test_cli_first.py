@@ -80,6 +80,8 @@ def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
         os.utime(begun, (age, age))
     assert "runs/cut has not ended" in beginning.page()
     assert "\n  keras-vit runs show runs/cut\n" in beginning.page()
+    (tmp_path / "runs" / "cut" / "run.json").write_text('{"details": null}')
+    assert "runs/cut has not ended" in beginning.page()
     for name, details in (
         ("cut", {}),
         ("my photos", {}),

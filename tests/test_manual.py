@@ -8,6 +8,7 @@ import dataclasses
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,14 @@ SMOKE = {  # Added to a command, in the place of what it says.
     "pretrain": {**TRAINING, "--warmup": 0},
     "fewshot": {"--image-size": 32, "--seeds": 1, "--shots": 1},
 }
-CHECKED = ("make", "pip", "python", "tensorboard")  # Not run: named things exist.
+CHECKED = (
+    "make",
+    "pip",
+    "python",
+    "python3",
+    "git",
+    "tensorboard",
+)  # Not run: named things exist.
 
 
 def blocks(page):
@@ -134,6 +142,11 @@ def check(words):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert {word for word in words[1:] if "=" not in word} <= {*targets, "&&"}
+    elif words[0] == "pip":
+        about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
+            known = {*about["optional-dependencies"], "tpu"}  # jax[tpu]
+            assert set(extras.split(",")) <= known
     elif words[0] == "python" and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file()
     elif words[0] == "keras-vit":
@@ -160,13 +173,15 @@ def test_blocks_run(page, folder, shell, capsys, monkeypatch):
                 check(words)
             else:
                 assert words[0] == "keras-vit", f"{page}: who runs {words[0]}?"
-                code, out, err = shell(*shortened(words))
-                assert code == 0, f"{page}: {shlex.join(words)}: {err or out}"
+                status, out, err = shell(*shortened(words))
+                assert status == 0, f"{page}: {shlex.join(words)}: {err or out}"
 
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: Path(page).stem)
-def test_a_block_that_is_not_run_says_why(page):
+def test_blocks_are_of_known_kinds(page):
+    fences = re.findall(r"^\s*```", (ROOT / page).read_text(), re.M)
+    assert len(fences) == 2 * len(list(blocks(page)))
     for language, code, is_run in blocks(page):
         assert language in ("python", "bash", "text", "yaml", "json")
         if language == "bash":

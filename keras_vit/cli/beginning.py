@@ -13,7 +13,7 @@ A first look, on digits and without a download:
   keras-vit demo                                   trains, inspects, exports
 
 Your own images, photos/CLASS/*.jpg:
-  keras-vit finetune --data photos                 trains on them
+  keras-vit finetune --data photos                 trains; without a GPU add --freeze
   keras-vit predict --model runs/finetune CAT.jpg  says what is on an image
   keras-vit inspect runs/finetune                  shows where the model looks
   keras-vit export runs/finetune exported          for TensorFlow Serving
@@ -43,13 +43,14 @@ def _here(runs: Path) -> str:
     folder = begun[-1].parent
     name = shlex.quote(str(folder))
     try:
-        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))["details"]
-    except (OSError, ValueError, KeyError, TypeError):
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        objective = run["details"].get("objective")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return (
             f"\n{folder} has not ended. Its command, given again, goes on; how far it "
             f"is:\n  keras-vit runs show {name}\n"
         )
-    if told.get("objective") == "masked-patches":
+    if objective == "masked-patches":
         command = f"keras-vit finetune --model {name} --data photos"
     else:
         command = f"keras-vit predict --model {name} IMAGE.jpg"

@@ -38,14 +38,16 @@ def doctor() -> None:
         "keras-vit-paper": "",
         "keras": "",
         "tensorflow": "",
-        "jax": "optional: pip install jax",
-        "torch": "optional: pip install torch",
+        "jax": "optional: pip install 'keras-vit-paper[backends]'",
+        "torch": "optional: pip install 'keras-vit-paper[backends]'",
         "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
         "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
         "ai-edge-litert": "LiteRT files: pip install 'keras-vit-paper[litert]'",
         "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
         "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
         "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
+        "tensorflow-serving-api": "exports: pip install 'keras-vit-paper[serving]'",
+        "uvicorn": "keras-vit serve: pip install 'keras-vit-paper[server]'",
         "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
     }
     for package, remedy in packages.items():

@@ -13,7 +13,7 @@ A first look, on digits and without a download:
   keras-vit demo                                   trains, inspects, exports
 
 Your own images, photos/CLASS/*.jpg:
-  keras-vit finetune --data photos                 trains; without a GPU add --freeze
+  keras-vit finetune --data photos                 trains; on a CPU: --freeze
   keras-vit predict --model runs/finetune CAT.jpg  says what is on an image
   keras-vit inspect runs/finetune                  shows where the model looks
   keras-vit export runs/finetune exported          for TensorFlow Serving

@@ -380,7 +380,7 @@ def test_the_launcher_imports_no_tensorflow():
 
 @pytest.fixture
 def light_shell(folder, monkeypatch):
-    """Runs `python -m keras_vit.cli` where `import keras_vit` imports nothing."""
+    """Runs `python -m keras_vit_command` where `import keras_vit` imports nothing."""
     package = folder / "light" / "keras_vit"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -391,7 +391,7 @@ def light_shell(folder, monkeypatch):
 
     def run(words):
         return subprocess.run(
-            [sys.executable, "-P", "-m", "keras_vit.cli", *shlex.split(words)],
+            [sys.executable, "-P", "-m", "keras_vit_command", *shlex.split(words)],
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -441,7 +441,7 @@ def executed(shell, monkeypatch):
         assert shell(*shlex.split(line)) == (0, "", "")
         ((path, program),) = programs
         python = [sys.executable, "-P"]
-        start = [*python, launching.__file__, "2", *python, "-m", "keras_vit.cli"]
+        start = [*python, launching.__file__, "2", *python, "-m", "keras_vit_command"]
         assert (path, program[: len(start)]) == (sys.executable, start)
         return shlex.join(program[len(start) :])
 

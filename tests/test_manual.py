@@ -1,4 +1,4 @@
-"""Get started and How to, run: every block of a page, in order, in one folder.
+"""Every block of every page, run in order, in one folder; or the page says why not.
 
 There, `photos/` holds two classes, `some.jpg` is a photo, tags are random weights of a
 mirror, and ViT-B/16 is a very small one, trained for one step.
@@ -8,6 +8,8 @@ import dataclasses
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from keras_vit.weights import registry
 from tests.test_docs import run_python
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *sorted((ROOT / "docs").glob("start/*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs").glob("start/*.md"))
 PAGES += sorted((ROOT / "docs").glob("howto/*.md"))
 REASON = re.compile(r"<!-- not run: .+ -->\n$")
 VARIANT = "ViT-B/16"
@@ -33,15 +36,11 @@ SMOKE = {  # Added to a command, in the place of what it says.
     "transfer": {**TRAINING, "--warmup": 0, "--lr": 0.01, "--runs": 1},
     "pretrain": {**TRAINING, "--warmup": 0},
     "fewshot": {"--image-size": 32, "--seeds": 1, "--shots": 1},
+    "data pack": {"--shards": 2},
 }
-CHECKED = (
-    "make",
-    "pip",
-    "python",
-    "python3",
-    "git",
-    "tensorboard",
-)  # Not run: named things exist.
+# Not run: named things exist.
+CHECKED = ("make", "pip", "python", "python3", "git", "cd", ".", "tensorboard")
+CHECKED += (".venv/bin/pre-commit",)
 
 
 def blocks(page):
@@ -54,9 +53,20 @@ def blocks(page):
 
 def commands(code):
     """The command lines of a shell block, as words; without variables before them."""
-    lines = re.sub(r"^(?:[A-Z_]+=\S* )+", "", code.replace("\\\n", " "), flags=re.M)
-    lines = lines.splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    command = ""
+    code = code.replace("\\\n", " ").replace(" && ", "\n")
+    for line in code.splitlines(keepends=True):
+        command += line
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:
+            continue  # Its quotation ends on a later line.
+        command = ""
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            del words[0]
+        if words:
+            yield words
+    assert not command, f"a quotation without an end: {command}"
 
 
 def leaf(words):
@@ -69,6 +79,9 @@ def leaf(words):
 
 
 def shortened(words):
+    if "--" in words:  # keras-vit launch --workers 2 -- finetune ...
+        at = words.index("--") + 1
+        return [*words[1:at], *shortened(["keras-vit", *words[at:]])]
     names, _, arguments = leaf(words)
     wanted = SMOKE.get(" ".join(names), {})
     kept = list(arguments)
@@ -133,6 +146,7 @@ def folder(miniature, photographs, tmp_path, monkeypatch, request):
     shutil.copytree(photographs, here)
     (here / "tests").symlink_to(ROOT / "tests")
     (here / "examples").symlink_to(ROOT / "examples")
+    shutil.copy(mirror / "imagenet21k+imagenet2012" / "ViT-B_16.npz", here)
     monkeypatch.chdir(here)
     return here
 
@@ -141,7 +155,7 @@ def check(words):
     """What is not run here is there: a target, a script, a command's options."""
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-        assert {word for word in words[1:] if "=" not in word} <= {*targets, "&&"}
+        assert {word for word in words[1:] if "=" not in word} <= {*targets}
     elif words[0] == "pip":
         about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
@@ -150,10 +164,12 @@ def check(words):
     elif words[0] == "python" and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file()
     elif words[0] == "keras-vit":
+        if "--" in words:  # keras-vit launch --workers 2 -- finetune ...
+            at = words.index("--")
+            check(words[:at])
+            return check(["keras-vit", *words[at + 1 :]])
         names, command, arguments = leaf(words)
-        if names and not {"--", "--help"} & {
-            *arguments
-        }:  # Options and choices, not only names.
+        if names and "--help" not in arguments:  # Options and choices, not only names.
             command.make_context(" ".join(names), list(arguments))
 
 
@@ -167,12 +183,17 @@ def test_blocks_run(page, folder, shell, capsys, monkeypatch):
         if language == "python" and is_run and page != "README.md":
             run_python(code, str(page), namespace, capsys)
         for words in commands(code) if language == "bash" else ():
-            if words[0] == "export":
-                monkeypatch.setenv(*words[1].split("=", 1))
-            elif not is_run or words[0] in CHECKED:
+            if not is_run or words[0] in CHECKED:
                 check(words)
+            elif words[0] == "export":
+                monkeypatch.setenv(*words[1].split("=", 1))
+            elif words[:2] == ["keras-vit", "launch"]:  # It takes its process's place.
+                program = [sys.executable, "-m", "keras_vit.cli", *shortened(words)]
+                subprocess.run(program, check=True)
+            elif words[0] == "saved_model_cli":
+                program = Path(sys.executable).with_name(words[0])
+                subprocess.run([program, *words[1:]], check=True)
             else:
-                assert words[0] == "keras-vit", f"{page}: who runs {words[0]}?"
                 status, out, err = shell(*shortened(words))
                 assert status == 0, f"{page}: {shlex.join(words)}: {err or out}"
 
@@ -186,6 +207,6 @@ def test_blocks_are_of_known_kinds(page):
         assert language in ("python", "bash", "text", "yaml", "json")
         if language == "bash":
             for words in commands(code):
-                known = ("keras-vit", "export", *CHECKED)
+                known = ("keras-vit", "export", "saved_model_cli", *CHECKED)
                 assert not is_run or words[0] in known
                 check(words)

@@ -475,7 +475,7 @@ def launch(
     # -P: like `keras-vit`, workers import nothing from the folder they are called in.
     python = [sys.executable, "-P"]
     program = [*python, launching.__file__, str(workers)]
-    os.execv(sys.executable, [*program, *python, "-m", "keras_vit.cli", *words])
+    os.execv(sys.executable, [*program, *python, "-m", "keras_vit_command", *words])
 
 
 runs_app = Commands(

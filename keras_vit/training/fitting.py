@@ -87,7 +87,8 @@ def fit(
 
     Args:
         model: images to logits, one for each class: see `for_task`; or one with a loss
-            of its own. Its own input size and dtype policy are used.
+            of its own. Its own input size and dtype policy are used, whatever
+            the recipe's `image_size` says.
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
             The model must be built with its `model_options`.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),

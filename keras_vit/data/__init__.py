@@ -1,5 +1,6 @@
 """Images in: sources, preprocessing, batches."""
 
 from keras_vit.data.sources import Source, open_source
+from keras_vit.data.splits import Arrays
 
-__all__ = ["Source", "open_source"]
+__all__ = ["Arrays", "Source", "open_source"]

@@ -44,8 +44,7 @@ class Source:
         left_out: how many unreadable images on_corrupt="skip" has left out.
 
     Examples:
-        >>> from keras_vit.data import Source
-        >>> from keras_vit.data.splits import Arrays
+        >>> from keras_vit.data import Arrays, Source
         >>> images, labels = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 0, 1, 1])
         >>> mine = Source("mine", ("cat", "dog"), Arrays(images, labels), test=None)
         >>> len(mine.subset(2).train)

@@ -130,7 +130,7 @@ def export_file(
     plain = in_float32(model)
     trial = _trial(plain, images)
     expected = keras_scores(plain, trial, mean, std)
-    with replacing_all(paths) as temporaries:
+    with graph.without_temporary_names(), replacing_all(paths) as temporaries:
         for temporary in temporaries:
             temporary.touch()  # Says now, not in a minute, that it may not be written.
         text = "".join(f"{name}\n" for name in names)

@@ -4,7 +4,9 @@ Glossary of shapes: B images of a request, H, W, C what the model takes, K class
 them told, D the features' width.
 """
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -31,6 +33,18 @@ def require_tensorflow() -> None:
             f"{keras.backend.backend()}. Save the model, and load and export it under "
             "KERAS_BACKEND=tensorflow"
         )
+
+
+@contextlib.contextmanager
+def without_temporary_names() -> Iterator[None]:
+    """Holds back TensorFlow's INFO, which in a notebook names folders that are gone."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def too_large(max_pixels: int) -> str:

@@ -199,4 +199,5 @@ def _write(served: Served, inputs: Mapping[str, tf.TensorSpec], folder: Path) ->
         module = tf.Module()
         module.weights = [variable.value for variable in served.model.variables]
         module.labels = tf.saved_model.Asset(str(labels))
-        tf.saved_model.save(module, str(folder), signatures=functions)
+        with graph.without_temporary_names():
+            tf.saved_model.save(module, str(folder), signatures=functions)

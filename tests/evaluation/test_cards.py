@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 import keras_vit
-from keras_vit.data.sources import Source
-from keras_vit.data.splits import Arrays
+from keras_vit.data import Arrays, Source
 from keras_vit.evaluation import card_pages, cards, comparison, metrics
 from keras_vit.evaluation.cards import Card
 from keras_vit.evaluation.classification import classify, task_of

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tensorflow")
-from keras_vit.data.sources import Source
-from keras_vit.data.splits import Arrays
+from keras_vit.data import Arrays, Source
 from keras_vit.evaluation.classification import Task, classify, task_of
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "verbose": False}

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.data import preprocessing
-from keras_vit.data.sources import Source
-from keras_vit.data.splits import Arrays
+from keras_vit.data import Arrays, Source, preprocessing
 from keras_vit.evaluation import Features, backbone, extract, features
 from tests.conftest import REFERENCE
 

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.data.sources import Source
-from keras_vit.data.splits import Arrays
+from keras_vit.data import Arrays, Source
 from keras_vit.evaluation import Features, extract, features, few_shot
 from tests.conftest import reference
 

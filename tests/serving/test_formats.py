@@ -1,5 +1,6 @@
 """LiteRT, ONNX and OpenVINO files against Keras, each in its own runtime."""
 
+import logging
 import sys
 
 import keras
@@ -16,6 +17,7 @@ for package in ("ai_edge_litert", "onnx", "onnxruntime", "tf2onnx", "openvino"):
     pytest.importorskip(package)
 
 from keras_vit.serving import (  # noqa: E402
+    export,
     export_file,
     formats,
     fresh,
@@ -174,6 +176,23 @@ def assert_no_tensorflow_operators(path):
     found = operators(path.read_bytes())
     assert len(found) > 5
     assert [name for _, name in found if name is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(export, "saved"), (export_file, "m.tflite")]
+)
+def test_tensorflow_names_no_temporary_folder(
+    write, name, tmp_path, in_process, monkeypatch, caplog, model
+):
+    monkeypatch.setattr(savedmodel, "run_fresh", formats.run_fresh)
+    logger = tf.get_logger()
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.INFO, logger.name)  # As it is in a notebook.
+    logger.info("heard")
+    write(model, tmp_path / name)
+    assert [record.getMessage() for record in caplog.records] == ["heard"]
+    assert logger.level == logging.INFO
 
 
 def test_tensorflow_operators_would_be_found():

@@ -130,7 +130,7 @@ def export_file(
     plain = in_float32(model)
     trial = _trial(plain, images)
     expected = keras_scores(plain, trial, mean, std)
-    with graph.without_temporary_names(), replacing_all(paths) as temporaries:
+    with replacing_all(paths) as temporaries:
         for temporary in temporaries:
             temporary.touch()  # Says now, not in a minute, that it may not be written.
         text = "".join(f"{name}\n" for name in names)
@@ -231,7 +231,10 @@ def _write_litert(model: keras.Model, path: Path, precision: str) -> None:
         options["optimizations"] = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
         target["supported_types"] = [tf.float16]
-    model.export(path, format="litert", verbose=False, target_spec=target, **options)
+    with graph.without_temporary_names():
+        model.export(
+            path, format="litert", verbose=False, target_spec=target, **options
+        )
 
 
 def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:

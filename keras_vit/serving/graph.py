@@ -38,13 +38,16 @@ def require_tensorflow() -> None:
 @contextlib.contextmanager
 def without_temporary_names() -> Iterator[None]:
     """Holds back TensorFlow's INFO, which in a notebook names folders that are gone."""
+
+    def matters(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO
+
     logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(max(level, logging.WARNING))
+    logger.addFilter(matters)  # Its own: another export's may come and go meanwhile.
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(matters)
 
 
 def too_large(max_pixels: int) -> str:

@@ -166,9 +166,15 @@ class Arrays(Indexed):
         labels: int [N].
     """
 
-    def __init__(self, images: np.ndarray | Sequence[str], labels: np.ndarray) -> None:
+    def __init__(
+        self,
+        images: np.ndarray | Sequence[str] | Sequence[bytes],
+        labels: np.ndarray,
+    ) -> None:
         super().__init__(labels)
-        self.images = np.asarray(images)
+        encoded = any(isinstance(image, bytes) for image in images[:1])
+        # As NumPy's own strings, bytes would lose the zeros that they end with.
+        self.images = np.asarray(images, object if encoded else None)
 
     def item(self, handle: Any) -> dict[str, Any]:
         images, labels, is_file = self._tensors

@@ -1,8 +1,11 @@
 """Batches: the same bits from the same seed, and every image once."""
 
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from keras_vit.data import pipelines, preprocessing, splits
 
@@ -157,6 +160,14 @@ def test_small_files_are_read_once(tmp_path):
     )
     file.unlink()
     assert len(_batches(dataset, 3)) == 3
+
+
+def test_encoded_bytes_keep_the_zeros_at_their_end():
+    written = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(written, "BMP")
+    given = [written.getvalue(), b"short"]
+    split = splits.Arrays(given, np.array([0, 1]))
+    assert [item["image"].numpy() for item in split.dataset()] == given
 
 
 def test_a_batch_may_be_larger_than_the_split():

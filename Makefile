@@ -68,10 +68,11 @@ floor: wheel-test-floor  ## The same on the oldest supported Keras and TensorFlo
 # In a folder without the package: what is imported is what was installed.
 wheel-test-%: .venv-wheel-%/dev.done
 	folder=$$(mktemp --directory) && trap 'rm -rf "$$folder"' EXIT \
-	  && mkdir "$$folder/keras-vit" && ln -s "$(abspath ../shared)" "$$folder/shared" \
+	  && mkdir "$$folder/keras-vit" \
 	  && git ls-files -z . ':!keras_vit' ':!keras_vit_command.py' | tar --create --null --files-from=- \
 	  | tar --extract --directory="$$folder/keras-vit" \
-	  && $(MAKE) --directory="$$folder/keras-vit" --jobs=2 --no-print-directory \
+	  && KERAS_VIT_REAL="$${KERAS_VIT_REAL:-$(abspath ../shared/real)}" \
+	  $(MAKE) --directory="$$folder/keras-vit" --jobs=2 --no-print-directory \
 	  VENV="$(CURDIR)/.venv-wheel-$*" test-tensorflow at-its-end-test-training
 
 interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside us.
@@ -127,7 +128,8 @@ build/wheels.done: $(shell git ls-files keras_vit keras_vit_command.py 2> /dev/n
 	$(PYTHON) -m venv --clear .venv-wheel-floor
 	.venv-wheel-floor/bin/pip install --quiet --upgrade pip
 	.venv-wheel-floor/bin/pip install --quiet "$$(echo dist/*.whl)[demo,server,tfds]" \
-	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel pyyaml
+	  "keras==3.12.*" "tensorflow==2.20.*" "pytest>=8" "hypothesis>=6.100" nbclient nbformat ipykernel pyyaml \
+	  "scikit-image>=0.22"
 	touch $@
 
 .venv-wheel-%/dev.done: build/wheels.done

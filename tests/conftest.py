@@ -9,11 +9,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import pytest
 
+from tests import browser
+
 # `make interop` runs these, in an environment with what they need.
 collect_ignore = [] if "KERAS_VIT_INTEROP" in os.environ else ["interop"]
 
-REFERENCE = Path(__file__).parent / "fixtures" / "reference"
-SHARED = Path(__file__).parents[2] / "shared"
+FIXTURES = Path(__file__).parent / "fixtures"
+REFERENCE = FIXTURES / "reference"
+# CONTRIBUTING.md, "Real files": what it holds, and which tests use it.
+REAL = Path(
+    os.environ.get("KERAS_VIT_REAL", Path(__file__).parents[2] / "shared" / "real")
+)
 
 _parity: dict[str, tuple[float, float]] = {}
 
@@ -35,20 +41,32 @@ def agree():
 
 
 def reference(name):
-    """A fixture of the official code: the small ones are here, the others beside."""
-    folders = (REFERENCE, SHARED / "reference" / "mini", SHARED / "reference" / "extra")
-    for folder in folders:
-        if (folder / f"{name}.npz").is_file():
-            return folder / f"{name}.npz"
-    pytest.skip(f"LOUD: {name}.npz is not in {REFERENCE}, and {SHARED} is absent")
+    """The file of a fixture of the official code."""
+    return REFERENCE / f"{name}.npz"
 
 
 @pytest.fixture(scope="session")
-def shared():
-    """The folder of data beside a checkout; tests that need it skip without it."""
-    if not SHARED.is_dir():
-        pytest.skip(f"LOUD: {SHARED} is absent, so this comparison did not run")
-    return SHARED
+def paper_facts():
+    """PAPER.md: the paper's numbers, typed from the paper."""
+    return (FIXTURES / "PAPER.md").read_text()
+
+
+@pytest.fixture(scope="session")
+def real():
+    """The folder of real weights and photographs; without it tests of them skip."""
+    if not REAL.is_dir():
+        pytest.skip(
+            "LOUD: needs the real ViT-S/14 and flowers12 in KERAS_VIT_REAL "
+            "(CONTRIBUTING.md, 'Real files')"
+        )
+    return REAL
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser; without Chromium, Chrome or Edge tests of pages skip."""
+    with browser.opened() as opened:
+        yield opened
 
 
 @pytest.fixture

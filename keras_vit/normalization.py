@@ -1,25 +1,84 @@
-"""How images are scaled: (x / 255 - mean) / std, by channel. Standard library only."""
+"""How images are scaled: (x / 255 - mean) / std, by channel. Standard library only.
 
-from typing import TypeAlias
+`checked` is where a mean and a deviation are validated, wherever they enter: options,
+run.json, config.json and the arguments of every public function.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from keras_vit import arguments
 
 Channels: TypeAlias = tuple[float, ...]
 
 HALF: Channels = (0.5, 0.5, 0.5)  # Scales 0..255 to [-1, 1], as the published weights.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Mean and std of its pixels.
 
 
-def per_channel(values: Channels, channels: int) -> Channels:
-    """`values` for each of `channels`; equal values stretch to any number of them.
+def checked(
+    mean: Iterable[float], std: Iterable[float], channels: int | None = None
+) -> tuple[Channels, Channels]:
+    """A mean and a standard deviation as tuples of Python's floats.
+
+    Args:
+        mean: by channel, in units of the 0..1 range.
+        std: by channel, in the same units.
+        channels: the images' channels; None if they are not known yet.
+
+    Returns:
+        Both, as long as they were given.
 
     Raises:
-        ValueError: if there are neither `channels` values nor one value.
+        ValueError: unless all are finite numbers, `std` is positive, and there is one
+            value for each of `channels` or one for all.
     """
-    if len(values) == channels:
-        return tuple(values)
-    if len(set(values)) == 1:
-        return (values[0],) * channels
+    pair = _floats("mean", mean), _floats("std", std)
+    if any(value <= 0 for value in pair[1]):
+        raise ValueError(
+            "Expected std, by which each channel is divided, to be positive. Received: "
+            f"std={pair[1]}"
+        )
+    if channels is not None:
+        for name, values in zip(("mean", "std"), pair, strict=True):
+            per_channel(values, channels, name)
+    return pair
+
+
+def _floats(name: str, values: Any) -> Channels:
+    """The values of a mean or a deviation, each a finite number."""
+    listed = tuple(values) if _is_sequence(values) else ()
+    if not listed or not all(map(_is_finite, listed)):
+        raise ValueError(
+            f"Expected {name}, in units of the 0..1 range, to be finite numbers, one "
+            f"for each channel or one for all, such as (0.5,). Received: "
+            f"{name}={arguments.shown(values)}"
+        )
+    return tuple(map(float, listed))
+
+
+def _is_sequence(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes | dict)
+
+
+def _is_finite(value: Any) -> bool:
+    return arguments.within(value, -1e30, 1e30)
+
+
+def per_channel(values: Channels, channels: int, name: str = "values") -> Channels:
+    """`values` for each of `channels`; three equal values stretch to any number.
+
+    Raises:
+        ValueError: if there are neither `channels` finite values nor one value.
+    """
+    if all(map(_is_finite, values)):
+        if len(values) == channels:
+            return tuple(values)
+        if len(values) in (1, len(HALF)) and len(set(values)) == 1:
+            return (values[0],) * channels
     raise ValueError(
-        "Expected one value for each channel, or one for all. Received: "
-        f"{tuple(values)} for {channels} channels"
+        f"Expected one value for each channel in {name}, or one for all, each a finite "
+        f"number. Received: {name}={arguments.shown(tuple(values))} for {channels} "
+        f"channels"
     )
 
 

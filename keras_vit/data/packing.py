@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from keras_vit.data.packed import FORMAT, INDEX, RECORD
-from keras_vit.data.sources import Source
+from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
 from keras_vit.files import replacing, write_json
 

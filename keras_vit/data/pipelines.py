@@ -11,15 +11,16 @@ Glossary of shapes: B is the global batch, W the number of workers, G a group of
 `batch_op`, [H, W, C] an image.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
+from keras_vit.data import preprocessing as functions
 from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Split
-from keras_vit.normalization import HALF, Channels
+from keras_vit.facts import OFFICIAL, Preprocessing
 
 __all__ = ["endless", "eval_pipeline", "train_pipeline"]
 
@@ -34,8 +35,7 @@ def train_pipeline(
     image_size: Size,
     batch_size: int,
     seed: int,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing = OFFICIAL,
     channels: int = 3,
     augment: Literal["inception", "crop", "crop_only", "flip", "none"] = "inception",
     before_crop: Size | None = None,
@@ -59,8 +59,7 @@ def train_pipeline(
         batch_size: B, of all workers, of whom each gets B / W; a batch may reach into
             the next epoch.
         seed: of order and augmentation.
-        mean: of `preprocessing.normalize`, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: the model's; training uses its mean and std.
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "crop", BiT's: resized
             to `before_crop`, cropped anywhere, flipped; "crop_only", the same without
@@ -106,16 +105,16 @@ def train_pipeline(
     def example(key: Any, item: dict[str, Any]) -> tuple[Any, Any]:
         image = item["image"]
         if augment == "inception":
-            image = preprocessing.inception_crop(image, image_size, fold_in(key, 0))
+            image = functions.inception_crop(image, image_size, fold_in(key, 0))
         else:
             size = before_crop or image_size
-            image = preprocessing.resize(_decoded(image), size)
+            image = functions.resize(_decoded(image), size)
         if crops:
             cropped = (*image_size, image.shape[-1])
             image = tf.image.stateless_random_crop(image, cropped, fold_in(key, 0))
         if augment not in ("crop_only", "none"):
-            image = preprocessing.random_flip(image, fold_in(key, 1))
-        image = preprocessing.to_channels(image, channels)
+            image = functions.random_flip(image, fold_in(key, 1))
+        image = functions.to_channels(image, channels)
         if image_ops:
             image = tf.cast(image, tf.uint8)
         for number, image_op in enumerate(image_ops):
@@ -123,7 +122,8 @@ def train_pipeline(
         if transform is not None:
             image = tf.cast(transform(tf.cast(image, tf.float32)), tf.float32)
         image = tf.ensure_shape(image, (*image_size, channels))
-        return preprocessing.normalize(image, mean, std), item["label"]
+        image = functions.normalize(image, preprocessing.mean, preprocessing.std)
+        return image, item["label"]
 
     return endless(
         split,
@@ -247,8 +247,7 @@ def eval_pipeline(
     *,
     image_size: Size,
     batch_size: int,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing = OFFICIAL,
     channels: int = 3,
     before_crop: Size | None = None,
     pad: bool = False,
@@ -262,8 +261,7 @@ def eval_pipeline(
         split: what to read.
         image_size: (H, W) in pixels.
         batch_size: B, of all workers, of whom each gets B / W.
-        mean: of `preprocessing.normalize`, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: how images become input.
         channels: C.
         before_crop: (H, W) in pixels, to which images are resized, pixels cut to uint8,
             before the middle of `image_size` is cut out: big_vision's evaluation. None
@@ -292,13 +290,16 @@ def eval_pipeline(
             f"before_crop={before_crop}, image_size={image_size}"
         )
 
+    if before_crop is not None:  # Images are then of the model's size.
+        preprocessing = dataclasses.replace(preprocessing, crop=None)
+
     def example(place: Any, handle: Any) -> tuple[Any, ...]:
         item = split.item(handle)
         image = _decoded(item["image"])
         if before_crop is not None:
-            image = preprocessing.resize_uint8(image, before_crop)
-            image = preprocessing.central_crop(image, image_size)
-        image = preprocessing.prepare(image, image_size, mean, std, channels)
+            image = functions.resize_uint8(image, before_crop)
+            image = functions.central_crop(image, image_size)
+        image = functions.prepare(image, image_size, preprocessing, channels)
         mask = [tf.constant(1.0)] if pad else []
         return image, item["label"], *mask
 
@@ -362,4 +363,4 @@ def _placed(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
 
 
 def _decoded(image: Any) -> Any:
-    return preprocessing.decode(image) if image.dtype == tf.string else image
+    return functions.decode(image) if image.dtype == tf.string else image

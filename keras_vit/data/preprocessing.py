@@ -9,11 +9,17 @@ Glossary of shapes: H, W, C are an image's height, width and channels; `image_si
 (H, W) in pixels.
 """
 
+import os
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
-from keras_vit.normalization import HALF, Channels, per_channel
+from keras_vit.data.decoding import decode, decode_crop, reason
+from keras_vit.facts import OFFICIAL, Preprocessing
+from keras_vit.files import printable
+from keras_vit.normalization import HALF, Channels, checked, per_channel
 
 __all__ = [
     "central_crop",
@@ -22,6 +28,7 @@ __all__ = [
     "inception_crop",
     "normalize",
     "prepare",
+    "prepare_all",
     "random_flip",
     "resize",
     "resize_small",
@@ -31,19 +38,6 @@ __all__ = [
 
 Tensor: TypeAlias = Any
 Size: TypeAlias = tuple[int, int]
-
-
-def decode(encoded: Tensor) -> Tensor:
-    """vit_jax's decoding: JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 [H, W, 3].
-
-    Args:
-        encoded: scalar string.
-
-    Returns:
-        uint8 [H, W, 3]; gray images are repeated.
-    """
-    image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-    return tf.ensure_shape(image, (None, None, 3))
 
 
 def resize(image: Tensor, image_size: Size) -> Tensor:
@@ -196,17 +190,7 @@ def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
         crop = image[top : top + height, left : left + width]
         return resize(crop, image_size)
 
-    def crop_of_jpeg() -> Tensor:
-        shape = tf.image.extract_jpeg_shape(image)
-        return tf.image.decode_and_crop_jpeg(image, crop_box(shape, seed), channels=3)
-
-    def crop_of_other() -> Tensor:
-        decoded = decode(image)
-        top, left, height, width = tf.unstack(crop_box(tf.shape(decoded), seed))
-        return decoded[top : top + height, left : left + width]
-
-    crop = tf.cond(tf.io.is_jpeg(image), crop_of_jpeg, crop_of_other)
-    return resize(tf.ensure_shape(crop, (None, None, 3)), image_size)
+    return resize(decode_crop(image, lambda shape: crop_box(shape, seed)), image_size)
 
 
 def random_flip(image: Tensor, seed: Tensor) -> Tensor:
@@ -228,13 +212,15 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
         std: likewise. The defaults give exactly the official (x - 127.5) / 127.5.
 
     Raises:
-        ValueError: if `mean` or `std` is not one value, or one for each channel.
+        ValueError: if `mean` or `std` is not one value, or one for each channel, if one
+            is not finite, or if `std` is not positive.
 
     Examples:
         >>> normalize(tf.constant([[[0, 51, 255]]], tf.uint8)).numpy()
         array([[[-1. , -0.6,  1. ]]], dtype=float32)
     """
     channels = image.shape[-1]
+    mean, std = checked(mean, std, channels)
     scale = [255.0 * value for value in per_channel(std, channels)]
     offset = [255.0 * value for value in per_channel(mean, channels)]
     image = tf.cast(image, tf.float32)
@@ -251,23 +237,117 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
 def prepare(
     image: Tensor,
     image_size: Size,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing = OFFICIAL,
     channels: int = 3,
 ) -> Tensor:
-    """An image as a model sees it in evaluation: [H, W, C] -> [*image_size, channels].
+    """Makes model input of an image, as in evaluation: [H, W, C] -> [*image_size, C'].
 
-    `resize`, `to_channels` and `normalize`, in this order: vit_jax's.
+    `resize`, `to_channels` and `normalize`, in this order: vit_jax's, unless
+    `preprocessing` states another filter or a crop.
 
     Args:
         image: [H, W, C], uint8 or floats in 0..255; a batch [B, H, W, C] too.
         image_size: (H, W) of the result, in pixels.
-        mean: as of `normalize`.
-        std: likewise.
-        channels: of the result.
+        preprocessing: how to resize and scale.
+        channels: C' of the result.
 
     Raises:
-        ValueError: as of `to_channels` and `normalize`.
+        ValueError: if the image cannot have `channels`, or the normalization does not
+            fit them.
     """
-    image = to_channels(resize(image, image_size), channels)
-    return normalize(image, mean, std)
+    resized = _resize_as(preprocessing, image, image_size)
+    image = to_channels(resized, channels)
+    return normalize(image, preprocessing.mean, preprocessing.std)
+
+
+def _resize_as(preprocessing: Preprocessing, image: Tensor, image_size: Size) -> Tensor:
+    """[..., H, W, C] -> float32 [..., *image_size, C], by the stated filter."""
+    how = {
+        "method": _METHODS[preprocessing.interpolation],
+        "antialias": preprocessing.antialias,
+    }
+    if preprocessing.crop is None:
+        if how == {"method": "bilinear", "antialias": False}:
+            return resize(image, image_size)
+        return _in_range(tf.image.resize(image, image_size, **how))
+    before = tf.constant([side / preprocessing.crop for side in image_size])
+    sides = tf.cast(tf.shape(image)[-3:-1], tf.float32)
+    scale = tf.reduce_max(tf.floor(before) / sides)
+    larger = tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), image_size)
+    image = _in_range(tf.image.resize(image, larger, **how))
+    top, left = tf.unstack((larger - image_size) // 2)
+    return tf.image.crop_to_bounding_box(image, top, left, *image_size)
+
+
+_METHODS = {
+    "nearest": "nearest",
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    "lanczos": "lanczos3",
+}
+
+
+def _in_range(image: Tensor) -> Tensor:
+    """Bicubic and Lanczos filters leave 0..255 at sharp edges; Pillow cuts that off."""
+    return tf.clip_by_value(tf.cast(image, tf.float32), 0.0, 255.0)
+
+
+def prepare_all(
+    images: Any, image_size: Size, preprocessing: Preprocessing, channels: int
+) -> np.ndarray:
+    """Makes model input of arrays or files, as vit_jax: float32 [B, *image_size, C'].
+
+    Args:
+        images: [B, H, W, C] or [H, W, C], uint8 or floats in 0..255; a path or encoded
+            bytes; or a list of any of these.
+        image_size: (H, W) of the result, in pixels.
+        preprocessing: how to resize and scale.
+        channels: C' of the result.
+
+    Returns:
+        NumPy array, float32 [B, *image_size, C'].
+
+    Raises:
+        ValueError: if one is no image, or none is given.
+        OSError: if a file cannot be read.
+    """
+    if isinstance(images, str | bytes | os.PathLike):
+        images = [images]
+    if isinstance(images, list | tuple):
+        batches = [
+            prepare_all(_decoded(image), image_size, preprocessing, channels)
+            for image in images
+        ]
+        if not batches:
+            raise ValueError("Expected one image or more. Received: an empty list")
+        return np.concatenate(batches)
+    pixels = np.asarray(images)
+    if pixels.ndim == 3:
+        pixels = pixels[None]
+    if pixels.ndim != 4 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
+        raise ValueError(
+            "Expected images [B, H, W, C] or [H, W, C] of numbers in 0..255, paths or "
+            f"encoded bytes. Received: {pixels.dtype} {pixels.shape}"
+        )
+    if pixels.dtype != np.uint8:
+        pixels = pixels.astype(np.float32)
+    with tf.device("CPU"):
+        prepared: np.ndarray = prepare(
+            tf.constant(pixels), image_size, preprocessing, channels
+        ).numpy()
+    return prepared
+
+
+def _decoded(image: Any) -> Any:
+    """The pixels of a path or of encoded bytes; an array as it is."""
+    if not isinstance(image, str | bytes | os.PathLike):
+        return image
+    path = None if isinstance(image, bytes) else image
+    encoded = image if isinstance(image, bytes) else Path(image).read_bytes()
+    try:
+        return decode(tf.constant(encoded)).numpy()
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        where = "" if path is None else f" {printable(path)!r}"
+        raise ValueError(
+            f"Expected an image. Received:{where} {reason(encoded)}"
+        ) from error

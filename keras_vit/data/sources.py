@@ -5,14 +5,10 @@ test `Split`.
 """
 
 import collections
-import dataclasses
-import hashlib
-import json
 import os
 import sys
 import warnings
-import zipfile
-import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,82 +17,19 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import track
 
-from keras_vit.data import packed, preprocessing
-from keras_vit.data.splits import TFDS, Arrays, Indexed, Split
+from keras_vit.data import decoding, packed, vtab
+from keras_vit.data.decoding import SUFFIXES
+from keras_vit.data.source import Source
+from keras_vit.data.splits import Arrays
+from keras_vit.data.tfds_builders import prepared, tfds_source
+from keras_vit.files import BROKEN_ZIP, printable
 
 __all__ = ["Source", "open_source"]
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2  # Of a source that has no test set of its own.
+MOST_CLASSES = 2**20  # 48 times ImageNet-21k's; an array of names stays small.
 UNLABELLED = (".",)  # The one class of all images below a folder: the folder itself.
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A data set: its classes' names, its training images and its test images (4.1).
-
-    Attributes:
-        name: what it was opened by.
-        classes: K names, in the order of the labels.
-        train: the training images.
-        test: the test images; None where there are none.
-        left_out: how many unreadable images on_corrupt="skip" has left out.
-
-    Examples:
-        >>> from keras_vit.data import Arrays, Source
-        >>> images, labels = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 0, 1, 1])
-        >>> mine = Source("mine", ("cat", "dog"), Arrays(images, labels), test=None)
-        >>> len(mine.subset(2).train)
-        2
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    train: Split
-    test: Split | None
-    left_out: int = 0
-
-    def fingerprint(self) -> str:
-        """A hash of what the data is, for a run to be continued on the same.
-
-        Returns:
-            SHA-256, 64 hexadecimal digits, of the classes and of both splits' images.
-        """
-        splits = [self.train.fingerprint(), self.test and self.test.fingerprint()]
-        facts = json.dumps([self.classes, splits])
-        return hashlib.sha256(facts.encode()).hexdigest()
-
-    def subset(self, images: int, seed: int = 0) -> "Source":
-        """The source with a random part of its training images (4.3, Figure 4).
-
-        Drawn over all images, not class by class. Of one seed a smaller subset is part
-        of every larger one.
-
-        Args:
-            images: how many, from 1 to all.
-            seed: of the draw.
-
-        Returns:
-            A `Source` of the same classes and test images, the drawn ones in their
-            order.
-
-        Raises:
-            ValueError: if there are not so many, or they are a stream's.
-        """
-        if not isinstance(self.train, Indexed):
-            raise ValueError(
-                "Expected images that any index reads, to draw a subset of. Received: "
-                f"{self.name!r}, a stream. keras-vit data pack makes shards of it"
-            )
-        count = len(self.train)
-        if not 0 < images <= count:
-            raise ValueError(
-                f"Expected a subset of 1 to {count} images, all of {self.name!r}. "
-                f"Received: images={images}"
-            )
-        drawn = np.random.default_rng(seed).permutation(count)[:images]
-        return dataclasses.replace(self, train=self.train.take(np.sort(drawn)))
 
 
 def open_source(
@@ -150,8 +83,6 @@ def open_source(
     if name == "digits":
         return _digits(seed)
     if name.startswith("vtab:"):
-        from keras_vit.data import vtab
-
         return vtab.open_task(name.removeprefix("vtab:"))
     is_path = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
     if is_path or path.suffix in (".npz", ".zip", ".tar", ".gz"):
@@ -208,6 +139,16 @@ def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
     classes = tuple(
         sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
     )
+    check_names(classes, str(path))
+    folders: dict[Path, str] = {}
+    for name in classes:
+        same = folders.setdefault((path / name).resolve(), name)
+        if same != name:
+            raise ValueError(
+                "Expected a folder of its own for every class. Received: "
+                f"{name!r} and {same!r} in {str(path)!r} are one folder, by a symbolic "
+                "link. Delete one of them"
+            )
     if len(classes) < least:
         raise ValueError(
             f"Expected class folders, at least {least} of them. Received: "
@@ -227,6 +168,56 @@ def visible_files(folder: Path) -> list[Path]:
     ]
 
 
+def image_files(folder: Path) -> list[Path]:
+    """Every image below a folder, by its suffix; hidden files are left out.
+
+    Raises:
+        ValueError: if one is a named pipe, a socket or a device, which may never end.
+    """
+    return _images_among(visible_files(folder))
+
+
+def _images_among(files: list[Path]) -> list[Path]:
+    images = [file for file in files if file.suffix.lower() in SUFFIXES]
+    for file in images:
+        if may_wait(file):
+            raise ValueError(
+                "Expected regular files. Received: "
+                f"{printable(file)}, a named pipe, a socket or a device. Move it away"
+            )
+    return images
+
+
+def may_wait(file: Path) -> bool:
+    """Whether a file is a named pipe, a socket or a device: reading may never end."""
+    return not file.is_file() and file.exists()
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name is text: Python keeps other bytes of it as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_names(classes: Sequence[str], where: str) -> None:
+    """Raises where two classes have one name, or a name cannot be printed."""
+    twice = sorted(name for name, n in collections.Counter(classes).items() if n > 1)
+    if twice:
+        raise ValueError(
+            f"Expected classes of different names. Received: {where} with "
+            f"{len(classes)} classes, {twice[0]!r} more than once. Rename one of them"
+        )
+    odd = [name for name in classes if not name.isprintable()]
+    if odd:
+        raise ValueError(
+            f"Expected class names without control characters. Received: {where} with "
+            f"{odd[0]!r}. Rename it"
+        )
+
+
 def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
     """Every image of the class folders, and its label."""
     files: list[str] = []
@@ -235,11 +226,11 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
     for label, name in enumerate(classes):
         folder = path / name
         members = visible_files(folder)
-        images = [p for p in members if p.suffix.lower() in IMAGE_SUFFIXES]
-        ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
+        images = _images_among(members)
+        ignored += [p for p in members if p.suffix.lower() not in SUFFIXES]
         if not images:
             raise ValueError(
-                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in every class "
+                f"Expected images ({', '.join(sorted(SUFFIXES))}) in every class "
                 f"folder. Received: {str(folder)!r}, which has none. Fill it or "
                 "delete it"
             )
@@ -247,8 +238,8 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
         labels += [label] * len(images)
     if ignored:
         warnings.warn(
-            f"{len(ignored)} files in {path} are not images by their suffix and were "
-            f"left out, {ignored[0]} first",
+            f"{len(ignored)} files in {printable(path)} are not images by their suffix "
+            f"and were left out, {printable(ignored[0])} first",
             stacklevel=2,
         )
     return files, np.array(labels)
@@ -266,11 +257,21 @@ def check_images(
         The readable files and their labels.
 
     Raises:
-        ValueError: naming the unreadable ones, unless `on_corrupt` is "skip"; or if a
-            class of them would have none left.
+        ValueError: naming the unreadable ones, unless `on_corrupt` is "skip"; if a
+            class of them would have none left; or if a name is not UTF-8.
     """
-    readable = _readable(files)
-    bad = [file for file, ok in zip(files, readable, strict=True) if not ok]
+    if foreign := [file for file in files if not _is_utf8(file)]:
+        raise ValueError(
+            "Expected file names in UTF-8, as TensorFlow reads them. Received: "
+            f"{printable(foreign[0])}. Rename the file"
+        )
+    reasons = _reasons(files)
+    readable = np.array([found is None for found in reasons])
+    bad = [
+        f"{printable(file)} ({found})"
+        for file, found in zip(files, reasons, strict=True)
+        if found is not None
+    ]
     if not bad:
         return np.array(files), labels
     listed = ", ".join(bad[:10]) + (", ..." if len(bad) > 10 else "")
@@ -293,13 +294,13 @@ def check_images(
     return np.array(files)[readable], labels[readable]
 
 
-def _readable(files: list[str]) -> np.ndarray:
-    """Whether each file can be decoded, bool [N]."""
+def _reasons(files: list[str]) -> list[str | None]:
+    """Why each file cannot be decoded; None for those that can."""
 
     def decoded(position: Any, file: Any) -> tuple[Any, Any]:
-        return position, tf.size(preprocessing.decode(tf.io.read_file(file)))
+        return position, tf.size(decoding.decode(tf.io.read_file(file)))
 
-    # What cannot be decoded is dropped; the positions of the rest are kept.
+    # Files that cannot be decoded are dropped; the positions of the others are kept.
     good = (
         tf.data.Dataset.from_tensor_slices(files)
         .enumerate()
@@ -316,7 +317,18 @@ def _readable(files: list[str]) -> np.ndarray:
     )
     readable = np.zeros(len(files), bool)
     readable[[int(position) for position, _ in seen]] = True
-    return readable
+    return [
+        None if ok else _reason(file) for file, ok in zip(files, readable, strict=True)
+    ]
+
+
+def _reason(file: str) -> str:
+    """Why a file was not decoded."""
+    try:
+        encoded = Path(file).read_bytes()
+    except OSError as error:
+        return error.strerror or str(error)
+    return decoding.reason(encoded) or "it has changed meanwhile"
 
 
 def _packed(path: Path, on_corrupt: Literal["stop", "skip"]) -> Source:
@@ -344,8 +356,7 @@ def _npz(path: Path, seed: int, labelled: bool) -> Source:
     test: Arrays | None = None
     if "x_test" in arrays:
         test = _labelled(arrays["x_test"], arrays["y_test"], f"{path}: test")
-    names = arrays.get("classes", np.arange(max(train.labels.max() + 1, 0)))
-    classes = tuple(str(name) for name in names.reshape(-1))
+    classes = _npz_classes(arrays, train, path)
     for split in filter(None, (train, test)):
         low, high = split.labels.min(), split.labels.max()
         if low < 0 or high >= len(classes) or (labelled and len(classes) < 2):
@@ -359,6 +370,22 @@ def _npz(path: Path, seed: int, labelled: bool) -> Source:
     return Source(str(path), classes, train, test)
 
 
+def _npz_classes(
+    arrays: dict[str, np.ndarray], train: Arrays, path: Path
+) -> tuple[str, ...]:
+    """The names in the file, else the labels' numbers."""
+    highest = int(train.labels.max())
+    if "classes" not in arrays and highest >= MOST_CLASSES:
+        raise ValueError(
+            f"Expected labels below {MOST_CLASSES}. Received: {str(path)!r} with the "
+            f"label {highest}. Renumber the labels from 0"
+        )
+    names = arrays.get("classes", np.arange(max(highest + 1, 0)))
+    classes = tuple(str(name) for name in names.reshape(-1))
+    check_names(classes, str(path))
+    return classes
+
+
 def _without_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Labels of one class for the images that are there."""
     told = {"classes": np.array(UNLABELLED)}
@@ -370,14 +397,13 @@ def _without_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _plain_arrays(path: Path) -> dict[str, np.ndarray]:
-    unreadable = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise ValueError("it holds a single array")
             return {key: file[key] for key in file.files}
-    except unreadable as error:
+    except (*BROKEN_ZIP, OSError) as error:
         raise ValueError(
             "Expected an .npz of plain arrays (pickled objects are never loaded). "
             f"Received: {str(path)!r} ({error}). Write it with numpy.savez"
@@ -421,80 +447,3 @@ def _tfds(name: str) -> Source:
     train, _, test = (splits or "train/test").partition("/")
     builder = prepared(dataset, name)
     return tfds_source(builder, name, train, test, any_test=not splits)
-
-
-def prepared(dataset: str, name: str) -> Any:
-    """The TFDS builder of a data set, downloaded and prepared where it was not.
-
-    Args:
-        dataset: as `tfds.builder` takes it: with config and version, if any.
-        name: what the user asked for.
-
-    Raises:
-        ImportError: naming the package that is missing.
-        ValueError: if TFDS has no such data set.
-    """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ImportError(
-            f"Expected a folder, an .npz, 'digits' or a TFDS name. Received: {name!r}, "
-            "neither file nor folder; TFDS names need pip install "
-            "'keras-vit-paper[tfds]'"
-        ) from error
-    try:
-        builder = tfds.builder(dataset)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise ValueError(
-            "Expected a folder or .npz that exists, 'digits', or a TFDS name. "
-            f"Received: {name!r}. Check the spelling"
-        ) from error
-    try:
-        builder.download_and_prepare()
-    except ImportError as error:  # Of what TFDS does not bring along itself.
-        package = {"cv2": "opencv-python-headless"}.get(error.name or "", error.name)
-        raise ImportError(
-            f"Expected the packages that TFDS prepares {dataset!r} with. Received: "
-            f"{error}. Install it: pip install {package}"
-        ) from error
-    return builder
-
-
-def tfds_source(
-    builder: Any, name: str, train: str, test: str, any_test: bool = False
-) -> Source:
-    """A prepared TFDS builder as a source.
-
-    Args:
-        builder: of `tfds.builder`, its files in place.
-        name: the source's.
-        train: TFDS's name or arithmetic of the training split.
-        test: likewise; "" for none.
-        any_test: where there is no split `test`, take a validation split, or none.
-    """
-    features = builder.info.features
-    names = getattr(features["label"], "names", ()) if "label" in features else ()
-    if "image" not in features or not names:
-        raise ValueError(
-            "Expected a TFDS data set with features image and label, a ClassLabel. "
-            f"Received: {builder.name!r} with {', '.join(features)}. Write an .npz of "
-            "it, or a folder"
-        )
-    splits = builder.info.splits
-    if any_test and test not in splits:
-        test = next((n for n in ("validation", "val") if n in splits), "")
-    for split in filter(None, (train, test)):
-        try:
-            splits[split]
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                "Expected a split of the data set. Received: "
-                f"{split!r}, {builder.name!r} has {', '.join(splits)}. Name two, as in "
-                f"{builder.name}:{'/'.join(list(splits)[:2])}"
-            ) from error
-    return Source(
-        name,
-        tuple(names),
-        TFDS(builder, train),
-        TFDS(builder, test) if test else None,
-    )

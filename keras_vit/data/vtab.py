@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import sources
+from keras_vit.data.source import Source
 from keras_vit.data.splits import TFDS, Arrays, Labelling
+from keras_vit.data.tfds_builders import prepared
 
 __all__ = ["TASKS", "Task", "find", "open_task"]
 
@@ -357,7 +358,7 @@ class Thousand(Arrays):
         return self.take(indices[:kept]), self.take(indices[kept:])
 
 
-def open_task(name: str | Task, *, choosing: bool = False) -> sources.Source:
+def open_task(name: str | Task, *, choosing: bool = False) -> Source:
     """A task's images; TFDS downloads and prepares them where it has not.
 
     The training images are read at once and kept as they are encoded: 1 to 100 MB, of
@@ -396,13 +397,13 @@ def open_task(name: str | Task, *, choosing: bool = False) -> sources.Source:
         )
     classes, word = _class_names(task, builder), f"vtab:{task.word}"
     if choosing:
-        return sources.Source(word, classes, _read(train), _read(val))
-    return sources.Source(word, classes, _read(train, val), test)
+        return Source(word, classes, _read(train), _read(val))
+    return Source(word, classes, _read(train, val), test)
 
 
 def _prepared(task: Task) -> Any:
     try:
-        return sources.prepared(task.tfds, f"vtab:{task.word}")
+        return prepared(task.tfds, f"vtab:{task.word}")
     except ImportError:
         raise
     except Exception as error:  # TFDS and what it downloads with raise any.

@@ -7,12 +7,14 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.data import augmentation, packing, pipelines, sources, splits
+from keras_vit.facts import Preprocessing
 
 pytestmark = pytest.mark.tensorflow_only
 
 COUNT = 23
 BATCH = 8
 STEPS = 60  # Twenty epochs; benchmarks/data.py --hash has 1,000 steps.
+PLAIN = Preprocessing(mean=(0.0,), std=(1.0,))
 OPTIONS = {"image_size": (6, 5), "batch_size": BATCH, "seed": 3}
 
 
@@ -230,7 +232,7 @@ def test_groups_are_mixed_each_with_its_own_key(images):
 def test_image_ops_come_in_order_on_uint8(images):
     split = _arrays(images)
     options = {**OPTIONS, "image_size": (9, 12), "augment": "none"}
-    options |= {"mean": (0.0,), "std": (1.0,)}  # Whole numbers, when times 255.
+    options |= {"preprocessing": PLAIN}  # Whole numbers, when times 255.
 
     def half(image, seed):
         return image // 2
@@ -247,7 +249,7 @@ def test_image_ops_come_in_order_on_uint8(images):
 def test_image_ops_see_pixels_cut_to_uint8(images):
     """As big_vision's cast after its resize: 7.9 is 7."""
     split = _arrays(images)
-    options = {**OPTIONS, "mean": (0.0,), "std": (1.0,)}
+    options = {**OPTIONS, "preprocessing": PLAIN}
     plain = _read(pipelines.train_pipeline(split, **options), 2)
     same = pipelines.train_pipeline(split, image_ops=[lambda x, _: x], **options)
     for (x, _), (y, _) in zip(plain, _read(same, 2), strict=True):

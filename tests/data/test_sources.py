@@ -1,6 +1,7 @@
 """Sources: every kind opens, and every bad one is one clear error."""
 
 import os
+import struct
 import types
 from typing import ClassVar
 
@@ -180,6 +181,53 @@ def test_a_class_of_unreadable_images_is_an_error(flat):
         open_source(flat, on_corrupt="skip")
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_is_named_and_not_waited_for(linked, flat, tmp_path):
+    pipe = tmp_path / "pipe" if linked else flat / "cat" / "pipe.jpg"
+    os.mkfifo(pipe)
+    if linked:
+        (flat / "cat" / "pipe.jpg").symlink_to(pipe)
+    with pytest.raises(ValueError, match=r"regular files.*pipe\.jpg, a named pipe"):
+        open_source(flat)
+
+
+def test_two_classes_of_one_folder_are_an_error(flat):
+    (flat / "kitten").symlink_to(flat / "cat", target_is_directory=True)
+    with pytest.raises(ValueError, match=r"'kitten' and 'cat' in .* are one folder"):
+        open_source(flat)
+
+
+def test_a_file_name_that_is_not_utf8_is_named(flat):
+    os.rename(
+        os.fsencode(flat / "cat" / "0.jpg"),
+        os.fsencode(flat / "cat") + b"/\xff\x1b.jpg",
+    )
+    with pytest.raises(ValueError, match=r"in UTF-8.*\\udcff\\u001b\.jpg\. Rename"):
+        open_source(flat)
+
+
+def test_control_characters_never_reach_the_terminal(flat):
+    (flat / "cat" / "\x1b[2J.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"\\u001b\[2J\.jpg \(not a whole") as error:
+        open_source(flat)
+    assert "\x1b" not in str(error.value)
+    (flat / "cat" / "\x1b[2J.jpg").rename(flat / "cat" / "\x1b[2J.txt")
+    with pytest.warns(UserWarning, match=r"\\u001b\[2J\.txt first") as caught:
+        open_source(flat)
+    assert "\x1b" not in str(caught[0].message)
+    (flat / "cat").rename(flat / "c\nat")
+    with pytest.raises(ValueError, match=r"without control characters.*'c\\nat'"):
+        open_source(flat)
+
+
+def test_an_image_of_height_0_is_refused(flat):
+    sides = struct.pack("<IiiHHIIiiII", 40, 5, 0, 1, 24, 0, 0, 0, 0, 0, 0)
+    header = b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + sides
+    (flat / "cat" / "flat.bmp").write_bytes(header)
+    with pytest.raises(ValueError, match=r"flat\.bmp \(an image without pixels"):
+        open_source(flat)
+
+
 def test_empty_class_is_named(flat):
     (flat / "eel").mkdir()
     with pytest.raises(ValueError, match=r"in every class folder\. Received: '.*eel'"):
@@ -236,8 +284,8 @@ def test_on_corrupt_is_checked(flat):
         open_source(flat, on_corrupt="ignore")
 
 
-def test_flower_photos(shared):
-    source = open_source(shared / "real/flowers12")
+def test_flower_photos(real):
+    source = open_source(real / "flowers12")
     assert (len(source.train), len(source.test), len(source.classes)) == (720, 240, 12)
     np.testing.assert_array_equal(np.bincount(source.train.labels), 60)
     np.testing.assert_array_equal(np.bincount(source.test.labels), 20)
@@ -317,6 +365,22 @@ def test_bad_npz(tmp_path, changes, message):
         open_source(path)
     assert "Received: " in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_npz_with_a_huge_label_is_no_lack_of_memory(tmp_path):
+    file = tmp_path / "d.npz"
+    images = np.zeros([4, 2, 2, 3], np.uint8)
+    np.savez(file, x_train=images, y_train=np.array([0, 1, 1, 10**12]))
+    with pytest.raises(ValueError, match=r"below 1048576.*the label 1000000000000"):
+        open_source(file)
+
+
+def test_npz_with_two_classes_of_one_name_is_an_error(tmp_path):
+    file = tmp_path / "d.npz"
+    images, labels = np.zeros([4, 2, 2, 3], np.uint8), np.array([0, 1, 1, 0])
+    np.savez(file, x_train=images, y_train=labels, classes=np.array(["cat", "cat"]))
+    with pytest.raises(ValueError, match=r"of different names.*'cat' more than once"):
+        open_source(file)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 tfds = pytest.importorskip("tensorflow_datasets")
 
-from keras_vit.data import open_source, pipelines, sources, vtab  # noqa: E402
+from keras_vit.data import open_source, pipelines, vtab  # noqa: E402
 from keras_vit.data.splits import TFDS  # noqa: E402
 from tests.data import vtab_sets  # noqa: E402
 
@@ -294,7 +294,7 @@ def test_what_tfds_raises_becomes_one_error(word, error, message, monkeypatch):
     def fails(*_):
         raise error
 
-    monkeypatch.setattr(sources, "prepared", fails)
+    monkeypatch.setattr(vtab, "prepared", fails)
     with pytest.raises(ValueError, match=message):
         vtab.open_task(word)
 

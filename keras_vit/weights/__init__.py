@@ -1,11 +1,26 @@
 """Checkpoints: find, download, verify, load, save."""
 
-from keras_vit.weights.checkpoint import Report, load
-from keras_vit.weights.config_json import config_beside
-from keras_vit.weights.download import DownloadError, fetch
-from keras_vit.weights.efficientnet import load_efficientnet
-from keras_vit.weights.verification import verify
-from keras_vit.weights.writing import save
+from typing import TYPE_CHECKING
+
+from keras_vit._lazy import names_of
+
+if TYPE_CHECKING:
+    from keras_vit.weights.checkpoint import Report, load
+    from keras_vit.weights.config_json import config_beside
+    from keras_vit.weights.download import DownloadError, fetch
+    from keras_vit.weights.efficientnet import load_efficientnet
+    from keras_vit.weights.verification import verify
+    from keras_vit.weights.writing import save
+else:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        checkpoint="Report load",
+        config_json="config_beside",
+        download="DownloadError fetch",
+        efficientnet="load_efficientnet",
+        verification="verify",
+        writing="save",
+    )
 
 __all__ = [
     "DownloadError",

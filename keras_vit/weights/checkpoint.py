@@ -18,13 +18,15 @@ import numpy as np
 
 from keras_vit import configs
 from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.facts import OFFICIAL, Preprocessing, Provenance
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted
-from keras_vit.models.description import config_of
+from keras_vit.models.vision import VisionModel
+from keras_vit.normalization import per_channel
 from keras_vit.weights import variables
+from keras_vit.weights.architecture import config_of
 from keras_vit.weights.config_json import Grid
 from keras_vit.weights.contents import Contents, infer, read
-from keras_vit.weights.registry import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +63,8 @@ class Report:
             "big_vision", "bit", "timm", "hf" (transformers'), "hf-tf", "tfvit" or
             "keras-hub".
         numerics: what the file is computed with, and what was assumed, in words.
-        preprocessing: of images: "mean" and "std" by channel, in units of the 0..1
-            range, and "interpolation"; from a `config.json` beside the file, else the
-            official code's [-1, 1] and "bilinear".
-        published: the registry's row (variant, tag, mirrors, sizes) of a tag, or None.
+        preprocessing: how images become input: as the `config.json` next to the file
+            states, else as the official code does.
     """
 
     source: str
@@ -72,8 +72,7 @@ class Report:
     zero_head: bool = False
     dialect: str = "official"
     numerics: tuple[str, ...] = ()
-    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    published: Checkpoint | None = None
+    preprocessing: Preprocessing = OFFICIAL
 
     def names(self, status: str) -> list[str]:
         """Returns the canonical names of the tensors with a status.
@@ -93,6 +92,7 @@ class Report:
             )
         ]
         lines += [f"  {self.dialect} dialect; {'; '.join(self.numerics)}"]
+        lines += [f"  {self.preprocessing}"]
         width = max(len(row.name) for row in self.rows)
         for row in self.rows:
             shapes = " -> ".join(
@@ -132,8 +132,10 @@ def load(
             then unchanged.
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
-    known = {"num_heads": heads.pop()} if len(heads) == 1 else {}
-    contents = read(source, grid=grid, overrides=known)
+    known = heads.pop() if len(heads) == 1 else None
+    contents = read(source, grid=grid, num_heads=known)
+    if any(layer.name == "head" for layer in model.layers):
+        warn_of_dropped_head(contents, stacklevel=3)
     report = assign(model, contents)
     _warn_of_numerics(config_of(model), contents)
     return report
@@ -156,8 +158,24 @@ def _warn_of_numerics(config: Any, contents: Contents) -> None:
         )
 
 
-def assign(model: keras.Model, contents: Contents) -> Report:
-    """`load` for a checkpoint that has been read."""
+def warn_of_dropped_head(contents: Contents, stacklevel: int) -> None:
+    """A classifier that is left out is said where a user expects one."""
+    if contents.dropped_classes is not None:
+        warnings.warn(
+            f"{contents.where} has a classifier of {contents.dropped_classes} classes "
+            "that reads the class token and the mean of the patches together "
+            "(DINOv2's), which no model here has: it is left out. A head here starts "
+            "at zeros; without one the model returns features",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def assign(model: keras.Model, contents: Contents, **published: Any) -> Report:
+    """`load` for a checkpoint that has been read.
+
+    The preprocessing, the labels and the provenance of a `VisionModel` become the
+    checkpoint's; `published` has the fields of `Provenance` that only a tag knows.
+    """
     check_unadapted(model, "load first, then enable them")
     _check_pre_logits(model, contents)
     tensors = contents.tensors
@@ -190,7 +208,7 @@ def assign(model: keras.Model, contents: Contents) -> Report:
         variable.assign(value)
     loaded = {row.name for row in rows if row.status == "loaded"}
     zero_head = "head/kernel" in loaded and not tensors["head/kernel"].any()
-    return Report(
+    report = Report(
         contents.where,
         tuple(rows),
         zero_head,
@@ -198,12 +216,57 @@ def assign(model: keras.Model, contents: Contents) -> Report:
         _numerics(contents),
         contents.preprocessing,
     )
+    if isinstance(model, VisionModel):
+        model.facts = dataclasses.replace(
+            model.facts,
+            preprocessing=_for_channels(contents, model.inputs[0].shape[-1]),
+            labels=(contents.labels if "head/bias" in loaded else None) or model.labels,
+            provenance=_provenance(report, contents, published),
+        )
+    return report
+
+
+def _provenance(
+    report: Report, contents: Contents, published: Mapping[str, Any]
+) -> Provenance:
+    """The report without shapes, as a model keeps it."""
+    return Provenance(
+        source=report.source,
+        sha256=contents.sha256,
+        dialect=report.dialect,
+        numerics=report.numerics,
+        loaded=len(report.names("loaded")),
+        resized=tuple(report.names("resized")),
+        fresh=tuple(report.names("fresh")),
+        left_out=tuple(report.names("unused")),
+        **published,
+    )
+
+
+def _for_channels(contents: Contents, channels: int) -> Preprocessing:
+    """The checkpoint's preprocessing for images of so many channels."""
+    preprocessing = contents.preprocessing
+    changes: dict[str, Any] = {}
+    for name in ("mean", "std"):
+        values = getattr(preprocessing, name)
+        try:
+            per_channel(values, channels, name)
+        except ValueError:
+            changes[name] = (sum(values) / len(values),)
+    if changes:
+        warnings.warn(
+            f"{contents.where} states the normalization of {contents.num_channels} "
+            f"channels and the model has {channels}: their averages are used, "
+            f"{changes}. Set model.preprocessing to change this",
+            stacklevel=4,
+        )
+    return dataclasses.replace(preprocessing, **changes)
 
 
 def _numerics(contents: Contents) -> tuple[str, ...]:
     """What the file is to be computed with, in words."""
-    told = {**_computed_with(contents.config), **contents.preprocessing}
-    words = [f"{key}={value!r}" for key, value in told.items()]
+    computed = _computed_with(contents.config)
+    words = [f"{key}={value!r}" for key, value in computed.items()]
     return (f"{contents.numerics} numerics", *words, *contents.notes)
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import INTERPOLATIONS, Preprocessing
+from keras_vit.weights import timm_names
 from keras_vit.weights.tensors import MAX_JSON
 
 Grid: TypeAlias = tuple[int, int]
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
-_FIELDS = VIT_FIELDS | RESNET_FIELDS | {"mean", "std", "grid", "interpolation"}
+PREPROCESSING_FIELDS = {field.name for field in dataclasses.fields(Preprocessing)}
+_FIELDS = VIT_FIELDS | RESNET_FIELDS | PREPROCESSING_FIELDS | {"grid", "labels"}
 _FIELDS -= {"resnet"}  # Its fields stand beside the others.
 # What the tensors' shapes say, whatever a config.json says.
 SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
@@ -23,27 +26,53 @@ SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The `config.json` beside a checkpoint, in our words.
 
-    It may be ours (fields of `ViTConfig` or `ResNetConfig`, `mean`, `std`, `grid`,
-    `interpolation`), timm's, keras-hub's or transformers', with its
+    It may be ours (fields of `ViTConfig`, `ResNetConfig` or `Preprocessing`, `grid`,
+    `labels`), timm's, keras-hub's or transformers', with its
     `preprocessor_config.json`.
 
     Args:
         path: the checkpoint's file, or its folder.
 
     Returns:
-        A dict of those fields, empty where there is no such file: `mean` and `std` by
-        channel in units of the 0..1 range, `grid` (rows, columns).
+        A dict of those fields, empty where there is no such file: `grid` is (rows,
+        columns), `labels` the names of the classes.
 
     Raises:
         ValueError: if it is not a JSON object of these fields.
     """
+    return stated_beside(path).fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """The facts that the JSON files next to a checkpoint state.
+
+    Attributes:
+        fields: as `config_beside` returns them; they decide.
+        facts: what the tensors have to show, too: sizes under `ViTConfig`'s names, and
+            "num_channels", "num_classes", "mlp_ratio", "class_token", "num_registers",
+            "qkv_bias", "layer_scale", "positions" and "map_head"; also
+            "embedded_tokens", whether tokens before the patches have positions, and
+            "unpooled".
+        architecture: the name of timm's that no table here has, or None.
+    """
+
+    fields: dict[str, Any]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    architecture: str | None = None
+
+
+def stated_beside(path: str | os.PathLike[str]) -> Stated:
+    """The facts in the `config.json` next to a checkpoint, with the same errors."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     config = _json(folder / "config.json")
     if "architecture" in config.values:
-        return _timm_config(config)
+        return _with_ours(_timm_config(config), config)
     if "model_type" in config.values:
+        stated = _hf_config(config)
         processor = _json(folder / "preprocessor_config.json")
-        return _hf_config(config) | _hf_preprocessing(processor)
+        fields = stated.fields | _hf_preprocessing(processor)
+        return _with_ours(dataclasses.replace(stated, fields=fields), config)
     if config.values.get("class_name") == "ViTBackbone":
         return _hub_config(config, _json(folder / "task.json"))
     if config.values.keys() - _FIELDS:
@@ -54,9 +83,17 @@ def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     fields = {key: config.take(key, _OWN.get(key, _TEXT)) for key in config.values}
     nullable = "representation_size"  # null: without.
-    return {
-        k: value for k, value in fields.items() if k == nullable or value is not None
-    }
+    return Stated(
+        {k: value for k, value in fields.items() if k == nullable or value is not None}
+    )
+
+
+def _with_ours(stated: Stated, config: "_Json") -> Stated:
+    """The preprocessing that `weights.save` adds under "keras_vit" is exact."""
+    ours = config.inner("keras_vit")
+    stated_here = PREPROCESSING_FIELDS & ours.values.keys()
+    fields = {key: ours.take(key, _OWN[key]) for key in stated_here}
+    return dataclasses.replace(stated, fields=stated.fields | fields)
 
 
 _Kind: TypeAlias = tuple[str, Callable[[Any], bool]]
@@ -107,6 +144,15 @@ _UNITS: _Kind = (
     "a positive integer or a list of them",
     lambda v: _is_positive(v) or _is_list(v, _is_positive, range(100)),
 )
+_FILTER: _Kind = (
+    f"one of {', '.join(INTERPOLATIONS)}",
+    lambda v: v in INTERPOLATIONS,
+)
+_CROP: _Kind = "a share in (0, 1]", lambda v: _is_number(v) and 0 < v <= 1
+_NAMES: _Kind = (
+    "a list of strings",
+    lambda v: isinstance(v, list) and all(isinstance(at, str) for at in v),
+)
 _OWN: dict[str, _Kind] = {  # The others are text.
     **dict.fromkeys((*SIZES, "representation_size", "width"), _INTEGER),
     "num_layers": _UNITS,
@@ -119,6 +165,10 @@ _OWN: dict[str, _Kind] = {  # The others are text.
     "grid": _PAIR,
     "mean": _MEAN,
     "std": _STD,
+    "interpolation": _FILTER,
+    "antialias": _BOOL,
+    "crop": _CROP,
+    "labels": _NAMES,
 }
 
 
@@ -190,43 +240,187 @@ def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
     return {ours: value for ours, value in found.items() if value is not None}
 
 
-# What neither tensors nor config.json tell of timm's architectures, but their names do:
-# heads that are not as wide as their hidden size lets expect, and SigLIP 2's GELU.
-_TIMM_NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"^vit_(giantopt|base_patch16_gap)_", {"num_heads": 16}),
-    (
-        r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
-        r"|^vit_large_patch16_siglip_(gap_)?512",
-        {"gelu": "tanh"},
-    ),
+# SigLIP 2's GELU, which neither tensors nor config.json tell but timm's name does.
+_TIMM_TANH = re.compile(
+    r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
+    r"|^vit_large_patch16_siglip_(gap_)?512"
 )
+_TIMM_BIT = re.compile(r"^resnetv2_[0-9]+x[0-9]_bit")
+# timm's arguments that change nothing of what a trained model predicts at its size.
+_TIMM_INERT = {
+    *("img_size", "dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
+    *("attn_drop_rate", "drop_path_rate", "zero_init_last", "strict_img_size"),
+}
+# timm's arguments that the layers here compute with one value; null is timm's default.
+_TIMM_ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("qk_norm", "scale_attn_norm", "scale_mlp_norm"), (False,)),
+    **dict.fromkeys(("pre_norm", "fc_norm", "pool_include_prefix"), (False,)),
+    "final_norm": (True,),
+    "norm_layer": ("layernorm", "LayerNorm", "layernormfp32", ""),
+    "act_layer": (*GELUS, ""),
+    "pos_embed": ("learn", "none", ""),
+    "global_pool": ("token", "avg", "map", ""),
+    **dict.fromkeys(("block_fn", "mlp_layer", "attn_layer", "embed_layer"), ()),
+    **dict.fromkeys(("embed_norm_layer", "backbone"), ()),
+}
+_TIMM_BIT_ONLY: dict[str, tuple[Any, ...]] = {
+    "global_pool": ("avg",),
+    "preact": (True,),
+    "avg_down": (False,),
+    "output_stride": (32,),
+    "stem_type": ("fixed",),
+    "act_layer": ("relu",),
+    **dict.fromkeys(("conv_layer", "norm_layer", "block_fn", "basic"), ()),
+}
 
 
-def _timm_config(config: _Json) -> dict[str, Any]:
+def _check_timm(
+    config: _Json, given: _Json, allowed: Mapping[str, tuple[Any, ...]], read: set[str]
+) -> None:
+    """Refuses what timm can be told to compute and no layer here does."""
+    for key, value in given.values.items():
+        if value is None or key in read or key in _TIMM_INERT:
+            continue
+        values = allowed.get(key)
+        if values is None:
+            raise ValueError(
+                f"Expected arguments of timm's VisionTransformer or BiT in model_args. "
+                f"Received: {key}={json.dumps(value)[:80]} in {str(config.file)!r}, "
+                "which may change what the model computes. If it does not, remove it "
+                "there"
+            )
+        if value not in values or type(value) is not type(values[0]):
+            words = " or ".join(json.dumps(value) for value in values) or "null"
+            raise ValueError(
+                f"Expected {key} to be {words}, which is what the layers here compute. "
+                f"Received: {key}={json.dumps(value)[:80]} in {str(config.file)!r}"
+            )
+
+
+def _timm_config(config: _Json) -> Stated:
     arguments = config.inner("model_args")
     pretrained = config.inner("pretrained_cfg")
     if not pretrained.values:
         pretrained = config
+    architecture = (config.take("architecture", _TEXT) or "").partition(".")[0]
+    is_bit = _TIMM_BIT.match(architecture) is not None
+    for what, pattern in timm_names.REFUSED.items():
+        if re.fullmatch(pattern, architecture):
+            raise ValueError(
+                "Expected a ViT or a ResNet of this library's layers. Received: "
+                f"architecture={architecture!r}, with {what}, in {str(config.file)!r}"
+            )
+    heads = timm_names.HEADS.get(architecture)
+    given = _Json(
+        config.file,
+        {
+            **{k: v for k, v in config.values.items() if k == "global_pool"},
+            **arguments.values,
+        },
+    )
+    facts = {
+        **_taken(
+            given,
+            ("patch_size", "patch_size", _SIDES),
+            ("hidden_size", "embed_dim", _INTEGER),
+            ("num_layers", "depth", _INTEGER),
+            ("mlp_ratio", "mlp_ratio", _POSITIVE),
+            ("num_channels", "in_chans", _INTEGER),
+            ("num_classes", "num_classes", _COUNT),
+            ("class_token", "class_token", _BOOL),
+            ("num_registers", "reg_tokens", _COUNT),
+            ("qkv_bias", "qkv_bias", _BOOL),
+        ),
+        **_taken(config, ("num_classes", "num_classes", _COUNT)),
+    }
+    read = {"patch_size", "embed_dim", "depth", "mlp_ratio", "in_chans", "num_classes"}
+    read |= {"class_token", "reg_tokens", "qkv_bias", "no_embed_class", "init_values"}
+    read |= {"num_heads", "proj_bias"}
+    fields: dict[str, Any] = {}
+    if is_bit:
+        read = {"in_chans", "num_classes", "stem_chs", "channels", "layers"}
+        read |= {"width_factor", "bottle_ratio"}
+        _check_timm(config, given, _TIMM_BIT_ONLY, read)
+        facts = {k: v for k, v in facts.items() if k in ("num_channels", "num_classes")}
+    else:
+        fields |= _gelu(given, "act_layer") if given.values.get("act_layer") else {}
+        _check_timm(config, given, _TIMM_ONLY, read)
+        if "init_values" in given.values:
+            scale = given.take("init_values", _NUMBER)
+            facts["layer_scale"] = bool(scale)
+        if (bare := given.take("no_embed_class", _BOOL)) is not None:
+            facts["embedded_tokens"] = not bare
+        if (positions := given.take("pos_embed", _TEXT)) is not None:
+            facts["positions"] = positions == "learn"
+        pooled = _timm_pool(given)
+        fields |= pooled.pop("fields", {})
+        facts = pooled | facts
+        if _TIMM_TANH.match(architecture):
+            fields = {"gelu": "tanh"} | fields
+        if heads is not None:
+            fields["num_heads"] = heads
+        fields |= _taken(given, ("num_heads", "num_heads", _INTEGER))
+    if isinstance(patch := facts.get("patch_size"), list):
+        facts["patch_size"] = patch[0]
+        if patch[0] != patch[1]:
+            raise ValueError(
+                "Expected square patches (3.1). "
+                f"Received: patch_size={patch} in {str(config.file)!r}"
+            )
     size = arguments.take("img_size", _SIDES)
     if size is None:
         size = (pretrained.take("input_size", _TRIPLE) or [])[1:]
-    architecture = config.take("architecture", _TEXT) or ""
-    patch_size = _patch_in(architecture, arguments.take("patch_size", _SIDES))
-    pool = arguments.values.get("global_pool", config.values.get("global_pool"))
-    named = [told for name, told in _TIMM_NAMES if re.search(name, architecture)]
-    return {
-        **{key: value for told in named for key, value in told.items()},
-        **_gelu(arguments, "act_layer"),
-        **_taken(arguments, ("num_heads", "num_heads", _INTEGER)),
-        **_grid(size, patch_size),
-        **({"classifier": "gap"} if pool == "avg" else {}),
-        **_taken(
-            pretrained,
-            ("mean", "mean", _MEAN),
-            ("std", "std", _STD),
-            ("interpolation", "interpolation", _TEXT),
-        ),
-    }
+    return Stated(
+        {
+            **fields,
+            **_grid(size, _patch_in(architecture, facts.get("patch_size"))),
+            **_taken(
+                pretrained,
+                ("mean", "mean", _MEAN),
+                ("std", "std", _STD),
+                ("interpolation", "interpolation", _FILTER),
+            ),
+            **_timm_resize(pretrained),
+            **_taken(config, ("labels", "label_names", _NAMES)),
+        },
+        facts,
+        architecture if heads is None and not is_bit else None,
+    )
+
+
+def _timm_resize(pretrained: _Json) -> dict[str, Any]:
+    """Timm resizes by Pillow, which antialiases; by default it crops the middle."""
+    if pretrained.take("interpolation", _FILTER) is None:
+        return {}
+    mode = pretrained.take("crop_mode", _TEXT) or "center"
+    share = pretrained.take("crop_pct", _CROP)
+    if mode not in ("center", "squash"):
+        raise ValueError(
+            "Expected crop_mode 'center' or 'squash'. Received: "
+            f"crop_mode={mode!r} in {str(pretrained.file)!r}"
+        )
+    crop = None if mode == "squash" else share
+    if mode == "squash" and share not in (None, 1):
+        raise ValueError(
+            "Expected crop_pct=1 with crop_mode='squash'. Received: "
+            f"crop_pct={share} in {str(pretrained.file)!r}"
+        )
+    return {"antialias": True} | ({} if crop is None else {"crop": crop})
+
+
+def _timm_pool(given: _Json) -> dict[str, Any]:
+    """What timm's `global_pool` states: fields and facts."""
+    pool = given.take("global_pool", _TEXT)
+    if pool is None:
+        return {}
+    if pool == "":
+        return {"unpooled": True, "map_head": False}
+    if pool == "avg":
+        return {"fields": {"classifier": "gap"}, "map_head": False}
+    if pool == "token":
+        return {"class_token": True, "map_head": False}
+    return {"map_head": True}
 
 
 def _patch_in(architecture: str, given: Any) -> Any:
@@ -244,7 +438,8 @@ def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if len(sides) != 2 or not isinstance(patch_size, int) or patch_size < 1:
         return {}
-    return {"grid": (sides[0] // patch_size, sides[1] // patch_size)}
+    grid = sides[0] // patch_size, sides[1] // patch_size
+    return {"grid": grid} if all(grid) else {}
 
 
 _HF_RESNET = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32}
@@ -262,52 +457,143 @@ def _check_hf(config: _Json, **built: Any) -> None:
             )
 
 
-def _hf_config(config: _Json) -> dict[str, Any]:
-    if config.values["model_type"] == "bit":
+# The models of transformers whose layers are those here.
+_HF_TYPES = {
+    *("vit", "deit", "vit_msn", "vit-hybrid", "vit_hybrid"),
+    *("dinov2", "dinov2_with_registers", "bit"),
+}
+
+
+def _hf_config(config: _Json) -> Stated:
+    kind = config.take("model_type", _TEXT)
+    if kind not in _HF_TYPES:
+        raise ValueError(
+            f"Expected model_type to be one of {', '.join(sorted(_HF_TYPES))}: models "
+            "of transformers that the layers here compute. Received: "
+            f"model_type={kind!r} in {str(config.file)!r}"
+        )
+    labels = config.take("id2label", _OBJECT)
+    names = {} if labels is None else _hf_labels(labels)
+    facts = {
+        **_taken(config, ("num_channels", "num_channels", _INTEGER)),
+        **({} if labels is None else {"num_classes": len(labels)}),
+    }
+    if kind == "bit":
+        _check_hf(config, layer_type="preactivation", embedding_dynamic_padding=False)
         _check_hf(config, global_padding=None, **_HF_RESNET)
-    if config.values.get("backbone_config") is not None:
+        return Stated(names, facts)
+    is_hybrid = config.values.get("backbone_config") is not None
+    if is_hybrid:
         backbone = config.inner("backbone_config")
+        _check_hf(backbone, layer_type="bottleneck", embedding_dynamic_padding=True)
         _check_hf(backbone, global_padding="SAME", **_HF_RESNET)
+        facts.pop("num_channels", None)  # Of the pixels or of the map.
+    if config.take("use_swiglu_ffn", _BOOL):
+        raise ValueError(
+            "Expected use_swiglu_ffn=false: no layer here computes SwiGLU. "
+            f"Received: use_swiglu_ffn=true in {str(config.file)!r}"
+        )
     _check_hf(config, pooler_act="tanh")
-    fields = _taken(
+    facts |= _taken(
         config,
-        ("num_heads", "num_attention_heads", _INTEGER),
-        ("layer_norm_epsilon", "layer_norm_eps", _POSITIVE),
+        ("hidden_size", "hidden_size", _INTEGER),
+        ("num_layers", "num_hidden_layers", _INTEGER),
+        ("mlp_dim", "intermediate_size", _INTEGER),
+        ("mlp_ratio", "mlp_ratio", _POSITIVE),
+        ("num_registers", "num_register_tokens", _COUNT),
+        ("qkv_bias", "qkv_bias", _BOOL),
     )
-    if "num_attention_heads" in config.values:
-        fields |= _gelu(config, "hidden_act")
+    patch_size = config.take("patch_size", _SIDES)
+    if isinstance(patch_size, int):
+        facts["patch_size"] = patch_size
+    fields = {
+        **_taken(
+            config,
+            ("num_heads", "num_attention_heads", _INTEGER),
+            ("layer_norm_epsilon", "layer_norm_eps", _POSITIVE),
+        ),
+        **_gelu(config, "hidden_act"),
+    }
     size = config.take("image_size", _SIDES)
-    if config.values.get("backbone_config") is not None:  # Patches of its map.
+    if is_hybrid:  # Patches of its map.
         size = (config.take("backbone_featmap_shape", _SHAPE) or [])[2:]
-    return fields | _grid(size, config.take("patch_size", _SIDES))
+    return Stated(names | fields | _grid(size, patch_size), facts)
+
+
+def _hf_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of the classes in order; "LABEL_0" and on are not names."""
+    names = [labels.get(str(number)) for number in range(len(labels))]
+    named = all(isinstance(name, str) for name in names) and any(
+        name != f"LABEL_{number}" for number, name in enumerate(names)
+    )
+    return {"labels": names} if named else {}
 
 
 def _hf_preprocessing(config: _Json) -> dict[str, Any]:
     fields = _taken(config, ("mean", "image_mean", _MEAN), ("std", "image_std", _STD))
-    if (resample := config.take("resample", _COUNT)) in _PIL:
-        fields["interpolation"] = _PIL[resample]
-    return fields
+    if config.take("do_normalize", _BOOL) is False:
+        fields |= {"mean": [0.0], "std": [1.0]}
+    resample = config.take("resample", _COUNT)
+    if resample is None:
+        return fields
+    if resample not in _PIL:
+        raise ValueError(
+            f"Expected resample in {', '.join(map(str, _PIL))}, Pillow's filters. "
+            f"Received: resample={resample} in {str(config.file)!r}"
+        )
+    return (
+        fields | _hf_crop(config) | {"interpolation": _PIL[resample], "antialias": True}
+    )
 
 
-def _hub_config(config: _Json, task: _Json) -> dict[str, Any]:
+def _hf_crop(config: _Json) -> dict[str, Any]:
+    """The share of the shorter side that a center crop keeps."""
+    size, crop = config.values.get("size"), config.values.get("crop_size")
+    if not isinstance(size, dict) or "shortest_edge" not in size:
+        return {}
+    edge = config.inner("size").take("shortest_edge", _INTEGER)
+    if config.take("do_center_crop", _BOOL) is False or not edge:
+        return {"crop": 1.0}
+    cut = config.inner("crop_size").take("height", _INTEGER) if crop else None
+    return {"crop": min((cut or edge) / edge, 1.0)}
+
+
+def _hub_config(config: _Json, task: _Json) -> Stated:
     backbone = config.inner("config")
     patch = backbone.take("patch_size", _SIDES)
+    shape = backbone.take("image_shape", _TRIPLE) or []
     fields = {
         **_taken(
             backbone,
             ("num_heads", "num_heads", _INTEGER),
             ("layer_norm_epsilon", "layer_norm_epsilon", _POSITIVE),
         ),
-        **_grid(
-            (backbone.take("image_shape", _TRIPLE) or [])[:2],
-            patch[0] if isinstance(patch, list) else patch,
-        ),
+        **_grid(shape[:2], patch[0] if isinstance(patch, list) else patch),
     }
-    if task.inner("config").values.get("pooling") == "gap":
-        if backbone.values.get("use_class_token", True):
+    has_token = backbone.take("use_class_token", _BOOL) is not False
+    pooling = task.inner("config").take("pooling", _TEXT)
+    if pooling == "gap":
+        if has_token:
             raise ValueError(
                 "Expected a mean over patches (D.3). Received: keras-hub's 'gap' over "
                 "the class token, too"
             )
         fields["classifier"] = "gap"
-    return fields
+    elif pooling is not None and (pooling != "token" or not has_token):
+        raise ValueError(
+            "Expected keras-hub's pooling of a class token, or 'gap' without one "
+            f"(D.3). Received: pooling={pooling!r}, use_class_token={has_token} in "
+            f"{str(task.file)!r}"
+        )
+    facts = {
+        **_taken(
+            backbone,
+            ("hidden_size", "hidden_dim", _INTEGER),
+            ("num_layers", "num_layers", _INTEGER),
+            ("mlp_dim", "mlp_dim", _INTEGER),
+            ("qkv_bias", "use_mha_bias", _BOOL),
+        ),
+        "class_token": has_token,
+        **({"num_channels": shape[2]} if shape else {}),
+    }
+    return Stated(fields, facts)

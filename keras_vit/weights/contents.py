@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ import numpy as np
 
 from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import OFFICIAL, Preprocessing
+from keras_vit.files import file_sha256
 from keras_vit.weights import names
-from keras_vit.weights.config_json import RESNET_FIELDS, SIZES, Grid, config_beside
+from keras_vit.weights.config_json import (
+    PREPROCESSING_FIELDS,
+    RESNET_FIELDS,
+    SIZES,
+    Grid,
+    stated_beside,
+)
 from keras_vit.weights.tensors import open_tensors
-
-# Of images, unless a config.json says otherwise: pixels to [-1, 1], resized bilinearly.
-PREPROCESSING = {
-    "mean": [0.5, 0.5, 0.5],
-    "std": [0.5, 0.5, 0.5],
-    "interpolation": "bilinear",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,10 @@ class Contents:
     dialect: str = "official"
     numerics: str = "paper"
     notes: tuple[str, ...] = ()  # What was assumed, for the report.
-    preprocessing: Mapping[str, Any] = dataclasses.field(
-        default_factory=lambda: dict(PREPROCESSING)
-    )
+    dropped_classes: int | None = None  # Of a head in the file that is left out.
+    preprocessing: Preprocessing = OFFICIAL
+    labels: tuple[str, ...] | None = None
+    sha256: str | None = None
 
 
 def read(
@@ -50,6 +53,7 @@ def read(
     grid: Grid | None = None,
     numerics: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    num_heads: int | None = None,
 ) -> Contents:
     """Reads a checkpoint of any dialect.
 
@@ -59,30 +63,38 @@ def read(
         grid: (rows, columns) of its position table, where known.
         numerics: "paper", "timm" or "hf" in the place of the dialect's own.
         overrides: fields of the config, stronger than anything in the file.
+        num_heads: k of the model to be filled, for a file that does not state it.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, of no known dialect, or of no ViT or ResNet.
+        ValueError: if it is damaged, of no known dialect, or of no ViT or ResNet, if
+            its config.json contradicts its tensors or states what no layer here
+            computes, or if the number of heads is not known.
     """
     path, subtree = _subtree(source)
-    beside = config_beside(path)
+    stated = stated_beside(path)
+    beside = stated.fields
     chosen = {**beside, **(overrides or {})}
     likely = grid or beside.get("grid")
     with _open(path) as file:
         found = names.canonical(
             file,
             str(source),
-            heads=chosen.get("num_heads"),
+            heads=chosen.get("num_heads", num_heads),
             patches=None if likely is None else math.prod(likely),
+            embedded=stated.facts.get("embedded_tokens"),
+            architecture=stated.architecture,
             subtree=subtree,
         )
-    hints = {
-        key: chosen[key] for key in ("classifier", "num_registers") if key in chosen
-    }
-    contents = infer(found.tensors, str(source), found.hints | hints)
+    if stated.architecture is not None and found.dialect == "timm":
+        _warn_of_architecture(stated.architecture, str(source))
+    asked = overrides or {}
+    contents = infer(found.tensors, str(source), _hints(found, chosen, stated.facts))
     if likely is not None and math.prod(likely) == contents.num_positions:
         grid = likely  # A config of another resolution than the table's tells nothing.
-    asked = overrides or {}
+    elif likely is not None and contents.num_positions is None:
+        grid = likely  # Of no table: the size that it was trained for.
+    _check_facts(contents, found.traits, stated.facts, asked)
     told = {key: value for key, value in beside.items() if key not in asked}
     _check_sizes(contents.config, told, str(source))
     own = numerics or found.numerics
@@ -97,10 +109,85 @@ def read(
         dialect=found.dialect,
         numerics=own,
         notes=found.notes,
-        preprocessing={
-            key: beside.get(key, value) for key, value in PREPROCESSING.items()
-        },
+        dropped_classes=found.dropped_classes,
+        preprocessing=Preprocessing(
+            **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
+        ),
+        labels=_labels(stated.fields, contents.num_classes),
+        sha256=file_sha256(path) if path.is_file() else None,
     )
+
+
+def _labels(
+    stated: Mapping[str, Any], num_classes: int | None
+) -> tuple[str, ...] | None:
+    """The names of the file's own classes."""
+    labels = stated.get("labels")
+    return tuple(labels) if labels and len(labels) == num_classes else None
+
+
+def _warn_of_architecture(architecture: str, where: str) -> None:
+    warnings.warn(
+        f"timm's architecture {architecture!r}, which {where} is of, is unknown here: "
+        "GELU, epsilons and pooling that its config.json does not state are assumed to "
+        "be timm's defaults. Compare outputs with timm's",
+        stacklevel=4,
+    )
+
+
+def _hints(
+    found: names.Canonical, chosen: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields that tensors do not show: by their names, as stated, as asked."""
+    hints = dict(found.hints)
+    if facts.get("unpooled"):
+        token = found.traits.get("class_token")
+        hints["classifier"] = "token_unpooled" if token else "unpooled"
+    for key in ("classifier", "num_registers", "position"):
+        if key in chosen:
+            hints[key] = chosen[key]
+    is_other = hints.get("classifier") != found.hints.get("classifier")
+    if is_other and "num_registers" not in chosen:  # Counted for that classifier.
+        hints.pop("num_registers", None)
+    return hints
+
+
+def _check_facts(
+    contents: Contents,
+    traits: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> None:
+    """A config.json that contradicts the tensors is of another checkpoint."""
+    config = contents.config
+    shown: dict[str, Any] = {"num_channels": contents.num_channels, **traits}
+    if contents.num_classes is not None:
+        shown["num_classes"] = contents.num_classes
+    if isinstance(config, ViTConfig):
+        shown |= {key: getattr(config, key) for key in SIZES}
+        if (ratio := facts.get("mlp_ratio")) is not None:
+            shown["mlp_ratio"] = config.mlp_dim / config.hidden_size
+            if int(config.hidden_size * ratio) == config.mlp_dim:  # As timm rounds.
+                shown["mlp_ratio"] = ratio
+    overridden = {"position": "positions", "classifier": "map_head"}
+    ignored = {overridden.get(key, key) for key in asked}
+    if "classifier" in asked:
+        ignored |= {"class_token", "num_registers"}
+    for key, value in facts.items():
+        if key in shown and key not in ignored and shown[key] != value:
+            raise ValueError(
+                f"Expected {_FACTS.get(key, key)} {shown[key]!r} in the config.json, "
+                f"as the tensors of {contents.where} have it. Received: {value!r}"
+            )
+
+
+_FACTS = {  # Of a config.json, in words.
+    "class_token": "class_token (global_pool='token' needs one)",
+    "num_registers": "the number of register tokens",
+    "layer_scale": "init_values (LayerScale)",
+    "positions": "pos_embed (a table)",
+    "map_head": "global_pool 'map'",
+}
 
 
 def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:

@@ -16,12 +16,10 @@ import http.client
 import os
 import re
 import shutil
-import sys
 import urllib.error
 import urllib.request
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -30,16 +28,11 @@ from urllib.parse import quote, unquote
 from rich import progress
 from rich.console import Console
 
-from keras_vit.files import file_sha256, replacing
+from keras_vit.files import BROKEN_ZIP, file_sha256, replacing
 from keras_vit.weights.registry import Checkpoint, Format, select
-
-if sys.platform != "win32":
-    import fcntl
 
 FORMATS: tuple[Format, ...] = ("npz", "timm", "hf")  # The official file first.
 CHUNK = 2**20  # Bytes a read asks for at most.
-# What zipfile raises on damaged bytes, by where the damage is.
-BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 class DownloadError(OSError):
@@ -349,30 +342,27 @@ def _storing(directory: Path, needed: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(destination: Path) -> Iterator[None]:
-    """One process at a time downloads `destination`; advisory, and none on Windows."""
-    if sys.platform == "win32":
-        yield
-        return
+    """One process at a time downloads `destination`; a symbolic link is refused."""
+    from filelock import FileLock, Timeout  # 30 ms, which a cached file does without.
+
     path = destination.with_name(f"{destination.name}.lock")
-    named = False
-    while not named:  # The former holder may have removed the file opened here.
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"Waiting for another process that downloads {destination}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            _say(f"No lock on this file system ({error}): download once at a time")
-        with contextlib.suppress(FileNotFoundError):
-            named = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-        if not named:
-            file.close()
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        _say(f"Waiting for another process that downloads {destination}")
+        lock.acquire()
+    except OSError as error:
+        if error.filename:  # The file cannot be opened, which is not about locks.
+            raise
+        _say(f"No lock on this file system ({error}): download once at a time")
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
-        file.close()
+        # While the lock is held: whoever gets it next sees that the file has no name.
+        with contextlib.suppress(PermissionError):  # Windows keeps an open file.
+            path.unlink(missing_ok=True)
+        lock.release()
 
 
 def _part(destination: Path, url: str) -> Path:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit import configs
+from keras_vit.weights.timm_names import WIDTHS
 from keras_vit.weights.variables import POSITIONS
 
 LINEN = {  # pre-linen: linen, inside an encoder block (official checkpoint.py).
@@ -108,6 +108,11 @@ class Dialect:
     numerics: str = "paper"  # Which of `configs.NUMERICS` the library computes with.
     prefixes: tuple[str, ...] = ()  # Put before most names by some of their classes.
     ignored: str = r"$^"  # Names of what is no weight of the model.
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the axes of query, key and value do not show the heads."""
+        return any(rule.layout in (HEADS_KERNEL, KERAS_HEADS) for rule in self.rules)
 
     def translate(
         self, tensors: Mapping[str, np.ndarray], heads: int, where: str
@@ -598,6 +603,9 @@ class Canonical:
     numerics: str  # A key of `configs.NUMERICS`.
     hints: dict[str, Any]  # Fields of a config that names alone tell.
     notes: tuple[str, ...] = ()  # What was assumed or left out.
+    # What the names show and canonical ones do not, under the names of `Stated.facts`.
+    traits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dropped_classes: int | None = None  # Of a head that no model here has.
 
 
 def canonical(
@@ -606,6 +614,8 @@ def canonical(
     *,
     heads: int | None = None,
     patches: int | None = None,
+    embedded: bool | None = None,
+    architecture: str | None = None,
     subtree: str | None = None,
 ) -> Canonical:
     """Reads a checkpoint of any dialect under canonical names.
@@ -615,10 +625,13 @@ def canonical(
         where: the file, for messages.
         heads: k, where known; torch's axes do not show it.
         patches: N, where known; tokens without a position are told by it.
+        embedded: whether the tokens before the patches have positions, where known.
+        architecture: a name of timm's that `timm_names` does not have.
         subtree: the part of a larger model to read, such as "img" (big_vision's LiT).
 
     Raises:
-        ValueError: if the names are of no dialect, or of several.
+        ValueError: if the names are of no dialect, or of several, or the number of
+            heads can only be guessed.
     """
     names = _without_prefix(tensors, subtree)
     for pattern, what in REFUSED.items():
@@ -627,6 +640,13 @@ def canonical(
                 f"Expected a ViT or a ResNet of this library's layers. Received: "
                 f"{where} with {what}: {refused[0]}"
             )
+    if is_of_keras(names):
+        raise ValueError(
+            "Expected a checkpoint whose tensors show the architecture. Received: "
+            f"{where}, a file of Keras's model.save_weights, which does not. Build the "
+            "model and call model.load_weights(path), or give the file to a builder as "
+            "weights="
+        )
     dialects = [
         dialect
         for mark, dialect in MARKS
@@ -658,7 +678,18 @@ def canonical(
         if not re.search(dialect.ignored, name):
             found[name] = tensors[original]
     _check_filled(found, where)
-    return _translated(dialect, found, where, heads, patches)
+    if heads is None and dialect.is_fused:
+        heads = _usual_heads(dialect, found, where, architecture)
+        told = f"num_heads={heads} assumed from hidden_size"
+        read = _translated(dialect, found, where, heads, patches, embedded)
+        hints = {"num_heads": heads} | read.hints
+        return dataclasses.replace(read, hints=hints, notes=(told, *read.notes))
+    if architecture is not None and dialect is TIMM_BIT:
+        raise ValueError(
+            "Expected a BiT of timm's, such as resnetv2_50x1_bit. Received: "
+            f"architecture={architecture!r} in the config.json of {where}"
+        )
+    return _translated(dialect, found, where, heads or 1, patches, embedded)
 
 
 def _check_filled(tensors: Mapping[str, np.ndarray], where: str) -> None:
@@ -692,6 +723,14 @@ def _check_shape(
             f"Expected {name} of shape ({words}). "
             f"Received: {found or 'none'} in {where}"
         )
+
+
+_KERAS_WEIGHTS = re.compile(r"layers/(patch_embedding/projection|std_conv2d)/vars/0")
+
+
+def is_of_keras(names: Iterable[str]) -> bool:
+    """Whether Keras's `model.save_weights` wrote these names for a model of ours."""
+    return any(_KERAS_WEIGHTS.fullmatch(name) for name in names)
 
 
 def is_group_norm(name: str) -> bool:
@@ -759,21 +798,26 @@ def _translated(
     dialect: Dialect,
     tensors: dict[str, np.ndarray],
     where: str,
-    heads: int | None,
+    heads: int,
     patches: int | None,
+    embedded: bool | None,
 ) -> Canonical:
     """A file in another library's axes: by its table, then tokens and heads joined."""
     hints: dict[str, Any] = {}
     notes: list[str] = []
-    if heads is None:
-        heads = _usual_heads(dialect, tensors)
-        if any(rule.layout in (HEADS_KERNEL, KERAS_HEADS) for rule in dialect.rules):
-            hints["num_heads"] = heads
-            notes.append(f"num_heads={heads} assumed from hidden_size")
     found = dialect.translate(tensors, heads, where)
+    traits = _traits(found, tensors)
+    if not traits["positions"] and "embedding/bias" in found:
+        if dialect is not TIMM:  # The others' have always a table.
+            raise ValueError(
+                f"Expected position embeddings, as every {dialect.name} checkpoint has "
+                f"them. Received: {where} without"
+            )
+        hints["position"] = "none"
     if bare := _add_biases(found):
         notes.append(f"zeros for the biases that {bare} projections do not have")
-    hints |= _join_tokens(found, patches, where, bare=dialect is TIMM)
+    hints |= _join_tokens(found, patches, where, dialect is TIMM, embedded)
+    dropped = None
     head, embedding = found.get("head/kernel"), found.get("embedding/bias")
     if head is not None:
         _check_shape(found, "head/kernel", (None, None), where)
@@ -792,13 +836,40 @@ def _translated(
         hints |= {"classifier": "distilled", "num_registers": 0}
     elif head is not None and embedding is not None and "gn_final/scale" not in found:
         if len(head) == 2 * embedding.size:
+            dropped = head.shape[-1]
             found = _without(found, "head")
             notes.append("DINOv2's head, on class token and mean, left out")
         elif dialect is HF and "pre_logits/kernel" in found:
             # ViTForImageClassification has no pooler; old files carry one, unused.
             found = _without(found, "pre_logits")
             notes.append("the pooler, which the classifier does not read, left out")
-    return Canonical(found, dialect.name, dialect.numerics, hints, tuple(notes))
+    told = tuple(notes)
+    name, numerics = dialect.name, dialect.numerics
+    return Canonical(found, name, numerics, hints, told, traits, dropped)
+
+
+def _traits(
+    found: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """What a config.json may state, too, before tokens and biases are joined."""
+    query = ATTENTION.replace("{i}", "0") + "/query/bias"
+    registers = found.get("reg_token")
+    cls = found.get("cls")  # Tfvit's, of all tokens.
+    traits: dict[str, Any] = {
+        "class_token": "cls_token" in found or cls is not None,
+        "qkv_bias": query in found,
+        "layer_scale": any(_LAYER_SCALE.search(name) for name in tensors),
+        "positions": "pos_embed" in found,
+        "map_head": "MAPHead_0/probe" in found,
+    }
+    if cls is None:
+        traits["num_registers"] = 0
+        if registers is not None and registers.ndim == 3:
+            traits["num_registers"] = registers.shape[1]
+    return traits
+
+
+_LAYER_SCALE = re.compile(r"(\.ls[12]\.gamma|\.layer_scale[12]\.lambda1)$")
 
 
 def _without(tensors: Mapping[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
@@ -824,18 +895,38 @@ def _add_biases(tensors: dict[str, np.ndarray]) -> int:
     return len(bare)
 
 
-def _usual_heads(dialect: Dialect, tensors: Mapping[str, np.ndarray]) -> int:
-    """The heads that models of this hidden size have: Table 1's, else D_h = 64."""
-    large = {1152: 16, 1408: 16, 1664: 16}  # So400m, g/14 and G/14 (arXiv:2106.04560).
+def _usual_heads(
+    dialect: Dialect,
+    tensors: Mapping[str, np.ndarray],
+    where: str,
+    architecture: str | None,
+) -> int:
+    """The heads that every well-known model of this hidden size has; else raises."""
     theirs = tuple(r.theirs for r in dialect.rules if r.ours == "embedding/bias")
     found = [value for name, value in tensors.items() if name.endswith(theirs)]
-    hidden_size = found[0].shape[0] if found and found[0].ndim else 64
-    usual = {row.hidden_size: row.num_heads for row in configs.TABLE_1.values()}
-    return (usual | large).get(hidden_size, max(hidden_size // 64, 1))
+    hidden_size = found[0].shape[0] if found and found[0].ndim else None
+    if hidden_size in WIDTHS and architecture is None:
+        return WIDTHS[hidden_size]
+    remedy = "Give num_heads= (--num-heads on the command line), or num_heads in "
+    if architecture is not None:
+        raise ValueError(
+            "Expected an architecture of timm whose number of heads is known, or the "
+            f"number. Received: architecture={architecture!r}, num_heads=None for "
+            f"{where}. {remedy}the model_args of config.json"
+        )
+    raise ValueError(
+        "Expected the number of attention heads, which neither the tensors nor "
+        f"hidden_size={hidden_size} show. Received: num_heads=None for {where}. "
+        f"{remedy}a config.json next to the file"
+    )
 
 
 def _join_tokens(
-    tensors: dict[str, np.ndarray], patches: int | None, where: str, *, bare: bool
+    tensors: dict[str, np.ndarray],
+    patches: int | None,
+    where: str,
+    bare: bool,
+    embedded: bool | None,
 ) -> dict[str, Any]:
     """cls, dist and reg_token as one `cls`; a row of zeros where one has no position.
 
@@ -860,6 +951,8 @@ def _join_tokens(
         choices = dict.fromkeys((rows - leading, rows - leading - registers))
         if bare:
             choices[rows] = None
+            if embedded is not None:  # timm's: all tokens have positions, or none.
+                choices = {rows - (leading + registers if embedded else 0): None}
         counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
         placed = rows - (counts or list(choices))[0]  # Tokens with a position.
         nothing = np.zeros(

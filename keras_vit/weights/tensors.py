@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keras_vit import files
+
 FLOATS = {  # A dtype in our tables: how its bytes are read.
     **{code: code for code in ("<f2", ">f2", "<f4", ">f4", "<f8", ">f8")},
     "bfloat16": "<u2",
@@ -59,7 +61,7 @@ PICKLE = (
     "Ask for the .safetensors copy of the same weights",
 )
 # What zipfile raises on damaged bytes, by where the damage is.
-BROKEN_ZIP = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError
+BROKEN_ZIP = (*files.BROKEN_ZIP, OSError)
 NPY_HEADER = re.compile(
     r"\{'descr': *'([<>|])([?a-zA-Z])(\d{0,5})', *'fortran_order': *(True|False), *"
     r"'shape': *\(([\d, ]*)\),? *\} *\n?"
@@ -393,6 +395,33 @@ def _json_object(path: Path, content: bytes | bytearray) -> dict[str, Any]:
 
 def _safetensors(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
     file = files.enter_context(path.open("rb"))
+    return _in_safetensors(path, file, functools.partial(_read_at, path, file))
+
+
+def _shard(path: Path) -> dict[str, _Tensor]:
+    """One shard, closed between reads: there may be more than files can be open."""
+    with path.open("rb") as file:
+        read = functools.partial(_read_from, path, _stamp(file))
+        return _in_safetensors(path, file, read)
+
+
+def _stamp(file: io.BufferedReader) -> tuple[int, ...]:
+    """Which file this is, and in which state."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_from(path: Path, stamp: tuple[int, ...], offset: int, size: int) -> bytearray:
+    with path.open("rb") as file:
+        if _stamp(file) != stamp:
+            raise _refused(path, "a whole file", "changed while it was read")
+        return _read_at(path, file, offset, size)
+
+
+def _in_safetensors(
+    path: Path, file: io.BufferedReader, read_at: Callable[[int, int], bytearray]
+) -> dict[str, _Tensor]:
+    """The table of an open file; `read_at` reads (offset, size) later."""
     size = _size(file)
     length = int.from_bytes(_read_at(path, file, 0, 8), "little")
     start = 8 + length
@@ -408,7 +437,7 @@ def _safetensors(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
     for name, entry in header.items():
         dtype, shape, begin, end = _declared(path, name, entry)
         places.append((start + begin, end - begin, name))
-        read = functools.partial(_read_at, path, file, start + begin, end - begin)
+        read = functools.partial(read_at, start + begin, end - begin)
         tensors[name] = _Tensor(dtype, shape, end - begin, read)
     _check_places(path, places, start, size)
     declared = sum(tensor.size for tensor in tensors.values())
@@ -452,7 +481,7 @@ def _shards(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
         if _kind(file_path) != "safetensors":
             what = f"whose shard {shard!r} is another kind of file"
             raise _refused(path, "shards of safetensors", what)
-        held = _safetensors(file_path, files)
+        held = _shard(file_path)
         listed = {name for name, value in shard_of.items() if value == shard}
         if wrong := sorted(listed ^ held.keys()):
             where = "is listed for but not in" if wrong[0] in listed else "is not for"

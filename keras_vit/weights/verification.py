@@ -8,12 +8,13 @@ import keras
 import numpy as np
 
 from keras_vit.configs import ViTConfig, numerics_of
-from keras_vit.models.description import config_of
 from keras_vit.models.resnet import resnet
+from keras_vit.models.vision import facts_of
 from keras_vit.models.vit import vit
 from keras_vit.weights import checkpoint, download, variables
+from keras_vit.weights.architecture import config_of
 from keras_vit.weights.contents import Contents
-from keras_vit.weights.registry import Checkpoint, Reference, references
+from keras_vit.weights.registry import Reference, references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +90,16 @@ def verify(model: keras.Model) -> Verification:
         OSError: if an image cannot be had.
         ImportError: if an image is to be resized and Pillow is not installed.
     """
-    report = getattr(model, "checkpoint_report", None)
-    published: Checkpoint | None = report and report.published
-    if published is None:
+    provenance = facts_of(model).provenance
+    if provenance.variant is None or provenance.tag is None:
         raise ValueError(
             "Expected a model built with a tag, as ViT_B16(weights="
             "'imagenet21k+imagenet2012'). Received: "
             f"model={model.name!r} without one"
         )
-    found = references(published.variant, published.tag)
+    found = references(provenance.variant, provenance.tag)
     checks = tuple(Check(told, _difference(model, told)) for told in found)
-    return Verification(published.variant, published.tag, checks)
+    return Verification(provenance.variant, provenance.tag, checks)
 
 
 def _difference(model: keras.Model, told: Reference) -> float:

@@ -17,11 +17,14 @@ from safetensors.numpy import save_file
 
 from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, replacing_all
 from keras_vit.layers.embeddings import quantized
-from keras_vit.models.description import config_of, describe
+from keras_vit.models.description import describe
+from keras_vit.models.vision import facts_of
 from keras_vit.weights import names, variables
-from keras_vit.weights.contents import PREPROCESSING, infer
+from keras_vit.weights.architecture import config_of
+from keras_vit.weights.contents import infer
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.
@@ -48,15 +51,17 @@ def save(
         path: "npz": of the file. "timm" and "hf": of the folder, which receives
             `model.safetensors` and `config.json` (and, "hf",
             `preprocessor_config.json`); timm.create_model("local-dir:FOLDER",
-            pretrained=True) and transformers' from_pretrained(FOLDER) read it.
+            pretrained=True) and transformers' from_pretrained(FOLDER) read it. A path
+            that ends in .safetensors is the file's, with the same JSON next to it.
         format: "npz", the official code's (BiT's own names for a BiT), "timm" or "hf".
         numbering: of an npz: "pre-linen", as the released files, or "linen", as
             today's code.
 
     Raises:
-        ValueError: if `format` or `numbering` is unknown, the model is quantized, or
-            it has parts that the format has no names for: in "timm" and "hf" axial
-            attention (D.6) and positions other than "1d" (D.4).
+        ValueError: if `format` or `numbering` is unknown, `path` has another format's
+            ending, the JSON next to a .safetensors file is of another checkpoint, the
+            model is quantized, or it has parts that the format has no names for: in
+            "timm" and "hf" axial attention (D.6) and positions other than "1d" (D.4).
         OSError: if the disk is full or the folder not writable.
     """
     if format not in FORMATS or numbering not in ("pre-linen", "linen"):
@@ -65,6 +70,8 @@ def save(
             "'pre-linen' or 'linen'. "
             f"Received: format={format!r}, numbering={numbering!r}"
         )
+    path = Path(path)
+    _check_ending(path, format)
     tensors = _tensors(model, format)
     if format == "npz":
         _warn_of_untold(model, tensors, path)
@@ -75,14 +82,52 @@ def save(
     config = _pooled(config_of(model), tensors, path)
     write = _timm if format == "timm" else _hf
     written, files = write(model, config, dict(tensors))
-    folder = Path(path)
-    with replacing_all([folder / name for name in ("model.safetensors", *files)]) as (
-        temporary,
-        *others,
-    ):
+    target = path
+    if not _is_safetensors(path):
+        target = path / "model.safetensors"
+    elif not path.exists():
+        _check_beside(path, files)
+    paths = [target, *(target.with_name(name) for name in files)]
+    with replacing_all(paths) as (temporary, *others):
         _save_safetensors(written, temporary)
         for other, content in zip(others, files.values(), strict=True):
-            other.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            other.write_text(_as_text(content), encoding="utf-8")
+
+
+def _as_text(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a path is that of the file; a folder of that name stays a folder."""
+    return path.suffix == ".safetensors" and not path.is_dir()
+
+
+ENDINGS = (".npz", ".safetensors", ".h5", ".keras", ".bin", ".pt", ".pth")
+
+
+def _check_ending(path: Path, format: str) -> None:
+    """A path that ends as another format's files do is neither file nor folder here."""
+    own = ".npz" if format == "npz" else ".safetensors"
+    if path.suffix in ENDINGS and path.suffix != own and not path.is_dir():
+        kind = "a file that ends in .npz"
+        if format != "npz":
+            kind = "a folder, or a file that ends in .safetensors,"
+        raise ValueError(
+            f"Expected {kind} for format={format!r}. Received: format={format!r}, "
+            f"path={str(path)!r}. Give another path or format"
+        )
+
+
+def _check_beside(path: Path, files: Mapping[str, Any]) -> None:
+    """A new checkpoint is not to change the config.json of one that is there."""
+    for name, content in files.items():
+        beside = path.with_name(name)
+        if beside.exists() and beside.read_text("utf-8") != _as_text(content):
+            raise ValueError(
+                f"Expected no {name} of another checkpoint next to the file. Received: "
+                f"path={str(path)!r}, with {str(beside)!r} there. Choose another folder"
+            )
 
 
 def _save_safetensors(tensors: dict[str, np.ndarray], path: Path) -> None:
@@ -244,15 +289,14 @@ def _split_tokens(
     return tensors
 
 
-def _preprocessing(model: keras.Model) -> dict[str, Any]:
-    """What the weights expect of images: as they were loaded, else [-1, 1]."""
-    report = getattr(model, "checkpoint_report", None)
-    found = dict(PREPROCESSING if report is None else report.preprocessing)
-    channels = model.input_shape[-1]
-    for key in ("mean", "std"):
-        if len(found[key]) != channels and len(set(found[key])) == 1:
-            found[key] = [found[key][0]] * channels
-    return found
+def _preprocessing(model: keras.Model) -> Preprocessing:
+    """The model's preprocessing, with a mean and a deviation for each channel."""
+    return facts_of(model).preprocessing.for_channels(model.input_shape[-1])
+
+
+def _ours(preprocessing: Preprocessing) -> dict[str, Any]:
+    """The preprocessing in our words: no other library's have all of it."""
+    return {"keras_vit": dataclasses.asdict(preprocessing)}
 
 
 TIMM_HYBRIDS = {
@@ -295,13 +339,17 @@ def _timm(
             name.replace("backbone.stem.", "backbone."): tensor
             for name, tensor in written.items()
         }
+    preprocessing, labels = _preprocessing(model), facts_of(model).labels
+    crop = preprocessing.crop
     pretrained = {
         "num_classes": classes,
         "input_size": [channels, height, width],
         "fixed_input_size": isinstance(config, ViTConfig),
-        "crop_pct": 1.0,
-        "crop_mode": "squash",
-        **_preprocessing(model),
+        "crop_pct": 1.0 if crop is None else crop,
+        "crop_mode": "squash" if crop is None else "center",
+        "mean": list(preprocessing.mean),
+        "std": list(preprocessing.std),
+        "interpolation": preprocessing.interpolation,
         "first_conv": first,
         "classifier": last,
     }
@@ -310,6 +358,8 @@ def _timm(
         "num_classes": classes,
         "model_args": arguments | more,
         "pretrained_cfg": pretrained,
+        **({} if labels is None else {"label_names": list(labels)}),
+        **_ours(preprocessing),
     }
     return written, {"config.json": content}
 
@@ -385,7 +435,8 @@ def _hf(
     _warn_of_numerics(config, "hf")
     _, height, width, channels = model.input_shape
     classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
-    labels = {str(i): f"LABEL_{i}" for i in range(classes)}
+    known = facts_of(model).labels or [f"LABEL_{i}" for i in range(classes)]
+    labels = {str(i): label for i, label in enumerate(known[:classes])}
     common = {
         "num_channels": channels,
         "id2label": labels,
@@ -408,20 +459,33 @@ def _hf(
             suffix += "WithTeacher"
     kinds = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "bit": "Bit"}
     content = {"architectures": [kinds[own["model_type"]] + suffix], **own, **common}
-    found = _preprocessing(model)
+    content |= _ours(_preprocessing(model))
+    preprocessing = _preprocessing(model)
     resample = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
     processor = {
-        "image_processor_type": "ViTImageProcessor",
+        **_hf_resize(preprocessing.crop, height, width),
         "do_resize": True,
-        "size": {"height": height, "width": width},
-        "resample": resample[found["interpolation"]],
+        "resample": resample[preprocessing.interpolation],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(found["mean"]),
-        "image_std": list(found["std"]),
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
     }
     return written, {"config.json": content, "preprocessor_config.json": processor}
+
+
+def _hf_resize(crop: float | None, height: int, width: int) -> dict[str, Any]:
+    """The processor of transformers that resizes so, and its sizes."""
+    sides = {"height": height, "width": width}
+    if crop is None:
+        return {"image_processor_type": "ViTImageProcessor", "size": sides}
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": int(min(height, width) / crop)},
+        "do_center_crop": True,
+        "crop_size": sides,
+    }
 
 
 def _hf_vit(config: ViTConfig, image_size: tuple[int, int]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
 }
 REFUSED = {  # Families that we do not compute: what the error says.
     "timm_fc_norm": "a LayerNorm after the mean",
-    "timm_swiglu": r"Dense_1/kernel is \(16, 16\), not \(32, 16\)",
+    "timm_swiglu": r"a gated MLP \(SwiGLU\)",
     "timm_clip": "a LayerNorm before the first block",
     "hf_quick_gelu": "hidden_act='quick_gelu'",
     "hf_swiglu": "SwiGLU",

@@ -140,6 +140,7 @@ def timm_hybrid(folder):
 def timm_bit(folder):
     safetensors(folder, names.TIMM_BIT.write(canonical(BIT)))
     config = timm_config("resnetv2_50x1_bit", channels=[128], stem_chs=32)
+    config["global_pool"] = "avg"
     as_json(folder / "config.json", config)
 
 

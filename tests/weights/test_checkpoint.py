@@ -334,3 +334,69 @@ def test_a_grid_that_could_pass_for_a_square_is_named(tmp_path):
         weights.save(model, tmp_path / "strip.npz")
     again = keras_vit.from_checkpoint(tmp_path / "strip.npz", grid=(1, 4))
     assert again.input_shape == (None, 16, 64, 3)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_file_for_other_channels(channels):
+    """The first kernel is adapted, as in builders: gray images keep their logits."""
+    path = REFERENCE / "vit_mini.npz"
+    expected = keras_vit.from_checkpoint(path, image_size=(64, 64))
+    model = keras_vit.from_checkpoint(path, image_size=(64, 64), num_channels=channels)
+    assert model.input_shape == (None, 64, 64, channels)
+    assert model.provenance.resized == ("embedding/kernel",)
+    gray = np.random.default_rng(0).standard_normal((2, 64, 64, 1)).astype("float32")
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(model(np.repeat(gray, channels, -1))),
+        keras.ops.convert_to_numpy(expected(np.repeat(gray, 3, -1))),
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("channels", [0, -1, 2.5, True])
+def test_channels_that_no_image_has(channels):
+    with pytest.raises(ValueError, match=r"num_channels.*Received: num_channels="):
+        keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", num_channels=channels)
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_a_path_that_ends_in_safetensors_is_a_file(format, tmp_path):
+    model = mini(num_classes=4, gelu="erf")
+    path = tmp_path / "mine" / "x.safetensors"
+    weights.save(model, path, format=format)
+    assert path.is_file()
+    assert (path.parent / "config.json").is_file()
+    again = keras_vit.from_checkpoint(path)
+    assert same(values(again), values(model))
+    weights.save(model, path, format=format)  # Again: its own config.json is replaced.
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_a_file_beside_another_models_config(format, tmp_path):
+    """One config.json describes one checkpoint of a folder."""
+    weights.save(
+        mini(num_classes=4, gelu="erf"), tmp_path / "a.safetensors", format=format
+    )
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match=r"config\.json.*another folder"):
+        weights.save(
+            mini(num_classes=5, gelu="erf"), tmp_path / "b.safetensors", format=format
+        )
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        ("timm", "x.npz"),
+        ("hf", "x.h5"),
+        ("timm", "x.keras"),
+        ("npz", "x.safetensors"),
+        ("npz", "x.keras"),
+        ("npz", "x.weights.h5"),
+    ],
+)
+def test_a_path_of_another_formats_ending(format, name, tmp_path):
+    with pytest.raises(ValueError, match=f"Received: format='{format}'.*{name}"):
+        weights.save(mini(num_classes=4, gelu="erf"), tmp_path / name, format=format)
+    assert not list(tmp_path.iterdir())

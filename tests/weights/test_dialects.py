@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import NUMERICS, ResNetConfig, ViTConfig
-from keras_vit.models.description import config_of
-from keras_vit.weights import names, writing
+from keras_vit.weights import writing
+from keras_vit.weights.architecture import config_of
 from tests.conftest import REFERENCE
 
 DIALECTS = REFERENCE.parent / "dialects"
@@ -72,6 +72,8 @@ def outputs(model, images):
 
 
 def build(name, images, **arguments):
+    if name == "tfvit_reg":  # Its head is one that no model here has.
+        arguments["classes"] = 0
     return keras_vit.from_checkpoint(
         source(name), image_size=images.shape[1:3], **arguments
     )
@@ -86,9 +88,8 @@ def test_outputs_are_the_librarys(name, agree):
     if name == "keras_hub":  # Its classifier has a softmax; ours are always logits.
         ours = keras.ops.convert_to_numpy(keras.ops.softmax(ours))
     agree(f"{name}: outputs", ours, theirs, ATOL)
-    report, expected = model.checkpoint_report, FIXTURES[name]
-    assert not report.names("unused")
-    assert not report.names("fresh")
+    report, expected = model.provenance, FIXTURES[name]
+    assert report.left_out == report.fresh == ()
     assert report.dialect == expected.dialect
     assert report.numerics[0] == f"{expected.numerics} numerics"
     assert [word for word in report.numerics if word in (BARE, LEFT_OUT)] == list(
@@ -124,7 +125,7 @@ def test_load_into_a_built_model(name):
 def test_paper_numerics(name):
     images, theirs = io(name)
     model = build(name, images, numerics="paper")
-    assert model.checkpoint_report.numerics[0] == "paper numerics"
+    assert model.provenance.numerics[0] == "paper numerics"
     config = config_of(model)
     resnet = config
     if isinstance(config, ViTConfig):
@@ -221,7 +222,9 @@ def test_a_transposed_square_kernel_passes_every_check(tmp_path):
     folder = changed("timm_vit", tmp_path, **{PROJECTION: kernel.T})
     images, theirs = io("timm_vit")
     model = keras_vit.from_checkpoint(folder, image_size=(32, 32))
-    assert {row.status for row in model.checkpoint_report.rows} == {"loaded"}
+    found = model.provenance
+    assert found.loaded
+    assert not (found.resized + found.fresh + found.left_out)
     assert np.abs(outputs(model, images) - theirs).max() > 0.01
 
 
@@ -312,8 +315,8 @@ def test_safetensors_before_tensorflows_file(tmp_path):
     """Hub folders may hold both; transformers reads safetensors."""
     folder = shutil.copytree(source("hf_vit_sharded"), tmp_path / "both")
     shutil.copy(source("hf_tf_vit") / "tf_model.h5", folder)
-    report = keras_vit.from_checkpoint(folder).checkpoint_report
-    assert report.dialect == "hf"
+    found = keras_vit.from_checkpoint(folder).provenance
+    assert found.dialect == "hf"
 
 
 def test_the_official_names_beside_anothers(tmp_path):
@@ -331,11 +334,13 @@ def test_into_the_builder_of_another_model(name):
 def test_timms_names_tell_what_its_files_do_not(tmp_path):
     """Of published timm files no tensor and no field tells heads or GELU."""
     for architecture, gelu, heads in (
-        ("vit_so400m_patch14_siglip_224", None, None),
-        ("vit_so400m_patch16_siglip_gap_256", "tanh", None),
-        ("vit_base_patch32_siglip_256", "tanh", None),
-        ("vit_base_patch16_siglip_256", None, None),
-        ("vit_large_patch16_siglip_512", "tanh", None),
+        ("vit_so400m_patch14_siglip_224", None, 16),
+        ("vit_so400m_patch16_siglip_gap_256", "tanh", 16),
+        ("vit_base_patch32_siglip_256", "tanh", 12),
+        ("vit_base_patch16_siglip_256", None, 12),
+        ("vit_large_patch16_siglip_512", "tanh", 16),
+        ("vit_huge_patch14_224.orig_in21k", None, 16),
+        ("test_vit", None, 2),
         ("vit_giantopt_patch16_siglip_256", "tanh", 16),
         ("vit_base_patch16_gap_224", None, 16),
     ):
@@ -348,9 +353,6 @@ def test_timms_names_tell_what_its_files_do_not(tmp_path):
         json.dumps(config | {"model_args": arguments})
     )
     assert weights.config_beside(tmp_path) == {"gelu": "erf", "num_heads": 4}
-    for hidden_size, heads in ((1152, 16), (1408, 16), (1664, 16), (768, 12), (128, 2)):
-        bias = {"patch_embed.proj.bias": np.zeros(hidden_size, np.float32)}
-        assert names._usual_heads(names.TIMM, bias) == heads
 
 
 def test_timms_mlp_ratio_is_rounded_down_by_timm():
@@ -375,14 +377,260 @@ def test_a_root_hybrids_grid_is_of_its_own_patches():
     assert model.input_shape == (None, 48, 64, 3)
 
 
-def test_heads_without_a_config_are_assumed_and_said(tmp_path):
-    folder = copy("timm_vit", tmp_path)
+def wide(hidden_size, num_heads):
+    """A timm file of a model of one block: torch's axes do not show its heads."""
+    config = dataclasses.replace(
+        TINY, hidden_size=hidden_size, num_heads=num_heads, gelu="erf"
+    )
+    model = keras_vit.vit(config, image_size=(8, 8), num_classes=3)
+    for variable in model.weights:
+        rng = np.random.default_rng(len(variable.path))
+        variable.assign(rng.standard_normal(variable.shape) / 5)
+    return model
+
+
+def timm_file(hidden_size, num_heads, tmp_path, **model_args):
+    """`wide` as timm writes it; its config.json has these model_args only."""
+    model = wide(hidden_size, num_heads)
+    weights.save(model, tmp_path, format="timm")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"model_args": model_args}))
+    return model, tmp_path / "model.safetensors"
+
+
+HEADS = "num_heads=None.*Give num_heads="
+
+
+@pytest.mark.parametrize(("hidden_size", "num_heads"), [(128, 8), (96, 3), (64, 4)])
+def test_heads_are_never_guessed(hidden_size, num_heads, tmp_path):
+    """Widths that people train themselves: heads of 64 were assumed."""
+    model, file = timm_file(hidden_size, num_heads, tmp_path)
+    (tmp_path / "config.json").unlink()
+    refuses(file, f"hidden_size={hidden_size}.*{HEADS}")
+    told = keras_vit.from_checkpoint(file, image_size=(8, 8), num_heads=num_heads)
+    assert not [word for word in told.provenance.numerics if "assumed" in word]
+    images = np.ones((1, 8, 8, 3), "float32")
+    np.testing.assert_allclose(outputs(told, images), outputs(model, images), atol=ATOL)
+    into = wide(hidden_size, num_heads)  # A built model states its heads.
+    weights.load(into, file)
+    np.testing.assert_allclose(outputs(into, images), outputs(model, images), atol=ATOL)
+    (tmp_path / "config.json").write_text(json.dumps({"num_heads": num_heads}))
+    beside = keras_vit.from_checkpoint(file, image_size=(8, 8))
+    assert config_of(beside).num_heads == num_heads
+
+
+@pytest.mark.parametrize("name", ["hf_vit_sharded", "hf_tf_vit"])
+def test_heads_of_transformers_files_are_never_guessed(name, tmp_path):
+    folder = copy(name, tmp_path)
     (folder / "config.json").unlink()
-    guessed = keras_vit.from_checkpoint(folder / "model.safetensors")
-    assert "num_heads=1 assumed from hidden_size" in str(guessed.checkpoint_report)
-    told = keras_vit.from_checkpoint(folder / "model.safetensors", num_heads=4)
+    refuses(folder, f"hidden_size=16.*{HEADS}")
+    assert config_of(keras_vit.from_checkpoint(folder, num_heads=4)).num_heads == 4
+
+
+@pytest.mark.parametrize(("hidden_size", "num_heads"), [(192, 3), (384, 6)])
+def test_heads_of_a_known_width_are_assumed_and_said(hidden_size, num_heads, tmp_path):
+    model, file = timm_file(hidden_size, num_heads, tmp_path)
+    (tmp_path / "config.json").unlink()
+    read = keras_vit.from_checkpoint(file, image_size=(8, 8))
+    told = f"num_heads={num_heads} assumed from hidden_size"
+    assert told in str(read.provenance)
+    images = np.ones((1, 8, 8, 3), "float32")
+    np.testing.assert_allclose(outputs(read, images), outputs(model, images), atol=ATOL)
+
+
+def test_an_architecture_tells_its_heads(tmp_path):
+    """timm's test_vit has 64 / 2: its config.json names it, and no head count."""
+    copied = copy("timm_vit", tmp_path, architecture="test_vit", model_args={})
+    assert config_of(keras_vit.from_checkpoint(copied)).num_heads == 2
+
+
+def test_an_unknown_architecture_is_never_ignored(tmp_path):
+    _, file = timm_file(192, 3, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architecture"] = "vit_new_patch16_224"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refuses(file, f"architecture='vit_new_patch16_224', {HEADS}")
+    with pytest.warns(UserWarning, match="vit_new_patch16_224.*unknown here"):
+        told = keras_vit.from_checkpoint(file, num_heads=6)
+    assert config_of(told).num_heads == 6
+    config["model_args"] = {"num_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match="vit_new_patch16_224.*unknown here"):
+        told = keras_vit.from_checkpoint(file)
+    assert config_of(told).num_heads == 3
+    refuses(
+        copy("timm_bit", tmp_path, architecture="resnetv2_50d_gn"),
+        "architecture='resnetv2_50d_gn'",
+    )
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["test_vit3", "vit_giant_patch14_dinov2", "vit_intern300m_patch14_448"],
+)
+def test_architectures_of_other_layers(architecture, tmp_path):
+    refuses(
+        copy("timm_vit", tmp_path, architecture=architecture),
+        f"architecture='{architecture}', with",
+    )
+
+
+def test_a_model_of_other_heads_than_the_file_states():
+    model = keras_vit.vit(
+        dataclasses.replace(TINY, patch_size=8, num_layers=2, num_heads=2),
+        image_size=(32, 32),
+        num_classes=5,
+    )
+    with pytest.raises(ValueError, match=r"query/kernel is \(16, 4, 4\), not"):
+        weights.load(model, source("timm_vit"))
+
+
+def test_no_positions_in_a_config(tmp_path):
+    """timm's pos_embed="none" was read as big_vision's sincos2d."""
+    config = dataclasses.replace(TINY, gelu="erf")
+    with_table = keras_vit.vit(config, image_size=(8, 8), num_classes=3)
+    bare = dataclasses.replace(config, position="none")
+    model = keras_vit.vit(bare, image_size=(8, 8), num_classes=3)
+    weights.save(with_table, tmp_path, format="timm")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop("pos_embed")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    weights.load(model, tmp_path)
+    images = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype("float32")
+    for kind in ("none", "", None):
+        stated = json.loads((tmp_path / "config.json").read_text())
+        stated["model_args"] |= {"pos_embed": kind}
+        (tmp_path / "config.json").write_text(json.dumps(stated))
+        read = keras_vit.from_checkpoint(tmp_path)
+        assert config_of(read).position == "none"
+        assert read.input_shape == (None, 8, 8, 3)
+        np.testing.assert_allclose(
+            outputs(read, images), outputs(model, images), atol=ATOL
+        )
+    stated["model_args"] |= {"pos_embed": "learn"}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    refuses(tmp_path, r"pos_embed \(a table\) False.*Received: True")
+    refuses(
+        changed("hf_deit_distilled", tmp_path, **{POSITIONS_HF: None}),
+        "Expected position embeddings",
+    )
+
+
+POSITIONS_HF = "deit.embeddings.position_embeddings"
+FACTS = [  # fixture, where in its config.json, what it states, the error.
+    ("timm_vit", "model_args", {"class_token": False}, "class_token"),
+    ("timm_vit", "model_args", {"reg_tokens": 4}, "register tokens"),
+    ("timm_vit", "model_args", {"qkv_bias": False}, "qkv_bias True"),
+    ("timm_vit", "model_args", {"init_values": 1e-5}, "init_values"),
+    ("timm_dinov2_reg4", "model_args", {"init_values": None}, "init_values"),
+    ("timm_vit", "model_args", {"global_pool": "map"}, "global_pool 'map'"),
+    ("timm_vit_map_cls", "model_args", {"global_pool": "token"}, "global_pool 'map'"),
+    ("timm_vit_gap", "model_args", {"global_pool": "token"}, "class_token"),
+    ("timm_vit", "model_args", {"global_pool": "max"}, 'global_pool="max"'),
+    ("timm_vit", "model_args", {"global_pool": "avgmax"}, 'global_pool="avgmax"'),
+    ("timm_vit", "model_args", {"qk_norm": True}, "qk_norm=true"),
+    ("timm_vit", "model_args", {"pre_norm": True}, "pre_norm=true"),
+    ("timm_vit", "model_args", {"fc_norm": True}, "fc_norm=true"),
+    ("timm_vit", "model_args", {"final_norm": False}, "final_norm=false"),
+    ("timm_vit", "model_args", {"pool_include_prefix": True}, "include_prefix=true"),
+    ("timm_vit", "model_args", {"scale_mlp_norm": True}, "scale_mlp_norm=true"),
+    ("timm_vit", "model_args", {"norm_layer": "rmsnorm"}, 'norm_layer="rmsnorm"'),
+    ("timm_vit", "model_args", {"block_fn": "Parallel"}, 'block_fn="Parallel"'),
+    ("timm_vit", "model_args", {"attn_layer": "diff"}, 'attn_layer="diff"'),
+    ("timm_vit", "model_args", {"pos_embed": "rope"}, 'pos_embed="rope"'),
+    ("timm_vit", "model_args", {"unheard_of": 3}, "unheard_of=3"),
+    ("timm_vit", "model_args", {"patch_size": 16}, "patch_size 8"),
+    ("timm_vit", "model_args", {"patch_size": [8, 4]}, "square patches"),
+    ("timm_vit", "model_args", {"embed_dim": 32}, "hidden_size 16"),
+    ("timm_vit", "model_args", {"depth": 3}, "num_layers 2"),
+    ("timm_vit", "model_args", {"mlp_ratio": 4}, "mlp_ratio 2"),
+    ("timm_vit", "model_args", {"in_chans": 1}, "num_channels 3"),
+    ("timm_vit", None, {"num_classes": 7}, "num_classes 5"),
+    ("timm_bit", "model_args", {"global_pool": "max"}, 'global_pool="max"'),
+    ("timm_bit", "model_args", {"stem_type": "deep"}, 'stem_type="deep"'),
+    ("hf_vit_sharded", None, {"model_type": "beit"}, "model_type='beit'"),
+    ("hf_vit_sharded", None, {"hidden_size": 32}, "hidden_size 16"),
+    ("hf_vit_sharded", None, {"num_hidden_layers": 3}, "num_layers 2"),
+    ("hf_vit_sharded", None, {"intermediate_size": 64}, "mlp_dim 32"),
+    ("hf_vit_sharded", None, {"qkv_bias": False}, "qkv_bias True"),
+    ("hf_vit_sharded", None, {"num_channels": 1}, "num_channels 3"),
+    ("hf_vit_sharded", None, {"patch_size": 4}, "patch_size 8"),
+    ("hf_vit_sharded", None, {"id2label": {"0": "a"}}, "num_classes 5"),
+    ("hf_dinov2_reg_model", None, {"num_register_tokens": 2}, "register tokens"),
+    ("hf_dinov2_reg_model", None, {"use_swiglu_ffn": True}, "SwiGLU"),
+    ("hf_bit", None, {"layer_type": "bottleneck"}, 'layer_type="bottleneck"'),
+    ("keras_hub", "config", {"hidden_dim": 32}, "hidden_size 16"),
+    ("keras_hub", "config", {"num_layers": 3}, "num_layers 2"),
+    ("keras_hub", "config", {"use_class_token": False}, "use_class_token=False"),
+]
+
+
+@pytest.mark.parametrize(("name", "inside", "stated", "match"), FACTS)
+def test_a_config_is_never_ignored(name, inside, stated, match, tmp_path):
+    """Each fact is honored, or the file is refused by the fact's name."""
+    folder = copy(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (config if inside is None else config[inside]).update(stated)
+    (folder / "config.json").write_text(json.dumps(config))
+    refuses(folder, match)
+
+
+def test_a_pooling_of_all_tokens(tmp_path):
+    """timm's global_pool="" puts the head on every token."""
+    folder = copy("timm_vit", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["global_pool"] = ""
+    (folder / "config.json").write_text(json.dumps(config))
     images, theirs = io("timm_vit")
-    np.testing.assert_allclose(outputs(told, images), theirs, atol=ATOL)
+    model = keras_vit.from_checkpoint(folder)
+    assert config_of(model).classifier == "token_unpooled"
+    np.testing.assert_allclose(outputs(model, images)[:, 0], theirs, atol=ATOL)
+
+
+def test_a_mean_beside_class_token_and_registers(tmp_path):
+    """timm's global_pool="avg" leaves both out; all of them are registers here."""
+    folder = copy("timm_dinov2_reg4", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["global_pool"] = "avg"
+    (folder / "config.json").write_text(json.dumps(config))
+    read = config_of(keras_vit.from_checkpoint(folder))
+    assert (read.classifier, read.num_registers) == ("gap", 5)
+
+
+@pytest.mark.parametrize(("embedded", "patches"), [(True, 4), (False, 9)])
+def test_tokens_without_positions_are_as_stated(embedded, patches, tmp_path):
+    """9 rows are a class token, 4 registers and 4 patches, or 9 patches."""
+    config = dataclasses.replace(TINY, num_registers=4, gelu="erf")
+    model = keras_vit.vit(config, image_size=(8, 8), num_classes=3)
+    weights.save(model, tmp_path, format="timm")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated["model_args"] |= {"no_embed_class": not embedded, "img_size": None}
+    stated["pretrained_cfg"].pop("input_size")
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    side = 4 * round(patches**0.5)
+    read = keras_vit.from_checkpoint(tmp_path)
+    assert read.input_shape == (None, side, side, 3)
+
+
+DROPPED = "classifier of 5 classes that reads the class token and the mean"
+
+
+@pytest.mark.parametrize("classes", [None, 5, 3])
+def test_a_dropped_classifier_is_a_warning(classes, tmp_path):
+    """DINOv2's linear head: it was left out, and classes=5 gave a head of zeros."""
+    head = {
+        "classifier.weight": np.ones((5, 32), np.float32),
+        "classifier.bias": np.ones(5, np.float32),
+    }
+    folder = changed("hf_dinov2_reg_model", tmp_path, **head)
+    with pytest.warns(UserWarning, match=DROPPED):
+        model = keras_vit.from_checkpoint(folder, classes=classes)
+    assert ("head" in {layer.name for layer in model.layers}) == bool(classes)
+    keras_vit.from_checkpoint(folder, classes=0)  # Features, as asked.
+    into = keras_vit.vit(config_of(model), image_size=(32, 32), num_classes=5)
+    with pytest.warns(UserWarning, match=DROPPED):
+        weights.load(into, folder)
 
 
 def rewritten(name, tmp_path, rename, reshape=lambda name, value: value):
@@ -400,7 +648,7 @@ def test_big_vision_with_its_optimizer(name, prefix, tmp_path):
     path, images, logits = rewritten(name, tmp_path, lambda key: prefix + key)
     model = keras_vit.from_checkpoint(path, image_size=images.shape[1:3])
     np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
-    assert model.checkpoint_report.dialect == "big_vision"
+    assert model.provenance.dialect == "big_vision"
 
 
 def test_one_tower_of_big_vision(tmp_path):
@@ -428,7 +676,7 @@ def test_bit_with_keras_counters(tmp_path):
     path, images, logits = rewritten("bit_mini", tmp_path, numbered)
     model = keras_vit.from_checkpoint(path, image_size=images.shape[1:3])
     np.testing.assert_allclose(outputs(model, images), logits, atol=ATOL)
-    assert model.checkpoint_report.dialect == "bit"
+    assert model.provenance.dialect == "bit"
 
 
 @pytest.mark.parametrize("shape", [(-1,), (1, 1, 1, -1)])

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -402,6 +403,42 @@ def test_processes_at_once(server, target):
         "ViT.npz",
         "ViT.npz.sha256",
     ]
+
+
+def test_a_second_process_waits_with_a_message(server, target):
+    target.parent.mkdir()
+    with filelock.FileLock(f"{target}.lock"):
+        process = child(f"{server.url}/a.npz", target)
+        line = process.stderr.readline()
+        assert line == f"Waiting for another process that downloads {target}\n"
+        assert not server.log
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert target.read_bytes() == BODY
+
+
+def test_a_symbolic_link_is_refused_as_a_lock(server, target, tmp_path):
+    """Following one could truncate or delete a file elsewhere."""
+    target.parent.mkdir()
+    (tmp_path / "other").write_text("kept")
+    link = Path(f"{target}.lock")
+    link.symlink_to(tmp_path / "other")
+    with pytest.raises(DownloadError, match="symbolic links"):
+        download([f"{server.url}/a.npz"], target)
+    assert link.is_symlink()
+    assert (tmp_path / "other").read_text() == "kept"
+    assert not server.log
+
+
+def test_a_file_system_without_locks(server, target, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    assert download([f"{server.url}/a.npz"], target).read_bytes() == BODY
+    told = capsys.readouterr().err
+    assert "No lock on this file system ([Errno 37] No locks available)" in told
+    assert not list(target.parent.glob("*.lock"))
 
 
 def test_killed_then_resumed(server, target):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import CLASS_TOKENS, NUMERICS, ResNetConfig, ViTConfig
-from keras_vit.models.description import config_of
+from keras_vit.weights.architecture import config_of
 
 # Files are written by the same code on every backend, and JAX compiles every shape.
 pytestmark = pytest.mark.tensorflow_only

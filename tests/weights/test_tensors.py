@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import resource
 import struct
 import sys
 import zipfile
@@ -91,6 +92,32 @@ def sharded(folder, **changes):
 
 
 # Whole files.
+
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    """A system's limit is often 256 or 1024; shards are opened one at a time."""
+    shards = {f"t{i}": f"model-{i:03}.safetensors" for i in range(40)}
+    for i, (name, shard) in enumerate(shards.items()):
+        save_file({name: np.full(2, i, np.float32)}, tmp_path / shard)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": shards}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    present = len(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (present + 20, limits[1]))
+    try:
+        read = all_of(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [read[name].tolist() for name in shards] == [[i, i] for i in range(40)]
+
+
+def test_a_shard_that_changes_while_it_is_read(tmp_path):
+    with open_tensors(sharded(tmp_path)) as file:
+        changed = {"a": np.zeros(2, np.float32)}
+        save_file(changed, tmp_path / "other")
+        (tmp_path / "other").replace(tmp_path / "model-1.safetensors")
+        with pytest.raises(ValueError, match="changed while it was read"):
+            file["a"]
+        np.testing.assert_array_equal(file["b"], np.full(3, 2, np.float32))
 
 
 @pytest.mark.parametrize("format", ["npz", "safetensors", "h5"])

@@ -16,10 +16,8 @@ TAG, VARIANT = "imagenet21k+imagenet2012-224", "ViT-B/16"
 def tagged(source, **overrides):
     """A mini model that passes for the tag's."""
     model = keras_vit.from_checkpoint(REFERENCE / f"{source}.npz", **overrides)
-    report = dataclasses.replace(
-        model.checkpoint_report, published=registry.find(VARIANT, TAG)
-    )
-    model.checkpoint_report = report
+    provenance = dataclasses.replace(model.provenance, variant=VARIANT, tag=TAG)
+    model.facts = dataclasses.replace(model.facts, provenance=provenance)
     return model
 
 

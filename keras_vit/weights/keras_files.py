@@ -1,0 +1,167 @@
+"""Files of Keras's `model.save_weights`, for a model whose config is known.
+
+They name layers by class and number and state no architecture. A model of the config,
+at the file's own size, loads one by Keras itself; its tensors are then like any other
+checkpoint's: positions are resized, a new head is possible.
+"""
+
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.layers.encoder import undrawn
+from keras_vit.models.resnet import resnet
+from keras_vit.models.vit import vit
+from keras_vit.weights import variables
+from keras_vit.weights.config_json import Grid
+from keras_vit.weights.contents import Contents
+from keras_vit.weights.names import is_of_keras
+from keras_vit.weights.tensors import open_tensors
+
+_PATCHES = "layers/patch_embedding/projection/vars/0"
+_ROOT = "layers/std_conv2d/vars/0"
+_POSITIONS = "layers/add_position_embs/vars/0"
+_TOKENS = "layers/class_token/vars/0"
+_SEED = "/seed_generator/"
+_DENSE = re.compile(r"layers/dense(?:_([0-9]+))?/vars/1")
+REMEDY = "Build the model as it was saved and call model.load_weights(path)"
+
+
+def read(
+    path: Path, config: ViTConfig | ResNetConfig, size: tuple[int, int] | None
+) -> Contents | None:
+    """A file of `model.save_weights`, read by a model of `config`.
+
+    Args:
+        path: any checkpoint file.
+        config: the saved model's config.
+        size: (H, W) in pixels that it may have been saved at, besides square ones.
+
+    Returns:
+        The file's tensors under canonical names; None of any other kind of file.
+
+    Raises:
+        ValueError: if the file is damaged or of a model of another config.
+    """
+    if not path.is_file() or not _is_h5(path):
+        return None
+    with open_tensors(path) as file:  # Checked before Keras opens it.
+        if not is_of_keras(file):
+            return None
+        shapes = {name: file.shape(name) for name in file if _SEED not in name}
+        for name in shapes:
+            if not np.isfinite(file[name]).all():
+                raise ValueError(
+                    "Expected finite weights. Received: NaN or infinity in "
+                    f"{name} of {path}"
+                )
+    try:
+        return _read(path, config, size, shapes)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ValueError(
+            f"Expected a file of model.save_weights for {config}. Received: {path} "
+            f"({str(error)[:300]}). {REMEDY}"
+        ) from error
+
+
+def _is_h5(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
+def _read(
+    path: Path,
+    config: ViTConfig | ResNetConfig,
+    size: tuple[int, int] | None,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Contents:
+    channels = shapes[_ROOT if _ROOT in shapes else _PATCHES][2]
+    classes = _classes(config, shapes)
+    positions, grid = None, None
+    with undrawn():
+        if isinstance(config, ResNetConfig):
+            model = resnet(
+                config,
+                image_size=(224, 224),
+                num_classes=classes,
+                num_channels=channels,
+            )
+        else:
+            pixels = config.patch_size * (config.resnet.stride if config.resnet else 1)
+            grid = _grid(shapes, size, pixels)
+            positions = grid[0] * grid[1]
+            model = vit(
+                config,
+                image_size=(grid[0] * pixels, grid[1] * pixels),
+                num_classes=classes,
+                num_channels=channels,
+            )
+    _load(model, path, len(shapes))
+    tensors = {
+        name: tensor
+        for entry in variables.entries(model)
+        for name, tensor in entry.split().items()
+    }
+    return Contents(
+        where=str(path),
+        tensors=tensors,
+        config=config,
+        num_channels=channels,
+        num_classes=classes,
+        num_positions=positions,
+        grid=grid,
+        dialect="keras",
+    )
+
+
+def _load(model: keras.Model, path: Path, count: int) -> None:
+    """Every weight of the model out of the file, and all of the file's."""
+    if count != len(model.weights):
+        raise ValueError(f"it holds {count} weights, the model {len(model.weights)}")
+    for weight in model.weights:
+        weight.assign(np.full(weight.shape, np.nan, "float32"))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # Keras warns of containers of its own that it skips; weights are checked here.
+        warnings.filterwarnings("ignore", "Skipping nested container")
+        copy = path
+        if not path.name.endswith(".weights.h5"):  # Keras goes by the ending.
+            copy = Path(folder) / "copy.weights.h5"
+            shutil.copyfile(path, copy)
+        model.load_weights(copy)
+    for weight in model.weights:
+        if np.isnan(keras.ops.convert_to_numpy(weight)).any():
+            raise ValueError(f"it does not hold {weight.path}")
+
+
+def _classes(
+    config: ViTConfig | ResNetConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """The outputs of the last dense layer that is not `pre_logits`."""
+    dense = {
+        int(match[1] or 0): shape[0]
+        for name, shape in shapes.items()
+        if (match := _DENSE.fullmatch(name))
+    }
+    hidden = isinstance(config, ViTConfig) and config.representation_size is not None
+    units = [dense[number] for number in sorted(dense)][int(hidden) :]
+    return units[-1] if units else None
+
+
+def _grid(
+    shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int] | None, pixels: int
+) -> Grid:
+    tokens = shapes[_TOKENS][1] if _TOKENS in shapes else 0
+    count = shapes[_POSITIONS][-2] - tokens
+    side = round(max(count, 0) ** 0.5)
+    asked = (0, 0) if size is None else (-(-size[0] // pixels), -(-size[1] // pixels))
+    for rows, columns in (asked, (side, side)):
+        if rows * columns == count > 0:
+            return rows, columns
+    raise ValueError(f"{count} positions are no square and not those of {size}")

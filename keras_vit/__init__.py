@@ -1,56 +1,91 @@
 """The Vision Transformer paper (arXiv:2010.11929v2) as a Keras 3 library."""
 
 import importlib
-from typing import Any
+import sys
+from typing import TYPE_CHECKING
 
-from keras_vit import layers, models, recipes, self_supervision, training, weights
+from keras_vit._lazy import names_of
 from keras_vit._version import __version__
-from keras_vit.applications import (
-    Axial_ResNet50,
-    Axial_ViT_B16,
-    Axial_ViT_B32,
-    BiT_R50x1,
-    BiT_R50x2,
-    BiT_R50x3,
-    BiT_R101x1,
-    BiT_R101x3,
-    BiT_R152x1,
-    BiT_R152x2,
-    BiT_R152x4,
-    BiT_R200x3,
-    R26_ViT_B32,
-    R26_ViT_S32,
-    R50_ViT_B16,
-    R50_ViT_B32,
-    R50_ViT_L16,
-    R50_ViT_L32,
-    R_ViT_Ti16,
-    ViT_B8,
-    ViT_B16,
-    ViT_B32,
-    ViT_H14,
-    ViT_L16,
-    ViT_L32,
-    ViT_S16,
-    ViT_S32,
-    ViT_Ti16,
-    decode_predictions,
-    from_checkpoint,
-    preprocess_input,
-)
-from keras_vit.configs import VARIANTS, EfficientNetConfig, ResNetConfig, ViTConfig
-from keras_vit.layers import (
-    AddPositionEmbs,
-    ClassToken,
-    MAPHead,
-    MlpBlock,
-    PatchEmbedding,
-    SelfAttention,
-    StdConv2D,
-    TransformerBlock,
-)
-from keras_vit.models import at_resolution, efficientnet, for_task, resnet, vit
-from keras_vit.weights import verify
+
+if TYPE_CHECKING:
+    from keras_vit import (
+        data,
+        evaluation,
+        inspection,
+        layers,
+        models,
+        recipes,
+        self_supervision,
+        serving,
+        training,
+        weights,
+    )
+    from keras_vit.applications import (
+        Axial_ResNet50,
+        Axial_ViT_B16,
+        Axial_ViT_B32,
+        BiT_R50x1,
+        BiT_R50x2,
+        BiT_R50x3,
+        BiT_R101x1,
+        BiT_R101x3,
+        BiT_R152x1,
+        BiT_R152x2,
+        BiT_R152x4,
+        BiT_R200x3,
+        R26_ViT_B32,
+        R26_ViT_S32,
+        R50_ViT_B16,
+        R50_ViT_B32,
+        R50_ViT_L16,
+        R50_ViT_L32,
+        R_ViT_Ti16,
+        ViT_B8,
+        ViT_B16,
+        ViT_B32,
+        ViT_H14,
+        ViT_L16,
+        ViT_L32,
+        ViT_S16,
+        ViT_S32,
+        ViT_Ti16,
+        decode_predictions,
+        from_checkpoint,
+        preprocess_input,
+    )
+    from keras_vit.configs import VARIANTS, EfficientNetConfig, ResNetConfig, ViTConfig
+    from keras_vit.facts import Facts, Preprocessing, Provenance
+    from keras_vit.layers import (
+        AddPositionEmbs,
+        ClassToken,
+        MAPHead,
+        MlpBlock,
+        PatchEmbedding,
+        SelfAttention,
+        StdConv2D,
+        TransformerBlock,
+    )
+    from keras_vit.models.efficientnet import efficientnet
+    from keras_vit.models.resnet import resnet
+    from keras_vit.models.transfer import at_resolution, for_task
+    from keras_vit.models.vision import VisionModel
+    from keras_vit.models.vit import vit
+    from keras_vit.weights import verify
+else:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        applications="Axial_ResNet50 Axial_ViT_B16 Axial_ViT_B32 BiT_R101x1 BiT_R101x3 "
+        "BiT_R152x1 BiT_R152x2 BiT_R152x4 BiT_R200x3 BiT_R50x1 BiT_R50x2 BiT_R50x3 "
+        "R26_ViT_B32 R26_ViT_S32 R50_ViT_B16 R50_ViT_B32 R50_ViT_L16 R50_ViT_L32 "
+        "R_ViT_Ti16 ViT_B16 ViT_B32 ViT_B8 ViT_H14 ViT_L16 ViT_L32 ViT_S16 ViT_S32 "
+        "ViT_Ti16 decode_predictions from_checkpoint preprocess_input",
+        configs="EfficientNetConfig ResNetConfig VARIANTS ViTConfig",
+        facts="Facts Preprocessing Provenance",
+        layers="AddPositionEmbs ClassToken MAPHead MlpBlock PatchEmbedding "
+        "SelfAttention StdConv2D TransformerBlock",
+        models="VisionModel at_resolution efficientnet for_task resnet vit",
+        weights="verify",
+    )
 
 __all__ = [
     "AddPositionEmbs",
@@ -68,9 +103,12 @@ __all__ = [
     "BiT_R50x3",
     "ClassToken",
     "EfficientNetConfig",
+    "Facts",
     "MAPHead",
     "MlpBlock",
     "PatchEmbedding",
+    "Preprocessing",
+    "Provenance",
     "R26_ViT_B32",
     "R26_ViT_S32",
     "R50_ViT_B16",
@@ -93,6 +131,7 @@ __all__ = [
     "ViT_S16",
     "ViT_S32",
     "ViT_Ti16",
+    "VisionModel",
     "__version__",
     "at_resolution",
     "data",
@@ -115,9 +154,7 @@ __all__ = [
     "weights",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """What few need is imported on first use: `data`, `evaluation` and such."""
-    if name in ("data", "evaluation", "inspection", "serving"):
-        return importlib.import_module(f"keras_vit.{name}")
-    raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")
+# `import keras_vit` is enough to load a saved model, whose classes Keras must know. The
+# command line registers them when a command needs Keras (`cli.shell.import_keras`).
+if "keras_vit_command" not in sys.modules:
+    importlib.import_module("keras_vit._registered")

@@ -1,157 +1,95 @@
 """The keras.applications face: pretrained models in one line, over models and weights.
 
-Every builder takes keras.applications' arguments, with its meanings; three departures
-are stated in `_DOC`. This is the only module that puts models and weights together.
+Every builder accepts the arguments of keras.applications, followed by its own. This is
+the only module that combines models and weights.
 """
 
 import contextlib
 import dataclasses
-import functools
-import operator
 import os
 import warnings
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import keras
 import numpy as np
 
+from keras_vit import arguments
+from keras_vit.builder import PER_VARIANT, Builder
 from keras_vit.configs import (
-    AXIAL_RESNETS,
-    AXIAL_VARIANTS,
-    BIT_VARIANTS,
     CLASS_TOKENS,
-    HYBRID_VARIANTS,
     NUMERICS,
-    VIT_VARIANTS,
     Classifier,
     Gelu,
+    Numerics,
+    Overrides,
     PoolPadding,
     ResNetConfig,
     ViTConfig,
-    builder_name,
     numerics_of,
 )
+from keras_vit.facts import Facts, imagenet2012_labels
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.layers.encoder import undrawn
 from keras_vit.models import heads
 from keras_vit.models.resnet import classify as classify_map
 from keras_vit.models.resnet import encode as feature_map
-from keras_vit.models.vit import encode
-from keras_vit.weights import checkpoint, contents, download, registry
+from keras_vit.models.vision import VisionModel
+from keras_vit.models.vit import check_size, encode
+from keras_vit.weights import checkpoint, contents, download, keras_files, registry
 from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
 from keras_vit.weights.contents import Contents
 
 POOLINGS = (None, "token", "avg", "max")
 
-_DOC = """Builds {variant} ({source}), pretrained unless `weights=None`.
-
-The arguments are keras.applications', those after `name` this library's.
-
-Args:
-    include_top: whether to put the classifier on top.
-    weights: None (random), a tag ({tags}), a file,
-        or a directory holding the tag's file or one checkpoint file.
-    input_tensor: Keras tensor [B, H, W, C] to use as the images.
-    input_shape: (H, W, C). {size} with
-        pretrained weights: positions are resized (3.2), the first kernel is adapted to
-        C. Default: the weights' own size, else (224, 224, 3).
-    pooling: with `include_top=False`: None returns all tokens [B, T, D], "token" the
-        class token's, "avg" and "max" the mean and maximum over the T tokens.
-    classes: K. Default: the weights' own classes, else 1000; another number than the
-        weights' makes a new, zero-initialised head.
-    classifier_activation: of the head; None returns logits.
-    name: of the model.
-    classifier: "token", "gap", "map", "unpooled", "token_unpooled" (D.3) or "distilled"
-        (DeiT); an axial model has no class token, so only "gap", "map", "unpooled".
-    representation_size: width of the tanh layer `pre_logits` before the head, or None.
-    dropout_rate: after every dense layer but query, key and value (B.1); default
-        {dropout_rate}.
-    attention_dropout_rate: of the attention probabilities, in [0, 1).
-    stochastic_depth_rate: of the last block's branches, in training; see `ViTConfig`.
-    gelu: "tanh" (the published weights') or "erf"; default: the weights' own.
-    numerics: "paper", "timm" or "hf": whose GELU and epsilons to compute with in the
-        place of the weights' own. A tag's are the paper's, whatever copy is loaded.
-
-Returns:
-    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K], or to
-    what `pooling` says; what was loaded is `model.checkpoint_report`.
-
-Raises:
-    ValueError: if an argument is impossible, the tag is unknown or the weights do not
-        fit.
-    OSError: if there is no such file, or no mirror has the weights.
-"""
-
-_RESNET_DOC = """Builds {variant} ({source}), pretrained unless `weights=None`.
-
-The arguments are keras.applications', those after `name` this library's.
-
-Args:
-    include_top: whether to put the classifier on top.
-    weights: None (random), a tag ({tags}), a file,
-        or a directory holding the tag's file or one checkpoint file.
-    input_tensor: Keras tensor [B, H, W, C] to use as the images.
-    input_shape: (H, W, C), any. Default: the weights' own size, else (224, 224, 3).
-    pooling: with `include_top=False`: None returns the feature map [B, H/32, W/32, C'],
-        "avg" and "max" its mean and maximum.
-    classes: K. Default: the weights' own classes, else 1000; another number than the
-        weights' makes a new, zero-initialised head.
-    classifier_activation: of the head; None returns logits.
-    name: of the model.
-    pool_padding: of the root's pool: "zero", as big_transfer, or "inf", as big_vision.
-    numerics: "paper", "timm" or "hf": whose epsilons to compute with in the place of
-        the weights' own.
-
-Returns:
-    A `keras.Model` from images [B, H, W, C] in [-1, 1] to probabilities [B, K], or to
-    what `pooling` says; what was loaded is `model.checkpoint_report`.
-
-Raises:
-    ValueError: if an argument is impossible, the tag is unknown or the weights do not
-        fit.
-    OSError: if there is no such file, or no mirror has the weights.
-"""
-
 
 def _build(
-    variant: str,
-    config: ViTConfig | ResNetConfig,
+    self: Builder[Any],
     *,
     include_top: bool,
     weights: str | os.PathLike[str] | None,
     input_tensor: Tensor | None,
-    input_shape: tuple[int, int, int] | None,
+    input_shape: tuple[Any, ...] | None,
     pooling: str | None,
     classes: int | None,
     classifier_activation: Any,
     name: str,
     numerics: str | None,
+    gelu: str | None = None,
     **chosen: Any,
-) -> keras.Model:
-    """What every builder does: resolve, read, build, load."""
+) -> VisionModel:
+    """Resolves the weights, reads them, builds the model and fills it."""
+    variant, config = self.variant, self.config
+    weights, name = self.value_of("weights", weights), self.value_of("name", name)
+    chosen = {key: self.value_of(key, value) for key, value in chosen.items()}
+    if gelu is not None:
+        chosen["gelu"] = gelu
+    include_top = arguments.flag("include_top", include_top)
+    classes = arguments.optional(arguments.integer, "classes", classes)
+    arguments.optional(arguments.choice, "numerics", numerics, choices=NUMERICS)
+    _check_weights(weights)
+    _check_activation(classifier_activation)
     source, published = _resolve(variant, weights)
     found = None
     if source is not None:
         # A tag's training computes as the paper's code does, whoever keeps the copy.
         own = numerics or ("paper" if published else None)
-        found = contents.read(source, numerics=own)
+        size = None if input_shape is None else input_shape[:2]
+        saved = config if numerics is None else _with(config, numerics)
+        saved = dataclasses.replace(saved, **chosen)
+        found = keras_files.read(source, saved, size) or contents.read(
+            source, numerics=own, num_heads=getattr(config, "num_heads", None)
+        )
+        if include_top:
+            checkpoint.warn_of_dropped_head(found, stacklevel=3)
         chosen = _numerics_in(found, config) | chosen
     elif numerics is not None:
         chosen = numerics_of(config, numerics) | chosen
     config = dataclasses.replace(config, **chosen)
     _check_pooling(config, include_top, pooling)
-    if input_shape is None:
-        size = published.image_size if published else (224, 224)
-        input_shape = (*size, 3)
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"Expected input_shape (H, W, C). Received: input_shape={input_shape}"
-        )
-    images = _images(input_tensor, input_shape)
-    classes = None if classes is None else operator.index(classes)
+    size = published.image_size if published else (224, 224)
+    images = _images(config, input_tensor, input_shape, (*size, 3))
     own_classes = published.num_classes if published else None
     if own_classes is None:
         own_classes = (found.num_classes if found else None) or 1000
@@ -165,11 +103,12 @@ def _build(
     if input_tensor is not None:
         sources = keras.utils.get_source_inputs(images)
         inputs = sources[0] if len(sources) == 1 else sources
-    model = keras.Model(inputs, outputs, name=name)
+    model = VisionModel(inputs, outputs, name, facts=Facts(config=config))
     if found is None:
         return model
-    report = checkpoint.assign(model, found)
-    model.checkpoint_report = dataclasses.replace(report, published=published)
+    report = checkpoint.assign(model, found, **_published(published))
+    if include_top and published and "head/bias" in report.names("loaded"):
+        model.labels = _labels(published)
     headless = "head/kernel" in report.names("fresh")
     if include_top and classes is None and (report.zero_head or headless):
         what = "has no head" if headless else "has a head of zeros, as published"
@@ -180,6 +119,22 @@ def _build(
             stacklevel=3,
         )
     return model
+
+
+def _published(row: registry.Checkpoint | None) -> dict[str, str]:
+    """The fields of `Provenance` that a tag knows."""
+    if row is None:
+        return {}
+    return {"variant": row.variant, "tag": row.tag, "license": row.licence}
+
+
+def _labels(row: registry.Checkpoint) -> tuple[str, ...] | None:
+    """The names of a published head's classes; those of ImageNet-21k are not here."""
+    return imagenet2012_labels() if row.labels == "imagenet2012" else None
+
+
+def _with(config: Any, numerics: str) -> Any:
+    return dataclasses.replace(config, **numerics_of(config, numerics))
 
 
 def _numerics_in(found: Contents, config: ViTConfig | ResNetConfig) -> dict[str, Any]:
@@ -217,11 +172,7 @@ def _classify(
 def _check_pooling(
     config: ViTConfig | ResNetConfig, include_top: bool, pooling: str | None
 ) -> None:
-    if pooling not in POOLINGS:
-        raise ValueError(
-            "Expected pooling to be None, 'token', 'avg' or 'max'. "
-            f"Received: pooling={pooling!r}"
-        )
+    arguments.choice("pooling", pooling, POOLINGS)
     token = isinstance(config, ViTConfig) and CLASS_TOKENS[config.classifier]
     if pooling == "token" and not include_top and not token:
         what = (
@@ -239,23 +190,75 @@ def _pool(features: Tensor, pooling: str | None) -> Tensor:
     if pooling is None:
         return features
     if pooling == "token":
-        return features[:, 0]
-    layers = keras.layers
-    kinds = {
-        ("avg", 3): layers.GlobalAveragePooling1D,
-        ("max", 3): layers.GlobalMaxPooling1D,
-        ("avg", 4): layers.GlobalAveragePooling2D,
-        ("max", 4): layers.GlobalMaxPooling2D,
-    }
-    return kinds[pooling, len(features.shape)](name=f"{pooling}_pool")(features)
+        return heads.class_token(features)
+    name, tokens = f"{pooling}_pool", len(features.shape) == 3
+    layer: keras.layers.Layer
+    if pooling == "avg" and tokens:
+        layer = keras.layers.GlobalAveragePooling1D(
+            data_format="channels_last", name=name
+        )
+    elif pooling == "avg":
+        layer = keras.layers.GlobalAveragePooling2D(
+            data_format="channels_last", name=name
+        )
+    elif tokens:
+        layer = keras.layers.GlobalMaxPooling1D(data_format="channels_last", name=name)
+    else:
+        layer = keras.layers.GlobalMaxPooling2D(data_format="channels_last", name=name)
+    return layer(features)
 
 
-def _images(tensor: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+def _images(
+    config: ViTConfig | ResNetConfig,
+    tensor: Tensor | None,
+    shape: tuple[Any, ...] | None,
+    default: tuple[int, int, int],
+) -> Tensor:
+    """The images: the tensor that was given, or an input of a shape that fits."""
     if tensor is None:
+        shape = _check_shape("input_shape", default if shape is None else shape, config)
         return keras.Input(shape, name="images")
-    if keras.utils.is_keras_tensor(tensor):
-        return tensor
-    return keras.Input(tensor=tensor, name="images")
+    if not keras.utils.is_keras_tensor(tensor) or len(tensor.shape) != 4:
+        raise ValueError(
+            "Expected input_tensor to be a Keras tensor [B, H, W, C]. "
+            f"Received: input_tensor={arguments.shown(tensor)}"
+        )
+    own = _check_shape("input_tensor", tuple(tensor.shape[1:]), config)
+    if shape is not None and _check_shape("input_shape", shape, config) != own:
+        raise ValueError(
+            f"Expected input_shape to be the input_tensor's, {own}. Leave it out. "
+            f"Received: input_shape={tuple(shape)}"
+        )
+    return tensor
+
+
+def _check_shape(name: str, shape: Any, config: ViTConfig | ResNetConfig) -> Any:
+    """(H, W, C), if the model can be built on it; H and W of a BiT may be None."""
+    opened = isinstance(config, ResNetConfig) and config.unit != "axial"
+    shape = arguments.sides(name, shape, letters="(H, W, C)", opened=opened)
+    if isinstance(config, ViTConfig):
+        check_size(name, shape[:2], config)
+    return shape
+
+
+def _check_weights(weights: Any) -> None:
+    if weights is None or (isinstance(weights, str | os.PathLike) and str(weights)):
+        return
+    raise ValueError(
+        "Expected weights to be None, a tag, a file or a folder. "
+        f"Received: weights={arguments.shown(weights)}"
+    )
+
+
+def _check_activation(activation: Any) -> None:
+    try:
+        keras.activations.get(activation)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "Expected classifier_activation to be None, the name of a Keras activation "
+            "or a function. Received: classifier_activation="
+            f"{arguments.shown(activation)}"
+        ) from error
 
 
 def _resolve(
@@ -272,7 +275,12 @@ def _resolve(
             published = registry.find(variant, str(weights))
             return download.locate(published), published
         return path, None
-    published = registry.find(variant, str(weights))
+    try:
+        published = registry.find(variant, str(weights))
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Nor is weights={str(weights)!r} a file or a folder"
+        ) from error
     return download.locate(published), published
 
 
@@ -307,151 +315,154 @@ def _trained_head(variant: str) -> str:
     )
 
 
-def _default_weights(variant: str) -> str | None:
-    """The paper's ImageNet-21k weights, else AugReg's, else none were published."""
-    tags = registry.tags(variant)
-    wanted = ("imagenet21k", "augreg-imagenet21k")
-    return next((tag for tag in wanted if tag in tags), None)
+class ViTBuilder(Builder[ViTConfig]):
+    """A builder of ViTs, hybrids and axial ViTs (sections 3.1, 4.1, D.6)."""
 
-
-def _named(
-    build: Callable[..., keras.Model], variant: str, config: ViTConfig | ResNetConfig
-) -> Callable[..., keras.Model]:
-    """`build` under the variant's public name, with its documentation."""
-    tags = ", ".join(repr(tag) for tag in registry.tags(variant))
-    build.__name__ = build.__qualname__ = builder_name(variant)
-    if isinstance(config, ResNetConfig):
-        source = "D.6" if config.unit == "axial" else "section 4.1's BiT"
-        build.__doc__ = _RESNET_DOC.format(
-            variant=variant, source=source, tags=tags or "none is known"
-        )
-        return build
-    source = "Table 1, section 3.1"
-    size = f"Any multiple of the patch size, {config.patch_size}, works"
-    if config.resnet is not None:
-        size, source = "Any size works", "hybrid, sections 3.1 and 4.1"
-    elif config.attention == "axial":
-        source = "D.6"
-    elif variant.startswith(("ViT-Ti", "ViT-S")):
-        source = "section 3.1; the size is DeiT's and AugReg's"
-    build.__doc__ = _DOC.format(
-        variant=variant,
-        source=source,
-        tags=tags or "none is known",
-        size=size,
-        dropout_rate=config.dropout_rate,
-    )
-    return build
-
-
-def _vit_builder(variant: str, config: ViTConfig) -> Callable[..., keras.Model]:
-    """The public function of a ViT, a hybrid or an axial ViT."""
-    default_weights = _default_weights(variant)
-
-    def build(
+    def __call__(
+        self,
         include_top: bool = True,
-        weights: str | os.PathLike[str] | None = default_weights,
+        weights: str | os.PathLike[str] | None = PER_VARIANT,
         input_tensor: Tensor | None = None,
         input_shape: tuple[int, int, int] | None = None,
-        pooling: str | None = None,
+        pooling: Literal["token", "avg", "max"] | None = None,
         classes: int | None = None,
-        classifier_activation: Any = "softmax",
-        name: str = builder_name(variant).lower(),
+        classifier_activation: str | Callable[..., Tensor] | None = "softmax",
+        name: str = PER_VARIANT,
         *,
-        classifier: Classifier = config.classifier,
-        representation_size: int | None = config.representation_size,
-        dropout_rate: float = config.dropout_rate,
-        attention_dropout_rate: float = config.attention_dropout_rate,
-        stochastic_depth_rate: float = config.stochastic_depth_rate,
+        classifier: Classifier = PER_VARIANT,
+        representation_size: int | None = PER_VARIANT,
+        dropout_rate: float = PER_VARIANT,
+        attention_dropout_rate: float = PER_VARIANT,
+        stochastic_depth_rate: float = PER_VARIANT,
         gelu: Gelu | None = None,
-        numerics: str | None = None,
-    ) -> keras.Model:
-        return _build(
-            variant,
-            config,
-            include_top=include_top,
-            weights=weights,
-            input_tensor=input_tensor,
-            input_shape=input_shape,
-            pooling=pooling,
-            classes=classes,
-            classifier_activation=classifier_activation,
-            name=name,
-            numerics=numerics,
-            classifier=classifier,
-            representation_size=representation_size,
-            dropout_rate=dropout_rate,
-            attention_dropout_rate=attention_dropout_rate,
-            stochastic_depth_rate=stochastic_depth_rate,
-            **({} if gelu is None else {"gelu": gelu}),
-        )
+        numerics: Numerics | None = None,
+    ) -> VisionModel:
+        """Builds the variant, pretrained unless `weights=None`.
 
-    return _named(build, variant, config)
+        The arguments up to `name` are those of keras.applications.
+
+        Args:
+            include_top: whether to put the classifier on top.
+            weights: None (random), a tag, a file, or a directory that holds the tag's
+                file or one checkpoint file.
+            input_tensor: Keras tensor [B, H, W, C] to use as the images.
+            input_shape: (H, W, C). H and W must be multiples of the patch size; in a
+                hybrid they are free. With pretrained weights, positions are resized
+                (section 3.2) and the first kernel is adapted to C. Default: the size of
+                the weights, else (224, 224, 3).
+            pooling: with `include_top=False`: None returns all tokens [B, T, D],
+                "token" the class token, "avg" and "max" the mean and maximum over the T
+                tokens.
+            classes: K. Default: that of the weights, else 1000. A different number
+                replaces the head by a zero-initialized one.
+            classifier_activation: of the head; None returns logits.
+            name: of the model.
+            classifier: "token", "gap", "map", "unpooled", "token_unpooled" (D.3) or
+                "distilled" (DeiT). Axial models have no class token: "gap", "map" or
+                "unpooled".
+            representation_size: width of the tanh layer `pre_logits` before the head,
+                or None.
+            dropout_rate: after every dense layer but query, key and value (B.1).
+            attention_dropout_rate: of the attention probabilities, in [0, 1).
+            stochastic_depth_rate: of the branches of the last block, in training; see
+                `ViTConfig`.
+            gelu: "tanh" (as in the published weights) or "erf". Default: that of the
+                weights.
+            numerics: "paper", "timm" or "hf": GELU and epsilons to compute with instead
+                of those of the weights. A tag always has the paper's, also if a copy in
+                a different format is loaded.
+
+        Returns:
+            A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
+            or to features, by `pooling`. `model.provenance` states what was loaded.
+
+        Raises:
+            ValueError: if an argument is impossible, the tag is unknown or the weights
+                do not fit.
+            OSError: if the file does not exist, or no mirror has the weights.
+        """
+        return _build(**locals())  # `self` and the arguments.
 
 
-def _resnet_builder(variant: str, config: ResNetConfig) -> Callable[..., keras.Model]:
-    """The public function of a BiT ResNet or an axial one."""
-    default_weights = _default_weights(variant)
+class ResNetBuilder(Builder[ResNetConfig]):
+    """A builder of BiT ResNets and axial ResNets (sections 4.1, D.6)."""
 
-    def build(
+    def __call__(
+        self,
         include_top: bool = True,
-        weights: str | os.PathLike[str] | None = default_weights,
+        weights: str | os.PathLike[str] | None = PER_VARIANT,
         input_tensor: Tensor | None = None,
-        input_shape: tuple[int, int, int] | None = None,
-        pooling: str | None = None,
+        input_shape: tuple[int | None, int | None, int] | None = None,
+        pooling: Literal["avg", "max"] | None = None,
         classes: int | None = None,
-        classifier_activation: Any = "softmax",
-        name: str = builder_name(variant).lower(),
+        classifier_activation: str | Callable[..., Tensor] | None = "softmax",
+        name: str = PER_VARIANT,
         *,
-        pool_padding: PoolPadding = config.pool_padding,
-        numerics: str | None = None,
-    ) -> keras.Model:
-        return _build(
-            variant,
-            config,
-            include_top=include_top,
-            weights=weights,
-            input_tensor=input_tensor,
-            input_shape=input_shape,
-            pooling=pooling,
-            classes=classes,
-            classifier_activation=classifier_activation,
-            name=name,
-            numerics=numerics,
-            pool_padding=pool_padding,
-        )
+        pool_padding: PoolPadding = PER_VARIANT,
+        numerics: Numerics | None = None,
+    ) -> VisionModel:
+        """Builds the variant, pretrained unless `weights=None`.
 
-    return _named(build, variant, config)
+        The arguments up to `name` are those of keras.applications.
+
+        Args:
+            include_top: whether to put the classifier on top.
+            weights: None (random), a tag, a file, or a directory that holds the tag's
+                file or one checkpoint file.
+            input_tensor: Keras tensor [B, H, W, C] to use as the images.
+            input_shape: (H, W, C), any; H and W of a BiT may be None. Default: the size
+                of the weights, else (224, 224, 3).
+            pooling: with `include_top=False`: None returns the feature map
+                [B, H/32, W/32, C'], "avg" and "max" its mean and maximum.
+            classes: K. Default: that of the weights, else 1000. A different number
+                replaces the head by a zero-initialized one.
+            classifier_activation: of the head; None returns logits.
+            name: of the model.
+            pool_padding: of the root's pool: "zero", as in big_transfer, or "inf", as
+                in big_vision.
+            numerics: "paper", "timm" or "hf": epsilons to compute with instead of those
+                of the weights.
+
+        Returns:
+            A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
+            or to features, by `pooling`. `model.provenance` states what was loaded.
+
+        Raises:
+            ValueError: if an argument is impossible, the tag is unknown or the weights
+                do not fit.
+            OSError: if the file does not exist, or no mirror has the weights.
+        """
+        return _build(**locals())  # `self` and the arguments.
 
 
-ViT_Ti16 = _vit_builder("ViT-Ti/16", VIT_VARIANTS["ViT-Ti/16"])
-ViT_S16 = _vit_builder("ViT-S/16", VIT_VARIANTS["ViT-S/16"])
-ViT_S32 = _vit_builder("ViT-S/32", VIT_VARIANTS["ViT-S/32"])
-ViT_B8 = _vit_builder("ViT-B/8", VIT_VARIANTS["ViT-B/8"])
-ViT_B16 = _vit_builder("ViT-B/16", VIT_VARIANTS["ViT-B/16"])
-ViT_B32 = _vit_builder("ViT-B/32", VIT_VARIANTS["ViT-B/32"])
-ViT_L16 = _vit_builder("ViT-L/16", VIT_VARIANTS["ViT-L/16"])
-ViT_L32 = _vit_builder("ViT-L/32", VIT_VARIANTS["ViT-L/32"])
-ViT_H14 = _vit_builder("ViT-H/14", VIT_VARIANTS["ViT-H/14"])
-R_ViT_Ti16 = _vit_builder("R+ViT-Ti/16", HYBRID_VARIANTS["R+ViT-Ti/16"])
-R26_ViT_S32 = _vit_builder("R26+ViT-S/32", HYBRID_VARIANTS["R26+ViT-S/32"])
-R26_ViT_B32 = _vit_builder("R26+ViT-B/32", HYBRID_VARIANTS["R26+ViT-B/32"])
-R50_ViT_B16 = _vit_builder("R50+ViT-B/16", HYBRID_VARIANTS["R50+ViT-B/16"])
-R50_ViT_B32 = _vit_builder("R50+ViT-B/32", HYBRID_VARIANTS["R50+ViT-B/32"])
-R50_ViT_L16 = _vit_builder("R50+ViT-L/16", HYBRID_VARIANTS["R50+ViT-L/16"])
-R50_ViT_L32 = _vit_builder("R50+ViT-L/32", HYBRID_VARIANTS["R50+ViT-L/32"])
-Axial_ViT_B16 = _vit_builder("Axial-ViT-B/16", AXIAL_VARIANTS["Axial-ViT-B/16"])
-Axial_ViT_B32 = _vit_builder("Axial-ViT-B/32", AXIAL_VARIANTS["Axial-ViT-B/32"])
-BiT_R50x1 = _resnet_builder("BiT-R50x1", BIT_VARIANTS["BiT-R50x1"])
-BiT_R50x2 = _resnet_builder("BiT-R50x2", BIT_VARIANTS["BiT-R50x2"])
-BiT_R50x3 = _resnet_builder("BiT-R50x3", BIT_VARIANTS["BiT-R50x3"])
-BiT_R101x1 = _resnet_builder("BiT-R101x1", BIT_VARIANTS["BiT-R101x1"])
-BiT_R101x3 = _resnet_builder("BiT-R101x3", BIT_VARIANTS["BiT-R101x3"])
-BiT_R152x1 = _resnet_builder("BiT-R152x1", BIT_VARIANTS["BiT-R152x1"])
-BiT_R152x2 = _resnet_builder("BiT-R152x2", BIT_VARIANTS["BiT-R152x2"])
-BiT_R152x4 = _resnet_builder("BiT-R152x4", BIT_VARIANTS["BiT-R152x4"])
-BiT_R200x3 = _resnet_builder("BiT-R200x3", BIT_VARIANTS["BiT-R200x3"])
-Axial_ResNet50 = _resnet_builder("Axial-ResNet50", AXIAL_RESNETS["Axial-ResNet50"])
+ViT_Ti16 = ViTBuilder("ViT-Ti/16")
+ViT_S16 = ViTBuilder("ViT-S/16")
+ViT_S32 = ViTBuilder("ViT-S/32")
+ViT_B8 = ViTBuilder("ViT-B/8")
+ViT_B16 = ViTBuilder("ViT-B/16")
+ViT_B32 = ViTBuilder("ViT-B/32")
+ViT_L16 = ViTBuilder("ViT-L/16")
+ViT_L32 = ViTBuilder("ViT-L/32")
+ViT_H14 = ViTBuilder("ViT-H/14")
+R_ViT_Ti16 = ViTBuilder("R+ViT-Ti/16")
+R26_ViT_S32 = ViTBuilder("R26+ViT-S/32")
+R26_ViT_B32 = ViTBuilder("R26+ViT-B/32")
+R50_ViT_B16 = ViTBuilder("R50+ViT-B/16")
+R50_ViT_B32 = ViTBuilder("R50+ViT-B/32")
+R50_ViT_L16 = ViTBuilder("R50+ViT-L/16")
+R50_ViT_L32 = ViTBuilder("R50+ViT-L/32")
+Axial_ViT_B16 = ViTBuilder("Axial-ViT-B/16")
+Axial_ViT_B32 = ViTBuilder("Axial-ViT-B/32")
+BiT_R50x1 = ResNetBuilder("BiT-R50x1")
+BiT_R50x2 = ResNetBuilder("BiT-R50x2")
+BiT_R50x3 = ResNetBuilder("BiT-R50x3")
+BiT_R101x1 = ResNetBuilder("BiT-R101x1")
+BiT_R101x3 = ResNetBuilder("BiT-R101x3")
+BiT_R152x1 = ResNetBuilder("BiT-R152x1")
+BiT_R152x2 = ResNetBuilder("BiT-R152x2")
+BiT_R152x4 = ResNetBuilder("BiT-R152x4")
+BiT_R200x3 = ResNetBuilder("BiT-R200x3")
+Axial_ResNet50 = ResNetBuilder("Axial-ResNet50")
 
 
 def from_checkpoint(
@@ -459,17 +470,18 @@ def from_checkpoint(
     *,
     image_size: tuple[int, int] | None = None,
     classes: int | None = None,
+    num_channels: int | None = None,
     grid: tuple[int, int] | None = None,
-    numerics: str | None = None,
-    **overrides: Any,
-) -> keras.Model:
-    """Builds the model a checkpoint needs, and fills it; not in the paper.
+    numerics: Numerics | None = None,
+    **overrides: Unpack[Overrides],
+) -> VisionModel:
+    """Builds the model a checkpoint needs, and fills it.
 
     The architecture is read off the tensors: channels from the first kernel, heads
     from the query's where its axes show them, `pre_logits` kept when present, a class
     token by `cls`, MAP by `MAPHead_0`, BiT by its names. Numerics (GELU, epsilons)
     are those of the library that wrote the file; a `config.json` beside it, ours,
-    timm's or transformers', is stronger. The report says what was chosen.
+    timm's or transformers', is stronger. `model.provenance` states what was chosen.
 
     Args:
         source: an npz (official in either numbering, big_vision, BiT), safetensors
@@ -479,6 +491,8 @@ def from_checkpoint(
             file's own position grid, else (224, 224).
         classes: K; another number than the file's makes a new head, without
             `pre_logits`. Default: the file's; without a head, features.
+        num_channels: C of the images; the first kernel is adapted to it, so that gray
+            images are embedded as before. Default: the file's.
         grid: (rows, columns) of the file's position table; needed when it is not
             square and not that of `image_size`.
         numerics: "paper", "timm" or "hf" in the place of the file's own.
@@ -486,8 +500,8 @@ def from_checkpoint(
             `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
     Returns:
-        A `keras.Model` to logits, never softmax; its weights' `Report` is
-        `model.checkpoint_report`.
+        A `VisionModel` to logits, never softmax, with the preprocessing that the file
+        states; `model.provenance` states what was loaded.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -501,6 +515,11 @@ def from_checkpoint(
             f"Expected overrides among {', '.join(sorted(fields))}. "
             f"Received: {', '.join(sorted(unknown))}"
         )
+    if num_channels is not None and (type(num_channels) is not int or num_channels < 1):
+        raise ValueError(
+            "Expected num_channels to be a positive integer or None. "
+            f"Received: num_channels={num_channels!r}"
+        )
     found = contents.read(source, grid=grid, numerics=numerics, overrides=overrides)
     config = found.config
     new_head = classes is not None and classes != found.num_classes
@@ -510,24 +529,32 @@ def from_checkpoint(
             config, representation_size=fresh["representation_size"]
         )
     size = image_size or _own_size(found)
-    images = keras.Input((*size, found.num_channels), name="images")
+    channels = num_channels or found.num_channels
+    images = keras.Input((*size, channels), name="images")
     num_classes = found.num_classes if classes is None else classes
     with undrawn():
         outputs = _classify(images, config, num_classes)
     name = "resnet" if isinstance(config, ResNetConfig) else "vit"
-    model = keras.Model(images, outputs, name=name)
-    model.checkpoint_report = checkpoint.assign(model, found)
+    model = VisionModel(images, outputs, name, facts=Facts(config=config))
+    checkpoint.assign(model, found)
+    if classes is None or classes:
+        checkpoint.warn_of_dropped_head(found, stacklevel=2)
     return model
 
 
 def _own_size(found: Contents) -> tuple[int, int]:
     """The pixels that a checkpoint's positions are for."""
     config = found.config
-    if found.num_positions is None or isinstance(config, ResNetConfig):
+    if isinstance(config, ResNetConfig):
         return 224, 224
-    rows, columns = checkpoint.position_grid(
-        found.num_positions, None, found.grid, found.where
-    )
+    if found.num_positions is None:
+        if found.grid is None:
+            return 224, 224
+        rows, columns = found.grid
+    else:
+        rows, columns = checkpoint.position_grid(
+            found.num_positions, None, found.grid, found.where
+        )
     pixels = config.patch_size * (config.resnet.stride if config.resnet else 1)
     return rows * pixels, columns * pixels
 
@@ -551,13 +578,6 @@ def preprocess_input(x: Tensor) -> Tensor:
     return (keras.ops.cast(x, "float32") - 127.5) / 127.5
 
 
-@functools.cache
-def imagenet2012_labels() -> tuple[str, ...]:
-    """The 1000 class names of ImageNet 2012, in the published heads' order."""
-    text = resources.files("keras_vit").joinpath("labels/imagenet2012.txt").read_text()
-    return tuple(text.split("\n"))
-
-
 def decode_predictions(
     predictions: Tensor, top: int = 5
 ) -> list[list[tuple[int, str, float]]]:
@@ -571,10 +591,11 @@ def decode_predictions(
         For each row, `top` tuples (class index, name, score), best first.
 
     Raises:
-        ValueError: if `predictions` is not [B, 1000].
+        ValueError: if `predictions` is not [B, 1000], or `top` not in 1..1000.
     """
-    scores = np.asarray(keras.ops.convert_to_numpy(predictions))
     labels = imagenet2012_labels()
+    top = arguments.integer("top", top, most=len(labels))
+    scores = np.asarray(keras.ops.convert_to_numpy(predictions))
     if scores.ndim != 2 or scores.shape[1] != len(labels):
         raise ValueError(
             "Expected predictions [B, 1000] over the classes of ImageNet 2012. "

@@ -1,7 +1,10 @@
 """The keras.applications face, on files the tests make."""
 
+import copy
 import dataclasses
 import inspect
+import pickle
+import pydoc
 
 import keras
 import numpy as np
@@ -46,6 +49,55 @@ def test_signature_is_that_of_keras_applications(name):
     assert builder.__name__ == name
     documented = inspect.getdoc(builder)
     assert all(f"\n    {parameter}: " in documented for parameter in ours)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_builder_is_documented_with_the_defaults_of_its_variant(name):
+    builder = getattr(keras_vit, name)
+    assert repr(builder) == f"<keras_vit.{name}: builder of {builder.variant}>"
+    assert builder.config is VARIANTS[builder.variant]
+    assert builder.__module__ == "keras_vit.applications"
+    documented = inspect.getdoc(builder)
+    assert documented.startswith(f"Builds {builder.variant} (")
+    assert all(repr(tag) in documented for tag in registry.tags(builder.variant))
+    words = " ".join(documented.split())
+    for parameter in inspect.signature(builder).parameters.values():
+        assert "variant" not in repr(parameter.default)
+        if hasattr(builder.config, parameter.name) and parameter.name != "gelu":
+            assert parameter.default == getattr(builder.config, parameter.name)
+            assert f"{parameter.name}={parameter.default!r}" in words
+    helped = pydoc.render_doc(builder, renderer=pydoc.plaintext)
+    assert f"Builds {builder.variant} (" in helped
+    assert "include_top: whether" in helped
+    assert pickle.loads(pickle.dumps(builder)) is builder
+    assert copy.deepcopy(builder) is builder
+
+
+def test_builders_accept_positional_arguments():
+    """In the order of keras.applications."""
+    model = keras_vit.ViT_Ti16(
+        False, None, None, (32, 48, 3), "avg", None, None, "positional"
+    )
+    assert (model.name, model.output_shape) == ("positional", (None, 192))
+    model = keras_vit.BiT_R50x1(True, None, None, (32, 32, 3), None, 2, None)
+    assert (model.name, model.output_shape) == ("bit_r50x1", (None, 2))
+    with pytest.raises(TypeError, match="weigths"):
+        keras_vit.ViT_Ti16(weigths=None)
+
+
+@pytest.mark.tensorflow_only
+def test_a_notebook_completes_and_explains_a_builder(capsys):
+    """IPython prints one documentation and one signature with the real defaults."""
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    shell.user_ns["keras_vit"] = keras_vit
+    line = "keras_vit.ViT_B16(wei"
+    with pytest.importorskip("IPython.core.completer").provisionalcompleter():
+        found = list(shell.Completer.completions(line, len(line)))
+    assert "weights=" in [completion.text for completion in found]
+    shell.run_line_magic("pinfo", "keras_vit.ViT_B16")
+    printed = capsys.readouterr().out
+    assert printed.count("include_top: whether") == 1
+    assert "augreg-imagenet2012-224" in printed
 
 
 def small(**kwargs):
@@ -167,8 +219,10 @@ def test_a_mirror_in_another_dialect_is_the_same_training(tmp_path, monkeypatch)
     copy.parent.mkdir()
     (tmp_path / "timm" / "model.safetensors").rename(copy)
     again = keras_vit.ViT_Ti16(weights=tag, classifier_activation=None)
-    report = again.checkpoint_report
-    assert (report.dialect, report.published) == ("timm", row)
+    found = again.provenance
+    assert (found.dialect, found.variant, found.tag) == ("timm", row.variant, tag)
+    assert found.license == row.licence
+    assert found.source == str(copy)
     assert again.get_layer("encoderblock_0").gelu == "tanh"
     images = rng.uniform(-1, 1, (1, 224, 224, 3)).astype("float32")
     np.testing.assert_allclose(numpy(again(images)), numpy(model(images)), atol=1e-6)
@@ -224,9 +278,9 @@ def family(request):
     """A builder of a family, its class token's place and the rank of its features."""
     config = FAMILIES[request.param]
     if isinstance(config, ResNetConfig):
-        return applications._resnet_builder(request.param, config), None, 4
+        return applications.ResNetBuilder(request.param, config), None, 4
     token = 0 if config.classifier == "token" else None
-    return applications._vit_builder(request.param, config), token, 3
+    return applications.ViTBuilder(request.param, config), token, 3
 
 
 @pytest.mark.tensorflow_only
@@ -251,7 +305,9 @@ def test_pooling_of_every_family(family):
     if token is None:
         with pytest.raises(ValueError, match=r"class token for pooling='token'.*Rec"):
             builder(include_top=False, weights=None, pooling="token")
-    with pytest.raises(ValueError, match=r"None, 'token', 'avg' or 'max'.*'sum'"):
+    with pytest.raises(
+        ValueError, match=r"pooling to be one of None, token, avg, max.*'sum'"
+    ):
         builder(include_top=False, weights=None, pooling="sum")
 
 
@@ -317,7 +373,7 @@ def test_default_weights_are_those_published():
 @pytest.mark.tensorflow_only
 def test_pool_padding_is_what_is_outside_of_the_root():
     config = FAMILIES["BiT-R50x2"]
-    builder = applications._resnet_builder("BiT-R50x2", config)
+    builder = applications.ResNetBuilder("BiT-R50x2", config)
     images = np.random.default_rng(0).uniform(-1, 1, (1, 32, 32, 3)).astype("float32")
     zero, inf = (
         builder(
@@ -337,7 +393,7 @@ def test_pool_padding_is_what_is_outside_of_the_root():
 
 @pytest.mark.tensorflow_only
 def test_classifiers_that_a_family_cannot_have():
-    builder = applications._vit_builder("Axial-ViT-B/16", FAMILIES["Axial-ViT-B/16"])
+    builder = applications.ViTBuilder("Axial-ViT-B/16", FAMILIES["Axial-ViT-B/16"])
     with pytest.raises(ValueError, match=r"D\.6.*Received: classifier='token'"):
         builder(weights=None, classifier="token")
     model = builder(weights=None, classifier="map", input_shape=(32, 48, 3), classes=2)

@@ -6,11 +6,13 @@ along the other axes independent."
 Glossary of shapes: B: batch.   - D: hidden size.   - T = rows * columns.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import keras
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.configs import Gelu
 from keras_vit.layers.convolution import PreActivationUnit, strided
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 from keras_vit.layers.encoder import SelfAttention, TransformerBlock
@@ -47,8 +49,8 @@ class AxialBlock(Composite):
         relative: whether attention reads relative positions (D.4), along each axis.
 
     Raises:
-        ValueError: when built on T other than rows * columns, or D that is not a
-            multiple of `num_heads`.
+        ValueError: if an argument is impossible; when built on T other than rows *
+            columns, or D that is not a multiple of `num_heads`.
     """
 
     def __init__(
@@ -64,18 +66,22 @@ class AxialBlock(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.grid = (grid[0], grid[1])
+        self.grid = arguments.sides("grid", grid, letters="(rows, columns)")
+        self.num_heads = arguments.integer("num_heads", num_heads)
+        self.mlp_dim = arguments.integer("mlp_dim", mlp_dim)
         self.arguments: dict[str, Any] = {
-            "num_heads": num_heads,
-            "mlp_dim": mlp_dim,
-            "dropout_rate": dropout_rate,
-            "attention_dropout_rate": attention_dropout_rate,
-            "gelu": gelu,
-            "layer_norm_epsilon": layer_norm_epsilon,
-            "relative": relative,
+            "num_heads": self.num_heads,
+            "mlp_dim": self.mlp_dim,
+            "dropout_rate": arguments.rate("dropout_rate", dropout_rate),
+            "attention_dropout_rate": arguments.rate(
+                "attention_dropout_rate", attention_dropout_rate
+            ),
+            "gelu": arguments.choice("gelu", gelu, get_args(Gelu)),
+            "layer_norm_epsilon": arguments.positive(
+                "layer_norm_epsilon", layer_norm_epsilon
+            ),
+            "relative": arguments.flag("relative", relative),
         }
-        self.num_heads = num_heads
-        self.mlp_dim = mlp_dim
 
     def build(self, input_shape: Shape) -> None:
         batch, tokens, depth = input_shape
@@ -119,13 +125,14 @@ class AxialAttention(Composite):
         strides: of the average pooling that follows, along height and width.
 
     Raises:
-        ValueError: when built, if C is not a multiple of `num_heads`.
+        ValueError: if an argument is impossible; when built, if C is not a multiple of
+            `num_heads`.
     """
 
     def __init__(self, num_heads: int, strides: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.strides = strides
+        self.num_heads = arguments.integer("num_heads", num_heads)
+        self.strides = arguments.integer("strides", strides)
 
     def build(self, input_shape: Shape) -> None:
         batch, height, width, channels = input_shape
@@ -175,7 +182,8 @@ class AxialUnit(PreActivationUnit):
         num_heads: k; must divide `filters`.
 
     Raises:
-        ValueError: when built, if `filters` is not a multiple of `num_heads`.
+        ValueError: if an argument is impossible; when built, if `filters` is not a
+            multiple of `num_heads`.
     """
 
     def __init__(
@@ -196,7 +204,7 @@ class AxialUnit(PreActivationUnit):
             group_norm_epsilon,
             **kwargs,
         )
-        self.num_heads = num_heads
+        self.num_heads = arguments.integer("num_heads", num_heads)
 
     def _mixing(self) -> keras.layers.Layer:
         return AxialAttention(

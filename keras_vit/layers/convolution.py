@@ -19,6 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
 GROUPS = 32
@@ -43,7 +44,8 @@ class StdConv2D(keras.layers.Layer):
             w / sqrt(variance + epsilon), as BiT.
 
     Raises:
-        ValueError: if `padding` is neither, or symmetric around an even kernel.
+        ValueError: if an argument is impossible, or `padding` symmetric around an even
+            kernel.
     """
 
     def __init__(
@@ -57,21 +59,17 @@ class StdConv2D(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if padding not in ("same", "symmetric"):
-            raise ValueError(
-                f"Expected padding 'same' or 'symmetric'. Received: padding={padding!r}"
-            )
+        self.filters = arguments.integer("filters", filters)
+        self.kernel_size = arguments.integer("kernel_size", kernel_size)
+        self.strides = arguments.integer("strides", strides)
+        self.padding = arguments.choice("padding", padding, ("same", "symmetric"))
+        self.epsilon = arguments.positive("epsilon", epsilon)
+        self.epsilon_outside = arguments.flag("epsilon_outside", epsilon_outside)
         if padding == "symmetric" and kernel_size % 2 == 0:
             raise ValueError(
                 "Expected an odd kernel_size for padding='symmetric'. "
                 f"Received: kernel_size={kernel_size}"
             )
-        self.filters = filters
-        self.kernel_size = kernel_size
-        self.strides = strides
-        self.padding = padding
-        self.epsilon = epsilon
-        self.epsilon_outside = epsilon_outside
 
     def build(self, input_shape: Shape) -> None:
         self.kernel = self.add_weight(
@@ -153,12 +151,7 @@ class RootPool(keras.layers.Layer):
 
     def __init__(self, padding: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if padding not in ("same", "zero", "inf"):
-            raise ValueError(
-                "Expected padding 'same', 'zero' or 'inf'. "
-                f"Received: padding={padding!r}"
-            )
-        self.padding = padding
+        self.padding = arguments.choice("padding", padding, ("same", "zero", "inf"))
 
     def call(self, x: Tensor) -> Tensor:
         padding = "same"
@@ -189,11 +182,18 @@ class _Unit(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.filters = filters
-        self.strides = strides
-        self.kernel_epsilon = kernel_epsilon
-        self.epsilon_outside = epsilon_outside
-        self.group_norm_epsilon = group_norm_epsilon
+        self.filters = arguments.integer("filters", filters)
+        if self.filters % GROUPS:
+            raise ValueError(
+                f"Expected filters to be a multiple of {GROUPS}, the groups of a norm. "
+                f"Received: filters={self.filters}"
+            )
+        self.strides = arguments.integer("strides", strides)
+        self.kernel_epsilon = arguments.positive("kernel_epsilon", kernel_epsilon)
+        self.epsilon_outside = arguments.flag("epsilon_outside", epsilon_outside)
+        self.group_norm_epsilon = arguments.positive(
+            "group_norm_epsilon", group_norm_epsilon
+        )
 
     def _conv(self, name: str, filters: int, size: int, strides: int = 1) -> StdConv2D:
         return StdConv2D(
@@ -248,6 +248,9 @@ class ResidualUnit(_Unit):
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: of the 32 groups' variance.
+
+    Raises:
+        ValueError: if an argument is impossible.
     """
 
     padding = "same"
@@ -300,6 +303,9 @@ class PreActivationUnit(_Unit):
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: of the 32 groups' variance.
+
+    Raises:
+        ValueError: if an argument is impossible.
     """
 
     padding = "symmetric"

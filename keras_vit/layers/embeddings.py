@@ -14,6 +14,9 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.configs import patch_grid as patch_grid
+
 Tensor: TypeAlias = Any  # keras.KerasTensor while building, a backend's while running.
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -116,26 +119,6 @@ def check_unadapted(model: keras.Model, instead: str) -> None:
         )
 
 
-def patch_grid(
-    image_size: tuple[int, int], patch_size: int, crop: bool = False
-) -> tuple[int, int]:
-    """The patches along each side, (H / P, W / P), rounded down where `crop`.
-
-    Raises:
-        ValueError: if a side is not a positive multiple of `patch_size`; with `crop`,
-            if it is smaller.
-    """
-    height, width = image_size
-    whole = crop or not (height % patch_size or width % patch_size)
-    if min(height, width) < patch_size or not whole:
-        raise ValueError(
-            "Expected image_size (H, W) to be positive multiples of patch_size "
-            f"(section 3.1: N = HW / P^2). Received: image_size={(height, width)}, "
-            f"patch_size={patch_size}"
-        )
-    return height // patch_size, width // patch_size
-
-
 @register
 class PatchEmbedding(Composite):
     """The projection E of Equation 1: [B, H, W, C] -> [B, N, D], row by row.
@@ -149,17 +132,17 @@ class PatchEmbedding(Composite):
             hybrid's feature map, whose sides are rounded already.
 
     Raises:
-        ValueError: when built on images of unknown size, or whose sides P does not
-            divide.
+        ValueError: if an argument is impossible; when built on images of unknown size,
+            or whose sides P does not divide.
     """
 
     def __init__(
         self, hidden_size: int, patch_size: int, crop: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden_size = hidden_size
-        self.patch_size = patch_size
-        self.crop = crop
+        self.hidden_size = arguments.integer("hidden_size", hidden_size)
+        self.patch_size = arguments.integer("patch_size", patch_size)
+        self.crop = arguments.flag("crop", crop)
 
     def build(self, input_shape: Shape) -> None:
         _, height, width, _ = input_shape
@@ -216,11 +199,14 @@ class ClassToken(keras.layers.Layer):
     Args:
         num_tokens: n; more than 1 where a distillation token (DeiT) or registers
             (DINOv2) follow the class token.
+
+    Raises:
+        ValueError: if `num_tokens` is not a positive integer.
     """
 
     def __init__(self, num_tokens: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_tokens = num_tokens
+        self.num_tokens = arguments.integer("num_tokens", num_tokens)
 
     def build(self, input_shape: Shape) -> None:
         self.cls = self.add_weight(

@@ -8,11 +8,13 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import keras
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.configs import Gelu
 from keras_vit.layers import kernels
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
@@ -69,8 +71,8 @@ class SelfAttention(Composite):
             a key's place, as a second key, adds q r^T / sqrt(D_h) to the logits (D.4).
 
     Raises:
-        ValueError: when built, if D is not a multiple of `num_heads`, or T is not known
-            and positions are relative.
+        ValueError: if an argument is impossible; when built, if D is not a multiple of
+            `num_heads`, or T is not known and positions are relative.
     """
 
     def __init__(
@@ -81,9 +83,9 @@ class SelfAttention(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.dropout_rate = dropout_rate
-        self.relative = relative
+        self.num_heads = arguments.integer("num_heads", num_heads)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.relative = arguments.flag("relative", relative)
 
     def build(self, input_shape: Shape) -> None:
         tokens, hidden_size = input_shape[1:]
@@ -209,7 +211,7 @@ class MlpBlock(Composite):
             (Flax's default), or "erf", the exact function.
 
     Raises:
-        ValueError: if `gelu` is neither.
+        ValueError: if an argument is impossible.
     """
 
     def __init__(
@@ -220,11 +222,9 @@ class MlpBlock(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if gelu not in ("tanh", "erf"):
-            raise ValueError(f"Expected gelu 'tanh' or 'erf'. Received: gelu={gelu!r}")
-        self.mlp_dim = mlp_dim
-        self.dropout_rate = dropout_rate
-        self.gelu = gelu
+        self.mlp_dim = arguments.integer("mlp_dim", mlp_dim)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.gelu = arguments.choice("gelu", gelu, get_args(Gelu))
 
     def build(self, input_shape: Shape) -> None:
         hidden_size = input_shape[-1]
@@ -324,7 +324,8 @@ class TransformerBlock(Composite):
     rest once more for the gradient: less memory for about a third more time.
 
     Raises:
-        ValueError: when built, if D is not a multiple of `num_heads`.
+        ValueError: if an argument is impossible; when built, if D is not a multiple of
+            `num_heads`.
     """
 
     remat = False
@@ -342,14 +343,20 @@ class TransformerBlock(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.mlp_dim = mlp_dim
-        self.dropout_rate = dropout_rate
-        self.attention_dropout_rate = attention_dropout_rate
-        self.gelu = gelu
-        self.layer_norm_epsilon = layer_norm_epsilon
-        self.relative = relative
-        self.stochastic_depth_rate = stochastic_depth_rate
+        self.num_heads = arguments.integer("num_heads", num_heads)
+        self.mlp_dim = arguments.integer("mlp_dim", mlp_dim)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.attention_dropout_rate = arguments.rate(
+            "attention_dropout_rate", attention_dropout_rate
+        )
+        self.gelu = arguments.choice("gelu", gelu, get_args(Gelu))
+        self.layer_norm_epsilon = arguments.positive(
+            "layer_norm_epsilon", layer_norm_epsilon
+        )
+        self.relative = arguments.flag("relative", relative)
+        self.stochastic_depth_rate = arguments.rate(
+            "stochastic_depth_rate", stochastic_depth_rate
+        )
 
     def build(self, input_shape: Shape) -> None:
         policy = self.dtype_policy  # Sub-layers would otherwise take the global one.

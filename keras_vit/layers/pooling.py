@@ -1,13 +1,62 @@
-"""D.3 beyond averaging: a head that attends (big_vision's MAP)."""
+"""Equation 4's token, and D.3 beyond averaging: a head that attends (MAP)."""
 
-from typing import Any
+from typing import Any, get_args
 
 import keras
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.configs import Gelu
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 from keras_vit.layers.encoder import MlpBlock, check_heads, xavier_uniform
 from keras_vit.layers.kernels import over_keys
+
+
+@register
+class TakeTokens(keras.layers.Layer):
+    """Takes the tokens `start` up to `stop`: [B, T, D] -> [B, stop - start, D].
+
+    A slice written as `tokens[:, 0]` is an operation of Keras's that the legacy .h5
+    format saves and cannot load.
+
+    Args:
+        start: first token.
+        stop: the token after the last one; None takes all that follow.
+        squeeze: whether to drop the token axis, of one token: [B, T, D] -> [B, D].
+    """
+
+    def __init__(
+        self,
+        start: int,
+        stop: int | None = None,
+        squeeze: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)  # As a slice: no cast.
+        self.start = start
+        self.stop = stop
+        self.squeeze = squeeze
+
+    def call(self, tokens: Tensor) -> Tensor:
+        taken = tokens[:, self.start : self.stop]
+        return taken[:, 0] if self.squeeze else taken
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        batch, tokens, depth = input_shape
+        if self.squeeze:
+            return batch, depth
+        taken = self.stop
+        if tokens is not None:
+            taken = len(range(*slice(self.start, self.stop).indices(tokens)))
+        return batch, taken, depth
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "start": self.start,
+            "stop": self.stop,
+            "squeeze": self.squeeze,
+        }
 
 
 @register
@@ -24,7 +73,8 @@ class MAPHead(Composite):
         layer_norm_epsilon: of the norm before the MLP.
 
     Raises:
-        ValueError: when built, if D is not a multiple of `num_heads`.
+        ValueError: if an argument is impossible; when built, if D is not a multiple of
+            `num_heads`.
     """
 
     def __init__(
@@ -36,10 +86,12 @@ class MAPHead(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.mlp_dim = mlp_dim
-        self.gelu = gelu
-        self.layer_norm_epsilon = layer_norm_epsilon
+        self.num_heads = arguments.integer("num_heads", num_heads)
+        self.mlp_dim = arguments.integer("mlp_dim", mlp_dim)
+        self.gelu = arguments.choice("gelu", gelu, get_args(Gelu))
+        self.layer_norm_epsilon = arguments.positive(
+            "layer_norm_epsilon", layer_norm_epsilon
+        )
 
     def build(self, input_shape: Shape) -> None:
         depth = check_heads(input_shape[-1], self.num_heads)

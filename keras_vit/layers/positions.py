@@ -6,9 +6,15 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.embeddings import Shape, Tensor, register
 
 KINDS = ("1d", "2d", "sincos2d")
+
+
+def _grid(name: str, value: Any) -> tuple[int, int]:
+    rows, columns = arguments.sides(name, value, letters="(rows, columns)")
+    return rows, columns
 
 
 @register
@@ -28,8 +34,8 @@ class AddPositionEmbs(keras.layers.Layer):
             learned, nothing for prefix tokens.
 
     Raises:
-        ValueError: if `kind` is unknown or lacks a grid, or when built on T other than
-            `num_prefix_tokens` + rows * columns.
+        ValueError: if an argument is impossible, or `kind` lacks a grid; when built on
+            T other than `num_prefix_tokens` + rows * columns.
     """
 
     def __init__(
@@ -40,14 +46,16 @@ class AddPositionEmbs(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if kind not in KINDS or (grid is None and kind != "1d"):
+        self.kind = arguments.choice("kind", kind, KINDS)
+        if grid is None and kind != "1d":
             raise ValueError(
-                f"Expected kind to be one of {', '.join(KINDS)}, with a grid for the "
-                f"last two. Received: kind={kind!r}, grid={grid}"
+                "Expected AddPositionEmbs with a grid (rows, columns) for kind="
+                f"{kind!r}. Received: grid=None"
             )
-        self.grid = None if grid is None else (grid[0], grid[1])
-        self.num_prefix_tokens = num_prefix_tokens
-        self.kind = kind
+        self.grid = None if grid is None else _grid("grid", grid)
+        self.num_prefix_tokens = arguments.integer(
+            "num_prefix_tokens", num_prefix_tokens, least=0
+        )
 
     def build(self, input_shape: Any) -> None:
         _, tokens, depth = input_shape
@@ -165,20 +173,19 @@ def resize_position_embeddings(
     Raises:
         ValueError: if `table` does not hold `old_grid`, or a grid is empty.
     """
-    rows, columns = old_grid
-    if min(*old_grid, *new_grid) < 1:
-        raise ValueError(
-            "Expected grids of at least one row and one column. "
-            f"Received: old_grid={tuple(old_grid)}, new_grid={tuple(new_grid)}"
-        )
+    rows, columns = old_grid = _grid("old_grid", old_grid)
+    new_grid = _grid("new_grid", new_grid)
+    num_prefix_tokens = arguments.integer(
+        "num_prefix_tokens", num_prefix_tokens, least=0
+    )
     tokens, hidden_size = table.shape[-2:]
     if tokens != num_prefix_tokens + rows * columns:
         raise ValueError(
             "Expected a table of num_prefix_tokens + rows * columns tokens "
             f"(Equation 1). Received: table.shape={table.shape}, "
-            f"old_grid={tuple(old_grid)}, num_prefix_tokens={num_prefix_tokens}"
+            f"old_grid={old_grid}, num_prefix_tokens={num_prefix_tokens}"
         )
-    if tuple(old_grid) == tuple(new_grid):
+    if old_grid == new_grid:
         return table.copy()
     prefix, grid = np.split(table, [num_prefix_tokens], axis=-2)
     grid = grid.reshape(*table.shape[:-2], rows, columns, hidden_size)

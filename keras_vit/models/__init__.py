@@ -3,6 +3,7 @@
 from keras_vit.models.efficientnet import efficientnet
 from keras_vit.models.resnet import resnet
 from keras_vit.models.transfer import at_resolution, for_task
+from keras_vit.models.vision import VisionModel
 from keras_vit.models.vit import vit
 
-__all__ = ["at_resolution", "efficientnet", "for_task", "resnet", "vit"]
+__all__ = ["VisionModel", "at_resolution", "efficientnet", "for_task", "resnet", "vit"]

@@ -13,8 +13,12 @@ from typing import NamedTuple
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.configs import EfficientNetConfig
+from keras_vit.facts import Facts, Preprocessing
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.models.vision import VisionModel
+from keras_vit.normalization import IMAGENET
 
 
 class Stage(NamedTuple):
@@ -56,7 +60,7 @@ def efficientnet(
     image_size: tuple[int, int] | None = None,
     num_classes: int | None = 1000,
     name: str = "efficientnet",
-) -> keras.Model:
+) -> VisionModel:
     """Builds EfficientNet, the Noisy Student baseline of Table 2.
 
     Every strided convolution pads like TensorFlow's SAME, as the official code does.
@@ -72,10 +76,13 @@ def efficientnet(
         name: of the model.
 
     Returns:
-        A `keras.Model` from images [B, H, W, 3] to logits [B, K]. The published weights
-        expect images normalized by ImageNet's channels, (x / 255 - mean) / std with
-        mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225): about -2.1 to 2.6.
-        Here, unlike in keras.applications, that is not a part of the model.
+        A `VisionModel` from images [B, H, W, 3] to logits [B, K]. The published weights
+        expect images normalized by ImageNet's channels, as `model.preprocessing`
+        states: about -2.1 to 2.6. Unlike in keras.applications, that is not a part of
+        the graph.
+
+    Raises:
+        ValueError: if an argument is impossible.
 
     Examples:
         >>> from keras_vit.configs import EFFICIENTNET_VARIANTS
@@ -83,7 +90,13 @@ def efficientnet(
         >>> model.count_params()  # 5,288,548 of them trainable
         5330564
     """
-    height, width = image_size or (config.image_size, config.image_size)
+    config = arguments.instance("config", config, EfficientNetConfig)
+    if image_size is None:
+        image_size = (config.image_size, config.image_size)
+    height, width = arguments.sides("image_size", image_size, opened=True)
+    num_classes = arguments.optional(
+        arguments.integer, "num_classes", num_classes, least=0
+    )
     images = keras.Input((height, width, 3), name="images")
     x = _conv(images, round_filters(STEM_FILTERS, config), "stem_conv2d", 3, 2)
     x = _swish(_batch_norm(x, "stem_tpu_batch_normalization"), "stem_swish")
@@ -115,7 +128,9 @@ def efficientnet(
             dtype="float32",
             name="head_dense",
         )(x)
-    return keras.Model(images, x, name=name)
+    mean, std = IMAGENET
+    facts = Facts(config=config, preprocessing=Preprocessing(mean=mean, std=std))
+    return VisionModel(images, x, name, facts=facts)
 
 
 def round_filters(filters: int, config: EfficientNetConfig) -> int:

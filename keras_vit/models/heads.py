@@ -7,6 +7,7 @@ import keras
 from keras_vit.configs import ViTConfig
 from keras_vit.layers import MAPHead
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.pooling import TakeTokens
 
 
 def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
@@ -16,13 +17,18 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
     "distilled" the class and the distillation token, side by side.
     """
     if config.classifier == "token":
-        return tokens[:, 0]
+        return class_token(tokens)
     if config.classifier == "distilled":
-        return keras.layers.Flatten(name="two_tokens")(tokens[:, :2])
+        both = TakeTokens(0, 2)(tokens)
+        return keras.layers.Flatten(data_format="channels_last", name="two_tokens")(
+            both
+        )
     if config.classifier in ("gap", "map") and config.num_registers:
-        tokens = tokens[:, config.num_registers :]
+        tokens = TakeTokens(config.num_registers)(tokens)
     if config.classifier == "gap":
-        return keras.layers.GlobalAveragePooling1D(dtype="float32", name="gap")(tokens)
+        return keras.layers.GlobalAveragePooling1D(
+            data_format="channels_last", dtype="float32", name="gap"
+        )(tokens)
     if config.classifier == "map":
         return MAPHead(
             config.num_heads,
@@ -32,6 +38,11 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
             name="MAPHead_0",
         )(tokens)
     return tokens
+
+
+def class_token(tokens: Tensor) -> Tensor:
+    """Equation 4's z_L^0: [B, T, D] -> [B, D]."""
+    return TakeTokens(0, 1, squeeze=True)(tokens)
 
 
 def pre_logits(features: Tensor, representation_size: int) -> Tensor:

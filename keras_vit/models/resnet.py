@@ -4,11 +4,14 @@ from typing import Any
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.configs import ResNetConfig
+from keras_vit.facts import Facts
 from keras_vit.layers import AxialUnit, PreActivationUnit, ResidualUnit, StdConv2D
 from keras_vit.layers.convolution import GROUPS, RootPool
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models import heads
+from keras_vit.models.vision import VisionModel
 
 
 def resnet(
@@ -18,22 +21,23 @@ def resnet(
     num_classes: int | None,
     num_channels: int = 3,
     name: str = "resnet",
-) -> keras.Model:
+) -> VisionModel:
     """Builds a ResNet of section 4.1 (BiT), or D.6's Axial-ResNet50.
 
     Args:
         config: a `ResNetConfig`, e.g. `VARIANTS["BiT-R50x1"]`.
-        image_size: (H, W) in pixels; any.
+        image_size: (H, W) in pixels; any. None for a side that is not fixed, unless
+            units are axial.
         num_classes: K; None or 0 leaves the head out.
         num_channels: C.
         name: of the model.
 
     Returns:
-        A `keras.Model` from images [B, H, W, C] in [-1, 1] to logits [B, K], or to
+        A `VisionModel` from images [B, H, W, C] in [-1, 1] to logits [B, K], or to
         features [B, 4 * width * 2^(stages - 1)].
 
     Raises:
-        ValueError: if a side of `image_size` is 0.
+        ValueError: if an argument is impossible.
 
     Examples:
         >>> import keras_vit
@@ -41,9 +45,16 @@ def resnet(
         >>> resnet(config, image_size=(64, 64), num_classes=None).output_shape
         (None, 2048)
     """
-    images = keras.Input((*image_size, num_channels), name="images")
+    config = arguments.instance("config", config, ResNetConfig)
+    sides = arguments.sides("image_size", image_size, opened=config.unit != "axial")
+    num_channels = arguments.integer("num_channels", num_channels)
+    num_classes = arguments.optional(
+        arguments.integer, "num_classes", num_classes, least=0
+    )
+    images = keras.Input((*sides, num_channels), name="images")
     features = encode(images, config)
-    return keras.Model(images, classify(features, config, num_classes), name=name)
+    logits = classify(features, config, num_classes)
+    return VisionModel(images, logits, name, facts=Facts(config=config))
 
 
 def classify(
@@ -53,7 +64,9 @@ def classify(
     activation: Any = None,
 ) -> Tensor:
     """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
-    y = keras.layers.GlobalAveragePooling2D(dtype="float32", name="gap")(features)
+    y = keras.layers.GlobalAveragePooling2D(
+        data_format="channels_last", dtype="float32", name="gap"
+    )(features)
     if num_classes:
         y = heads.head(
             y, num_classes, activation=activation, bias_init=config.head_bias_init
@@ -62,16 +75,7 @@ def classify(
 
 
 def encode(images: Tensor, config: ResNetConfig) -> Tensor:
-    """Root and stages: images [B, H, W, C] -> features [B, H / 32, W / 32, C'].
-
-    Raises:
-        ValueError: if the images have no pixels.
-    """
-    if 0 in images.shape[1:3]:
-        raise ValueError(
-            "Expected image_size (H, W) to be positive. "
-            f"Received: image_size={tuple(images.shape[1:3])}"
-        )
+    """Root and stages: images [B, H, W, C] -> features [B, H / 32, W / 32, C']."""
     x = _root(images, config)
     for stage, num_units in enumerate(config.num_layers):
         for unit in range(num_units):

@@ -1,14 +1,19 @@
 """Section 3.2: a new task, a new resolution."""
 
-import numbers
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vit import arguments
+from keras_vit.configs import ViTConfig
+from keras_vit.facts import check_labels
 from keras_vit.layers import (
     AddPositionEmbs,
     AxialBlock,
+    AxialUnit,
     PatchEmbedding,
     StdConv2D,
     TransformerBlock,
@@ -23,30 +28,33 @@ from keras_vit.layers.embeddings import (
 )
 from keras_vit.models import heads
 from keras_vit.models.description import describe
+from keras_vit.models.vision import VisionModel, facts_of
 
 
-def for_task(model: keras.Model, classes: int) -> keras.Model:
-    """Puts a new, zero-initialised linear head in the place of the old one (3.2).
+def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
+    """Replaces the head by a new, zero-initialised linear one (3.2).
 
     "We remove the whole head (two linear layers) and replace it by a single,
     zero-initialized linear layer" (B.1.1): `pre_logits` and `head` go.
 
     Args:
         model: of this library, with its head or without.
-        classes: K of the new task.
+        classes: K of the new task, or its K labels.
 
     Returns:
-        A `keras.Model` from the same images to logits [B, K]. It shares every layer
-        but the head with `model`: training one trains the other.
+        A `VisionModel` from the same images to logits [B, K], with the facts of
+        `model` except its labels. It shares every layer but the head with `model`:
+        training one trains the other.
 
     Raises:
-        ValueError: if `classes` is not positive, `model` is not made of this library's
-            layers or has several outputs, or its output has no features for a head.
+        ValueError: if `classes` is neither positive nor names, `model` is not made of
+            this library's layers or has several outputs, or its output has no features
+            for a head.
     """
-    if not isinstance(classes, numbers.Integral) or classes < 1:
-        raise ValueError(
-            f"Expected a positive number of classes. Received: classes={classes!r}"
-        )
+    labels = None
+    if isinstance(classes, Sequence) and not isinstance(classes, str):
+        labels = check_labels(classes, "classes")
+    units = arguments.integer("classes", len(labels) if labels else classes)
     _check_ours(model)
     features = _features(model)
     if len(features.shape) not in (2, 3) or features.shape[-1] is None:
@@ -54,11 +62,23 @@ def for_task(model: keras.Model, classes: int) -> keras.Model:
             "Expected features [B, D] or tokens [B, T, D] to put a head on. Received: "
             f"model={model.name!r} with output {features.shape}"
         )
-    return keras.Model(model.input, heads.head(features, int(classes)), name=model.name)
+    facts = facts_of(model)
+    config = facts.config
+    if isinstance(config, ViTConfig):
+        config = dataclasses.replace(config, representation_size=None)
+    provenance = dataclasses.replace(
+        facts.provenance, fresh=("head/kernel", "head/bias")
+    )
+    facts = dataclasses.replace(
+        facts, config=config, labels=labels, provenance=provenance
+    )
+    logits = heads.head(features, units)
+    return VisionModel(model.input, logits, model.name, facts=facts)
 
 
 def _check_ours(model: keras.Model) -> None:
     """Raises for a model that only holds one of ours, or none, or says many things."""
+    arguments.instance("model", model, keras.Model)
     if len(model.outputs) != 1:
         raise ValueError(
             "Expected a model of one output. Received: "
@@ -90,7 +110,7 @@ def read_by(model: keras.Model, *names: str) -> keras.KerasTensor | None:
     return next((named[name].input for name in names if name in named), None)
 
 
-def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Model:
+def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> VisionModel:
     """The same trained model for images of another size (3.2).
 
     The patches stay as they are, the sequence grows, and the position embeddings are
@@ -99,24 +119,24 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> keras.Mode
     Args:
         model: of this library; left as it is.
         image_size: (H, W) in pixels; each a multiple of the patch size, but for a
-            hybrid or a ResNet, whose maps round up.
+            hybrid or a ResNet, whose maps round up. A BiT's sides may be None, for any.
 
     Returns:
-        A `keras.Model` of the same layers and weights (copies).
+        A `VisionModel` of the same layers and weights (copies), with the same facts.
 
     Raises:
-        ValueError: if `image_size` is no pair, or no multiple of the patch size (3.1),
-            the model is not made of this library's layers, has LoRA or is quantized,
-            or its positions are relative (D.4).
+        ValueError: if `image_size` is no pair of sides, or no multiple of the patch
+            size (3.1), the model is not made of this library's layers, has LoRA or is
+            quantized, or its positions are relative (D.4).
     """
-    if not isinstance(image_size, tuple | list) or len(image_size) != 2:
-        raise ValueError(
-            f"Expected image_size (H, W) in pixels. Received: image_size={image_size!r}"
-        )
     _check_ours(model)
+    gridded = any(isinstance(at, PatchEmbedding | AxialUnit) for at in model.layers)
+    height, width = arguments.sides("image_size", image_size, opened=not gridded)
+    image_size = (height, width)
     check_unadapted(model, "change the resolution first")
     images = keras.Input((*image_size, model.input_shape[-1]), name="images")
-    resized = _cloned(model, images, image_size)
+    clone = _cloned(model, images, image_size)
+    resized = VisionModel(clone.input, clone.output, model.name, facts=facts_of(model))
     for old, new in zip(model.layers, resized.layers, strict=True):
         new.set_weights(_moved(old, new))
         _copy_trainable(old, new)

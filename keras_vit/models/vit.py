@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.configs import ViTConfig
+from keras_vit.facts import Facts
 from keras_vit.layers import (
     AddPositionEmbs,
     AxialBlock,
@@ -16,6 +18,7 @@ from keras_vit.layers import (
 from keras_vit.layers.embeddings import Tensor, patch_grid
 from keras_vit.models import heads
 from keras_vit.models.resnet import encode as feature_map
+from keras_vit.models.vision import VisionModel
 
 
 def vit(
@@ -25,7 +28,7 @@ def vit(
     num_classes: int | None,
     num_channels: int = 3,
     name: str = "vit",
-) -> keras.Model:
+) -> VisionModel:
     """Builds the Vision Transformer or the hybrid of section 3.1.
 
     Args:
@@ -38,12 +41,13 @@ def vit(
         name: of the model.
 
     Returns:
-        A `keras.Model` from images [B, H, W, C] in [-1, 1] to logits [B, K]
+        A `VisionModel` from images [B, H, W, C] in [-1, 1] to logits [B, K]
         ([B, T, K] where `config.classifier` is one of the unpooled).
 
     Raises:
-        ValueError: if a side of `image_size` is not a positive multiple of the patch
-            size (section 3.1), or, of a hybrid, its map is smaller than a patch.
+        ValueError: if an argument is impossible, a side of `image_size` is not a
+            positive multiple of the patch size (section 3.1), or, of a hybrid, its map
+            is smaller than a patch.
 
     Examples:
         >>> import keras_vit
@@ -53,9 +57,44 @@ def vit(
         >>> model.count_params()  # vit_jax/models_test.py
         86567656
     """
-    images = keras.Input((*image_size, num_channels), name="images")
+    config = arguments.instance("config", config, ViTConfig)
+    height, width = arguments.sides("image_size", image_size, least=0)
+    check_size("image_size", (height, width), config)
+    num_channels = arguments.integer("num_channels", num_channels)
+    num_classes = arguments.optional(
+        arguments.integer, "num_classes", num_classes, least=0
+    )
+    images = keras.Input((height, width, num_channels), name="images")
     tokens = encode(images, config)
-    return keras.Model(images, heads.classify(tokens, config, num_classes), name=name)
+    logits = heads.classify(tokens, config, num_classes)
+    return VisionModel(images, logits, name, facts=Facts(config=config))
+
+
+def check_size(name: str, size: tuple[int, int], config: ViTConfig) -> None:
+    """Raises for images (H, W) that no patches can be cut from (3.1).
+
+    Args:
+        name: the argument's name, for the error.
+        size: in pixels.
+        config: a ViT's config (patches tile the image) or a hybrid's.
+
+    Raises:
+        ValueError: if a side is no positive multiple of the patch size, or a hybrid's
+            feature map is smaller than a patch.
+    """
+    patch_size = config.patch_size
+    if config.resnet is not None:
+        least = config.resnet.stride * (patch_size - 1) + 1
+        if min(size) < least:
+            raise ValueError(
+                f"Expected {name} (H, W) of {least} pixels a side or more, whose "
+                f"feature map has a patch (3.1). Received: {name}={size}"
+            )
+    elif min(size) < patch_size or size[0] % patch_size or size[1] % patch_size:
+        raise ValueError(
+            f"Expected {name} (H, W) to be positive multiples of patch_size (section "
+            f"3.1: N = HW / P^2). Received: {name}={size}, patch_size={patch_size}"
+        )
 
 
 def encode(images: Tensor, config: ViTConfig) -> Tensor:

@@ -9,7 +9,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.layers import TransformerBlock
-from keras_vit.models.description import config_of
+from keras_vit.weights.architecture import config_of
 
 numpy = ops.convert_to_numpy
 

@@ -31,7 +31,7 @@ VITS = {
     "relative": vit(position="relative"),
     "every layer": vit(position_at="every_layer", num_registers=2),
     "every layer, 2d": vit(position="2d", position_at="every_layer"),
-    "shared": vit(position_at="every_layer_shared"),
+    "shared": vit(position_at="every_layer_shared", num_layers=4),
     "no positions": vit(position="none"),
     "map": vit(classifier="map", num_registers=1),
     "distilled": vit(classifier="distilled", representation_size=12),

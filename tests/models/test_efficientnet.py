@@ -212,7 +212,7 @@ def test_variants_are_the_official_ones():
     ("changes", "law"),
     [
         ({"width_coefficient": 0}, "width_coefficient to be positive"),
-        ({"image_size": -1}, "image_size to be positive"),
+        ({"image_size": -1}, "image_size to be a positive integer"),
         ({"drop_connect_rate": 1.0}, r"\[0, 1\)"),
     ],
 )

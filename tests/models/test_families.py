@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.inspection import attention_rollout, attention_scores
+from keras_vit.inspection import (
+    attention_distance,
+    attention_rollout,
+    attention_scores,
+    output_attention,
+)
 from keras_vit.layers import AddPositionEmbs, TransformerBlock
 from keras_vit.layers.embeddings import Composite
-from keras_vit.models.description import config_of
+from keras_vit.weights.architecture import config_of
 from tests.layers import by_hand
 from tests.models.families import FAMILIES, RESNETS, SIZE, VITS, build, names, vit
 
@@ -200,6 +205,7 @@ def test_attention_is_each_blocks_own(name):
     [
         ("hybrid", {}),
         ("every layer", {}),
+        ("shared", {}),
         ("distilled", {}),
         ("map", {}),
         ("2d", {"classifier": "gap", "num_registers": 2}),
@@ -234,6 +240,29 @@ def test_rollout_reads_the_row_the_head_reads(name, fields):
         expected.append((asked @ joint)[prefix:].reshape(grid))
     np.testing.assert_allclose(maps, expected, atol=1e-6)
     assert np.ptp(maps, axis=(1, 2)).min() > 1e-5
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 5])
+def test_shared_positions_leave_attention_as_it_is(layers):
+    """Layers that share nothing but equal positions attend alike (D.4)."""
+    shared = vit(position_at="every_layer_shared", num_layers=layers)
+    apart = dataclasses.replace(shared, position_at="every_layer")
+    ours, theirs = (
+        keras_vit.vit(config, image_size=SIZE, num_classes=None)
+        for config in (shared, apart)
+    )
+    by_hand.randomize(ours, 0.3)
+    for layer in theirs.layers:
+        own = "posembed_shared" if "posembed_" in layer.name else layer.name
+        if layer.weights:
+            layer.set_weights(ours.get_layer(own).get_weights())
+    for function in (attention_scores, attention_rollout, output_attention):
+        np.testing.assert_allclose(
+            numpy(function(ours, IMAGES)), numpy(function(theirs, IMAGES)), atol=1e-6
+        )
+    np.testing.assert_allclose(
+        attention_distance(ours, IMAGES), attention_distance(theirs, IMAGES), rtol=1e-5
+    )
 
 
 @pytest.mark.tensorflow_only

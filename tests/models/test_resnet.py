@@ -174,9 +174,12 @@ def test_heads_need_not_divide_the_width_where_there_are_none():
 @pytest.mark.parametrize(
     ("make", "law"),
     [
-        (lambda: StdConv2D(4, 3, padding="valid"), "'same' or 'symmetric'"),
+        (
+            lambda: StdConv2D(4, 3, padding="valid"),
+            "padding to be one of same, symmetric",
+        ),
         (lambda: StdConv2D(4, 2, padding="symmetric"), "odd kernel_size"),
-        (lambda: RootPool("valid"), "'same', 'zero' or 'inf'"),
+        (lambda: RootPool("valid"), "padding to be one of same, zero, inf"),
     ],
 )
 def test_impossible_layers(make, law):

@@ -32,7 +32,7 @@ def test_for_task_on_features_and_tokens():
 
 @pytest.mark.parametrize("classes", [0, -1, 2.5, None])
 def test_for_task_wants_classes(classes):
-    with pytest.raises(ValueError, match="positive number of classes"):
+    with pytest.raises(ValueError, match="Expected classes to be a positive integer"):
         keras_vit.for_task(tiny(), classes)
 
 

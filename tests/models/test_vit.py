@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit.configs import VIT_VARIANTS, ViTConfig, builder_name
 from tests.conftest import REFERENCE
 
-PARAMETERS = {  # vit_jax/models_test.py, 1000 classes, 224 px (FACTS section 3).
+PARAMETERS = {  # vit_jax/models_test.py, 1000 classes, 224 px.
     "ViT-Ti/16": 5_717_416,
     "ViT-S/16": 22_050_664,
     "ViT-S/32": 22_878_952,
@@ -104,7 +104,7 @@ def test_impossible_configs(changes, law):
 
 
 def test_gelu_of_a_layer_alone_is_checked_too():
-    with pytest.raises(ValueError, match=r"'tanh' or 'erf'\. Received: gelu='relu'"):
+    with pytest.raises(ValueError, match=r"one of tanh, erf\. Received: gelu='relu'"):
         keras_vit.MlpBlock(8, gelu="relu")
 
 

@@ -1,0 +1,46 @@
+"""Imports a package's names on first use (PEP 562): plain data needs no Keras.
+
+A package lists its names three times: in an `if TYPE_CHECKING:` block for type checkers
+and editors, in `__all__`, and in the call of `names_of`. `tests/test_public_api.py`
+compares the three.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def names_of(
+    package: str, **modules: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the `__getattr__` and `__dir__` of a package.
+
+    Submodules are imported on first use too, such as `keras_vit.configs`.
+
+    Args:
+        package: its `__name__`.
+        **modules: for each submodule its names, separated by spaces.
+    """
+    modules_by_name = {
+        name: module for module, names in modules.items() for name in names.split()
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in modules_by_name:
+            module = importlib.import_module(f"{package}.{modules_by_name[name]}")
+            return getattr(module, name)
+        if not name.startswith("_"):
+            path = f"{package}.{name}"
+            try:
+                return importlib.import_module(path)
+            except ModuleNotFoundError as error:
+                if error.name != path:
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        namespace = vars(sys.modules[package])
+        return sorted({*namespace, *namespace["__all__"]})
+
+    return __getattr__, __dir__

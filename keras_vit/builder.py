@@ -1,0 +1,116 @@
+"""A builder's name, defaults and documentation; `applications` states its arguments.
+
+The variants are those of Table 1, sections 3.1 and 4.1, and D.6.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from keras_vit.configs import (
+    BIT_VARIANTS,
+    HYBRID_VARIANTS,
+    VARIANTS,
+    VIT_VARIANTS,
+    ResNetConfig,
+    ViTConfig,
+    builder_name,
+)
+from keras_vit.models.vision import VisionModel
+from keras_vit.weights import registry
+
+Row = TypeVar("Row", ViTConfig, ResNetConfig)
+
+
+class _PerVariant:
+    """The default of an argument whose value depends on the variant."""
+
+    def __repr__(self) -> str:
+        return "<the variant's>"
+
+
+PER_VARIANT: Any = _PerVariant()
+
+
+class Builder(Generic[Row]):
+    """A builder of one variant: callable, documented and pickled under its name.
+
+    `__call__` of a subclass states types and documentation once. Each instance adds its
+    variant's defaults to `__signature__` and `__doc__`.
+
+    Args:
+        variant: a key of `VARIANTS`.
+        config: what to build; default: the variant's row of `VARIANTS`.
+
+    Attributes:
+        variant: the paper's spelling, such as "ViT-B/16".
+        config: the frozen config of the variant.
+    """
+
+    __call__: Callable[..., VisionModel]
+    _documentation: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        call: Any = cls.__call__
+        cls._documentation = inspect.getdoc(call) or ""  # None under `python -OO`.
+        # IPython prints the docstrings of an instance and of `__call__`.
+        call.__doc__ = "See the docstring of the builder."
+
+    def __init__(self, variant: str, config: Row | None = None) -> None:
+        self.variant = variant
+        self.config: Row = VARIANTS[variant] if config is None else config
+        self.__name__ = self.__qualname__ = builder_name(variant)
+        shared = inspect.signature(self.__call__)
+        parameters = {
+            name: at.replace(default=self.value_of(name, at.default))
+            for name, at in shared.parameters.items()
+        }
+        self.__signature__ = shared.replace(parameters=list(parameters.values()))
+        tags = ", ".join(map(repr, registry.tags(variant))) or "none published"
+        defaults = ", ".join(
+            f"{name}={parameters[name].default!r}"
+            for name, at in shared.parameters.items()
+            if at.default is PER_VARIANT
+        )
+        self.__doc__ = "\n\n".join(
+            [
+                f"Builds {variant} ({_section(variant)}), pretrained unless "
+                "`weights=None`.",
+                textwrap.fill(f"Tags: {tags}.", 88, break_on_hyphens=False),
+                textwrap.fill(f"Defaults: {defaults}.", 88, break_on_hyphens=False),
+                self._documentation.partition("\n\n")[2],
+            ]
+        )
+
+    def value_of(self, name: str, given: Any) -> Any:
+        """Returns the argument that was given, else the default of the variant."""
+        if given is not PER_VARIANT:
+            return given
+        if name == "weights":
+            return _default_weights(self.variant)
+        return self.__name__.lower() if name == "name" else getattr(self.config, name)
+
+    def __repr__(self) -> str:
+        return f"<keras_vit.{self.__name__}: builder of {self.variant}>"
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
+def _section(variant: str) -> str:
+    """The part of the paper that a variant is from."""
+    if variant in VIT_VARIANTS:
+        from_deit = variant.startswith(("ViT-Ti", "ViT-S"))
+        sizes = "section 3.1; the size is DeiT's and AugReg's"
+        return sizes if from_deit else "Table 1, section 3.1"
+    if variant in HYBRID_VARIANTS:
+        return "hybrid, sections 3.1 and 4.1"
+    return "section 4.1's BiT" if variant in BIT_VARIANTS else "D.6"
+
+
+def _default_weights(variant: str) -> str | None:
+    """The paper's ImageNet-21k weights, else AugReg's, else none were published."""
+    tags = registry.tags(variant)
+    wanted = ("imagenet21k", "augreg-imagenet21k")
+    return next((tag for tag in wanted if tag in tags), None)

@@ -1,10 +1,10 @@
 """The accuracies of the paper (arXiv:2010.11929v2) as values. Standard library only.
 
-Tables 2, 5, 6, 7 and 9, each number as it is printed, with Table 2's core-days and
-Table 6's exaFLOPs. What the figures show of them: Figure 2's groups are means of Table
-9's tasks (BiT-L, VIVI and S4L, which it has too, are in no table), Figure 3's points
-Table 5's ImageNet columns (BiT's are in no table), Figure 5's are Table 6. Figure 4's
-points are in no table at all, and so not here.
+Tables 2, 5, 6, 7, 8 and 9 and the two numbers of D.9 (ObjectNet), each as it is
+printed, with Table 2's core-days and Table 6's exaFLOPs. What the figures show of them:
+Figure 2's groups are means of Table 9's tasks (BiT-L, VIVI and S4L, which it has too,
+are in no table), Figure 3's points Table 5's ImageNet columns (BiT's are in no table),
+Figure 5's are Table 6. Figure 4's points are in no table at all, and so not here.
 
 The paper differs from itself in places, which stay as they are printed: Table 6 has
 other numbers of ViT-H/14 than Table 5, and Table 2's ViT-L/16 were trained apart from
@@ -24,6 +24,7 @@ __all__ = [
     "CORE_DAYS",
     "EXAFLOPS",
     "TABLES",
+    "TABLE_8",
     "VTAB",
     "expected",
     "figure_2",
@@ -32,12 +33,12 @@ __all__ = [
     "kind",
 ]
 
-Table = Literal["Table 2", "Table 5", "Table 6", "Table 7", "Table 9"]
+Table = Literal["Table 2", "Table 5", "Table 6", "Table 7", "Table 9", "D.9"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """One number of the paper's Tables 2, 5, 6, 7 and 9.
+    """One number of the paper's Tables 2, 5, 6, 7 and 9, or of section D.9.
 
     Attributes:
         table: the one that prints it, a key of `TABLES`.
@@ -45,10 +46,11 @@ class Accuracy:
         pretrained_on: "jft300m", "imagenet21k" or "imagenet2012".
         dataset: that the accuracy is of, as TFDS names it; "imagenet2012_real",
             "vtab" and "vtab/dtd" are the module's names, "average" is Table 7's own.
-        percent: top-1, 0 to 100; Table 2's is the mean of three fine-tunings.
+        percent: 0 to 100; Table 2's is the mean of three fine-tunings.
         std: their standard deviation, in percent; None where none is printed.
         epochs: of the pre-training, Table 6's column; None in the others.
         optimizer: of the pre-training; Table 7 has both.
+        top: 1 for top-1 accuracy, 5 for top-5, which only D.9 has.
     """
 
     table: Table
@@ -59,6 +61,7 @@ class Accuracy:
     std: float | None = None
     epochs: int | None = None
     optimizer: Literal["adam", "sgd"] = "adam"
+    top: Literal[1, 5] = 1
 
 
 # The mean of three fine-tunings and its deviation, None where the paper has none. BiT-L
@@ -202,6 +205,22 @@ _TABLE_7 = {
     },
 }
 
+TABLE_8 = {
+    ("none", "stem"): 0.61382,
+    ("1d", "stem"): 0.64206,
+    ("1d", "every_layer"): 0.63964,
+    ("1d", "every_layer_shared"): 0.64292,
+    ("2d", "stem"): 0.64001,
+    ("2d", "every_layer"): 0.64046,
+    ("2d", "every_layer_shared"): 0.64022,
+    ("relative", "stem"): 0.64032,
+}
+"""5-shot linear accuracy on ImageNet of ViT-B/16, in [0, 1] (Table 8, D.4).
+
+By the fields `position` and `position_at` of a `ViTConfig`. For no positions and for
+relative ones the paper has one number; "stem" is the default of the field.
+"""
+
 VTAB = {
     "natural": (
         "caltech101",
@@ -246,6 +265,8 @@ _TABLE_9 = {  # A line for each group, then the mean.
         72.7,
     ),
 }
+
+_D_9: dict[Literal[1, 5], float] = {1: 61.7, 5: 82.1}  # ObjectNet, by top-1 and top-5.
 
 
 def _table_2() -> Iterator[Accuracy]:
@@ -322,20 +343,38 @@ def _table_9() -> Iterator[Accuracy]:
             )
 
 
+def _d_9() -> Iterator[Accuracy]:
+    for top, percent in _D_9.items():
+        yield Accuracy(
+            table="D.9",
+            model="ViT-H/14",
+            pretrained_on="jft300m",
+            dataset="objectnet",
+            percent=percent,
+            top=top,
+        )
+
+
 TABLES: dict[Table, tuple[Accuracy, ...]] = {
     "Table 2": tuple(_table_2()),
     "Table 5": tuple(_table_5()),
     "Table 6": tuple(_table_6()),
     "Table 7": tuple(_table_7()),
     "Table 9": tuple(_table_9()),
+    "D.9": tuple(_d_9()),
 }
-"""Every accuracy of Tables 2, 5, 6, 7 and 9, by table, as printed."""
+"""Every accuracy of Tables 2, 5, 6, 7 and 9 and of D.9, by table, as printed."""
 
 
 def expected(
-    model: str, pretrained_on: str, dataset: str, *, table: Table | None = None
+    model: str,
+    pretrained_on: str,
+    dataset: str,
+    *,
+    table: Table | None = None,
+    top: Literal[1, 5] = 1,
 ) -> Accuracy | None:
-    """The paper's accuracy of a model on a data set (Tables 2, 5, 6, 7 and 9).
+    """The paper's accuracy of a model on a data set (Tables 2, 5, 6, 7 and 9, D.9).
 
     Where several numbers answer, it is that of the first table, of the longest
     pre-training there, with Adam.
@@ -343,8 +382,10 @@ def expected(
     Args:
         model: as `VARIANTS` names it: "ViT-L/16", "R50+ViT-B/16", "BiT-R152x4".
         pretrained_on: "jft300m", "imagenet21k" or "imagenet2012".
-        dataset: as TFDS names it: "cifar10", "imagenet2012", ..., "vtab".
+        dataset: as TFDS names it: "cifar10", "imagenet2012", ..., "vtab", or
+            "objectnet".
         table: the only one to look in; ImageNet at 384 px is "Table 5".
+        top: 1 for top-1 accuracy; 5 for top-5, which the paper has of ObjectNet only.
 
     Returns:
         The number with its table's name, or None if the paper has none.
@@ -366,8 +407,8 @@ def expected(
         found = [
             row
             for row in rows
-            if (row.model, row.pretrained_on, row.dataset)
-            == (model, pretrained_on, dataset)
+            if (row.model, row.pretrained_on, row.dataset, row.top)
+            == (model, pretrained_on, dataset, top)
         ]
         if found:
             return max(found, key=lambda row: row.epochs or 0)  # The first of equals.

@@ -6,7 +6,10 @@ trained with, `bit_hyperrule` and `augreg` are the rules that name a recipe for 
 """
 
 import dataclasses
+import operator
 from typing import Any, Literal
+
+from keras_vit import recipe_fields
 
 __all__ = [
     "AUGREG",
@@ -22,12 +25,11 @@ __all__ = [
 ]
 
 _UPDATE_STAYS = ("accumulation_steps", "remat")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": ("sgd", "adam", "adafactor"),
-    "momentum_dtype": ("float32", "bfloat16"),
-    "decay": ("cosine", "linear", "staircase"),
-    "augment": ("inception", "crop", "crop_only", "flip", "none"),
-    "loss": ("softmax", "sigmoid"),
+# Fields that other optimizers than these ignore.
+_OPTIMIZERS_OF = {
+    "momentum": ("sgd", "adafactor"),
+    "beta1": ("adam",),
+    "beta2": ("adam", "adafactor"),
 }
 
 
@@ -52,7 +54,8 @@ class Recipe:
         image_size: (H, W) in pixels: 224 in Table 3, 384 in Table 4.
         decay: "cosine" (Table 4), "linear" (Table 3) or "staircase" (BiT-HyperRule):
             a tenth after each boundary but the first.
-        boundaries: of "staircase", in updates; the first ends the warm-up.
+        boundaries: for "staircase": updates, of which the first ends the warm-up; or
+            shares of all updates, in (0, 1), after `warmup_steps` of warm-up.
         optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor", big_vision's.
         momentum: of "sgd" and "adafactor", in [0, 1).
         beta1: of "adam", Table 3's, in [0, 1).
@@ -65,7 +68,10 @@ class Recipe:
             see `optim.layer_rates`. None: one rate.
         clip_norm: largest global norm of the gradients (Tables 3 and 4); None: any.
         ema: factor of Polyak averaging, 0.9999 in Table 2's ImageNet rows (4.1), or
-            None.
+            None. The average starts from the weights after the first update (Keras's
+            rule). An average that starts from the initial weights differs by ema^T
+            times the first update after T updates. With a warm-up there is no
+            difference, because its first rate is 0.
         sam_rho: radius of SAM (arXiv:2010.01412), or None.
         accumulation_steps: parts a batch is cut in, where memory is short.
         remat: whether training keeps each block's input alone, and computes the rest
@@ -82,15 +88,17 @@ class Recipe:
         stochastic_depth: of the last block, in [0, 1) (AugReg, section 3.3), or None.
         augment: "inception" crops and flips (vit_jax); "crop" is BiT's, which flips
             too; "crop_only" is for VTAB's labels of direction; "flip"; "none".
-        resize: (H, W) in pixels before a "crop" (BiT-HyperRule); None with the others.
+        resize: (H, W) in pixels before a "crop" (BiT-HyperRule), at least `image_size`;
+            None with the others. For a model of another size it is scaled, `at_size`.
         randaugment: (layers, magnitude), AugReg's, or None.
         mixup: both parameters of the beta distribution (AugReg, BiT); 0 is without.
         cutmix: likewise (arXiv:1905.04899).
         random_erasing: probability, in [0, 1] (arXiv:1708.04896).
 
     Raises:
-        ValueError: if a choice is unknown, a number out of range, or two fields
-            contradict each other.
+        ValueError: if a value is not valid for its field, two fields contradict each
+            other, or the optimizer would ignore a value: a `momentum`, `beta1` or
+            `beta2` that is not the default.
     """
 
     base_lr: tuple[float, ...]
@@ -101,7 +109,7 @@ class Recipe:
     batch_size: int = 512
     image_size: tuple[int, int] = (384, 384)
     decay: Literal["cosine", "linear", "staircase"] = "cosine"
-    boundaries: tuple[int, ...] = ()
+    boundaries: tuple[float, ...] = ()
 
     optimizer: Literal["sgd", "adam", "adafactor"] = "sgd"
     momentum: float = 0.9
@@ -132,70 +140,34 @@ class Recipe:
     random_erasing: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("base_lr", "boundaries", "image_size", "resize", "randaugment"):
-            if isinstance(value := getattr(self, field), list):  # From JSON.
-                object.__setattr__(self, field, tuple(value))
-        self._check_numbers()
+        for field in dataclasses.fields(self):  # From JSON and NumPy, too.
+            plain = recipe_fields.plain(getattr(self, field.name))
+            object.__setattr__(self, field.name, plain)
+        recipe_fields.check(vars(self))
         self._check_length()
         self._check_together()
-
-    def _check_numbers(self) -> None:
-        for field, choices in _CHOICES.items():
-            self._expect(
-                getattr(self, field) in choices,
-                f"{field} to be one of {', '.join(choices)}",
-                field,
-            )
-        for field in (
-            "momentum",
-            "beta1",
-            "beta2",
-            "label_smoothing",
-            "dropout_rate",
-            "stochastic_depth",
-        ):
-            value = getattr(self, field)
-            self._expect(value is None or 0 <= value < 1, f"{field} in [0, 1)", field)
-        for field in ("weight_decay", "mixup", "cutmix"):
-            self._expect(getattr(self, field) >= 0, f"{field} of 0 or more", field)
-        self._expect(0 <= self.random_erasing <= 1, "a probability", "random_erasing")
-        for field in ("sam_rho", "lora_rank", "layer_decay", "clip_norm"):
-            value = getattr(self, field)
-            self._expect(value is None or value > 0, f"a positive {field}", field)
-        self._expect(
-            self.randaugment is None
-            or (len(self.randaugment) == 2 and min(self.randaugment) >= 0),
-            "RandAugment's layers and magnitude, 0 or more",
-            "randaugment",
-        )
+        self._check_unused()
 
     def _check_length(self) -> None:
-        if self.batch_size % self.accumulation_steps:
-            raise ValueError(
-                "Expected batch_size to be a multiple of accumulation_steps. Received: "
-                f"batch_size={self.batch_size}, "
-                f"accumulation_steps={self.accumulation_steps}"
-            )
-        steps = self.total_steps
-        if (steps is not None and steps < 1) or not self.base_lr:
-            raise ValueError(
-                "Expected at least one step and one learning rate. Received: "
-                f"total_steps={self.total_steps}, base_lr={self.base_lr}"
-            )
         self._expect(
-            (steps is None) != (self.epochs is None),
+            self.batch_size % self.accumulation_steps == 0,
+            "batch_size to be a multiple of accumulation_steps",
+            "batch_size",
+            "accumulation_steps",
+        )
+        self._expect(
+            (self.total_steps is None) != (self.epochs is None),
             "either total_steps or epochs",
             "total_steps",
             "epochs",
         )
         self._expect(
-            self.epochs is None or self.epochs > 0, "positive epochs", "epochs"
+            len(self.base_lr) == 1 or self.held_out > 0,
+            "a share of the training set between 0 and 1 to judge several learning "
+            "rates on",
+            "held_out",
+            "base_lr",
         )
-        if len(self.base_lr) > 1 and not 0 < self.held_out < 1:
-            raise ValueError(
-                "Expected a share between 0 and 1 to judge several learning rates on. "
-                f"Received: held_out={self.held_out}, base_lr={self.base_lr}"
-            )
 
     def _check_together(self) -> None:
         self._expect(
@@ -205,8 +177,8 @@ class Recipe:
             "boundaries",
         )
         self._expect(
-            not (self.boundaries and self.warmup_steps),
-            "the first of boundaries to be the warm-up",
+            not (self.boundaries and self.warmup_steps) or self._has_shares,
+            "the first of boundaries to be the warm-up, unless they are shares",
             "warmup_steps",
             "boundaries",
         )
@@ -215,6 +187,13 @@ class Recipe:
             "resize for augment='crop' or 'crop_only', and for no other",
             "augment",
             "resize",
+        )
+        self._expect(
+            self.resize is None or all(map(operator.ge, self.resize, self.image_size)),
+            "resize of at least image_size, which is cut out of it (Recipe.at_size "
+            "changes both)",
+            "resize",
+            "image_size",
         )
         self._expect(
             self.loss == "softmax" or not self.label_smoothing,
@@ -231,6 +210,18 @@ class Recipe:
         self._expect(
             len(chosen) < 2, "at most one of freeze, lora_rank, layer_decay", *adapted
         )
+
+    def _check_unused(self) -> None:
+        """Raises for a value that the optimizer would ignore."""
+        for field in dataclasses.fields(self):
+            users = _OPTIMIZERS_OF.get(field.name, (self.optimizer,))
+            self._expect(
+                self.optimizer in users or getattr(self, field.name) == field.default,
+                f"{field.name} only with optimizer {' or '.join(map(repr, users))}, "
+                f"else its default of {field.default}",
+                "optimizer",
+                field.name,
+            )
 
     def _expect(self, holds: bool, law: str, *fields: str) -> None:
         if not holds:
@@ -257,6 +248,32 @@ class Recipe:
                 f"epochs={self.epochs}. Recipe.for_images(count) makes steps of them"
             )
         return self.total_steps
+
+    @property
+    def _has_shares(self) -> bool:
+        return bool(self.boundaries) and all(0 < at < 1 for at in self.boundaries)
+
+    @property
+    def staircase(self) -> tuple[int, ...]:
+        """The end of the warm-up and each fall of a "staircase", in updates.
+
+        Raises:
+            ValueError: if the recipe has epochs still, or too few updates for the
+                shares in `boundaries`.
+        """
+        if not self._has_shares:
+            return tuple(int(update) for update in self.boundaries)
+        falls = [round(share * self.steps) for share in self.boundaries]
+        updates = (max(self.warmup_steps, 1), *falls)
+        self._expect(
+            list(updates) == sorted(set(updates)),
+            "a warm-up that ends before the first of boundaries, each in an update of "
+            "its own",
+            "total_steps",
+            "warmup_steps",
+            "boundaries",
+        )
+        return updates
 
     def identity(self) -> dict[str, Any]:
         """What a training is, as plain values: all fields but two.
@@ -296,6 +313,38 @@ class Recipe:
             return self
         steps = max(1, round(self.epochs * count / self.batch_size))
         return dataclasses.replace(self, total_steps=steps, epochs=None)
+
+    def at_size(self, image_size: tuple[int, int]) -> "Recipe":
+        """The recipe for images of another size, with crops that show the same share.
+
+        Args:
+            image_size: (H, W) in pixels.
+
+        Returns:
+            A copy in which each side of `resize`, where there is one, is scaled by the
+            same ratio as that side of `image_size` and rounded to whole pixels.
+
+        Raises:
+            ValueError: if the size is not two whole numbers of 1 or more.
+
+        Examples:
+            >>> recipe = bit_hyperrule(1000, 32 * 32)  # Crops 128 px out of 160.
+            >>> recipe.at_size((32, 32)).resize
+            (40, 40)
+        """
+        if self.resize is None:
+            return dataclasses.replace(self, image_size=image_size)
+        # Without `resize`, which has to be at least as large as the new image size.
+        plain = dataclasses.replace(
+            self, image_size=image_size, augment="none", resize=None
+        )
+        height, width = (
+            round(resize * new / old)
+            for resize, old, new in zip(
+                self.resize, self.image_size, plain.image_size, strict=True
+            )
+        )
+        return dataclasses.replace(plain, augment=self.augment, resize=(height, width))
 
     def model_options(self) -> dict[str, float]:
         """The fields of a `ViTConfig` that the recipe sets (Table 3: dropout).
@@ -562,8 +611,10 @@ PRETRAIN: dict[str, Recipe] = {
 """Pre-trainings as `Recipe`s: Table 3 (B.1), B.1.2, and others'; `source` says whose.
 
 Table 3's are MODEL-DATA, "ViT-B/16-imagenet21k", and MODEL-DATA-14ep where it has
-"7/14" epochs. "masked-patches" is B.1.2's; "...-sam" (arXiv:2106.01548), `AUGREG`'s and
-big_vision's "vit_s16_i1k" are not in the paper, "cifar10-scratch" is ours.
+"7/14" epochs. "R50x1-jft300m-sgd" and "R152x2-jft300m-sgd" are the SGD half of Table 7,
+whose other half is Table 3's "R50x1-jft300m" and "R152x2-jft300m". "masked-patches" is
+B.1.2's; "...-sam" (arXiv:2106.01548), `AUGREG`'s and big_vision's "vit_s16_i1k" are not
+in the paper, "cifar10-scratch" is ours.
 """
 # The `sam` checkpoints (arXiv:2106.01548): Table 3's last row with SAM. The radius is
 # that of SAM's own paper (arXiv:2010.01412), not one tuned for a ViT.
@@ -574,6 +625,29 @@ PRETRAIN |= {
     for model in ("ViT-B/16", "ViT-B/32")
 }
 PRETRAIN |= AUGREG
+# Table 7 (D.1) has both of its ResNets by Adam, Table 3's rows, and by SGD with "the
+# hyperparameters recommended by Kolesnikov et al. (2020)", for 7 epochs. BiT
+# (arXiv:1912.11370, section 3.3) has momentum 0.9, a rate of 0.03 times the batch over
+# 256, 5,000 updates of warm-up, weight decay 1e-4, and on JFT a tenth of the rate after
+# epochs 10, 23, 30 and 37 of 40; D.1 does not say where they fall in 7, so they are at
+# the same shares. BiT's decay is part of the loss: momentum makes 1e-4 / (1 - 0.9) of
+# it, which is the decay next to the gradient in big_vision's configs/bit_i21k.py, too.
+PRETRAIN |= {
+    f"{model}-jft300m-sgd": Recipe(
+        epochs=7,
+        base_lr=(0.03 * 4096 / 256,),
+        momentum=0.9,
+        batch_size=4096,
+        warmup_steps=5_000,
+        image_size=(224, 224),
+        decay="staircase",
+        boundaries=tuple(epoch / 40 for epoch in (10, 23, 30, 37)),
+        weight_decay=1e-3,
+        clip_norm=None,
+        **_MANY_LABELS,
+    )
+    for model in ("R50x1", "R152x2")
+}
 # 4.6 and B.1.2: ViT-B/16 on JFT-300M, "ca. 14 epochs"; gains flatten after 100k steps.
 # What is not said there (weight decay, clipping) is none.
 PRETRAIN["masked-patches"] = Recipe(
@@ -667,6 +741,11 @@ def source(name: str) -> str:
         return "arXiv:2010.11929v2, B.1.2 (4.6)"
     if name == "cifar10-scratch":
         return "ours, after arXiv:2010.11929v2, Table 3 (B.1); docs/howto/pretrain.md"
+    if name.endswith("-sgd"):
+        return (
+            "arXiv:2010.11929v2, Table 7 (D.1); BiT (arXiv:1912.11370), section 3.3; "
+            "big_vision, configs/bit_i21k.py"
+        )
     if name.endswith("-sam"):
         return "arXiv:2106.01548; arXiv:2010.11929v2, Table 3; rho: arXiv:2010.01412"
     if name in PRETRAIN:

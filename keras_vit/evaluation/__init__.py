@@ -1,36 +1,53 @@
 """Evaluation: how good a model is, as the paper asks it (section 4, D.9, D.10)."""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_ON_FIRST_USE = {  # Name: its module.
-    "Card": "cards",
-    "Counts": "metrics",
-    "Evaluation": "classification",
-    "Features": "features",
-    "FewShot": "few_shot",
-    "PerImage": "metrics",
-    "Probe": "probes",
-    "Task": "classification",
-    "backbone": "features",
-    "classify": "classification",
-    "evaluate_imagenet": "imagenet",
-    "extract": "features",
-    "fewshot": "few_shot",
-    "gather": "features",
-    "knn": "probes",
-    "linear_probe": "probes",
-    "task_of": "classification",
-}
-_MODULES = ("vtab",)
-__all__ = [*_ON_FIRST_USE, *_MODULES]
+from keras_vit._lazy import names_of
 
+if TYPE_CHECKING:
+    from keras_vit.evaluation import subsets, vtab
+    from keras_vit.evaluation.cards import Card
+    from keras_vit.evaluation.classification import Evaluation, Task, classify, task_of
+    from keras_vit.evaluation.features import Features, backbone, extract, gather
+    from keras_vit.evaluation.few_shot import FewShot, fewshot
+    from keras_vit.evaluation.imagenet import evaluate_imagenet
+    from keras_vit.evaluation.metrics import Counts, PerImage
+    from keras_vit.evaluation.probes import Probe, knn, linear_probe
+    from keras_vit.evaluation.subsets import DataSize, SubsetAccuracy, data_size
+else:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        cards="Card",
+        classification="Evaluation Task classify task_of",
+        features="Features backbone extract gather",
+        few_shot="FewShot fewshot",
+        imagenet="evaluate_imagenet",
+        metrics="Counts PerImage",
+        probes="Probe knn linear_probe",
+        subsets="DataSize SubsetAccuracy data_size",
+    )
 
-def __getattr__(name: str) -> Any:
-    """Names come on first use: they import TensorFlow's data pipelines."""
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in _ON_FIRST_USE:
-        module = importlib.import_module(f"{__name__}.{_ON_FIRST_USE[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "Card",
+    "Counts",
+    "DataSize",
+    "Evaluation",
+    "Features",
+    "FewShot",
+    "PerImage",
+    "Probe",
+    "SubsetAccuracy",
+    "Task",
+    "backbone",
+    "classify",
+    "data_size",
+    "evaluate_imagenet",
+    "extract",
+    "fewshot",
+    "gather",
+    "knn",
+    "linear_probe",
+    "subsets",
+    "task_of",
+    "vtab",
+]

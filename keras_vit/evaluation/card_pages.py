@@ -2,15 +2,13 @@
 
 import html as entities
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from keras_vit.pages import Row, document, escaped, picture, table
-
-if TYPE_CHECKING:
-    from keras_vit.evaluation.cards import Card
-    from keras_vit.evaluation.metrics import Estimate
+from keras_vit.evaluation.card_data import CardData
+from keras_vit.evaluation.metrics import Estimate
+from keras_vit.web_page import Row, picture, render
 
 _TITLES = {
     "top_1": "top-1 accuracy",
@@ -28,7 +26,7 @@ _CAPTIONS = {
 _CONFUSED = 10  # Pairs of classes in the table.
 
 
-def shown(name: str, estimate: "Estimate") -> Row:
+def shown(name: str, estimate: Estimate) -> Row:
     """A result's value and interval: shares in percent, others as they are."""
     scale, digits = (100, 2) if name.startswith("top") else (1, 4)
     value, low, high = (
@@ -39,14 +37,14 @@ def shown(name: str, estimate: "Estimate") -> Row:
     return f"{value}{unit}", f"{low} to {high}{unit}"
 
 
-def _results(card: "Card") -> list[Row]:
+def _results(card: CardData) -> list[Row]:
     rows = [(_TITLES[key], *shown(key, card.results[key])) for key in card.results]
     for key, value in card.scaled.items():
         rows.append((f"{_TITLES[key]}, temperature scaled", *shown(key, value)))
     return rows
 
 
-def _facts(card: "Card") -> list[tuple[str, list[Row]]]:
+def _facts(card: CardData) -> list[tuple[str, list[Row]]]:
     """Title of a table: its rows."""
     data = {key: value for key, value in card.data.items() if key != "classes"}
     data["classes"] = len(card.data["classes"])
@@ -71,7 +69,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _per_class(card: "Card") -> list[Row]:
+def _per_class(card: CardData) -> list[Row]:
     """Classes with images, the hardest first."""
     classes = card.data["classes"]
     right, images = card.images.per_class(len(classes))
@@ -87,7 +85,7 @@ def _per_class(card: "Card") -> list[Row]:
     ]
 
 
-def _confused(card: "Card") -> list[Row]:
+def _confused(card: CardData) -> list[Row]:
     """The pairs of classes that were confused most."""
     classes = card.data["classes"]
     matrix = card.images.confusion(len(classes))
@@ -106,7 +104,7 @@ def _confused(card: "Card") -> list[Row]:
     ]
 
 
-def _scaling(card: "Card") -> str:
+def _scaling(card: CardData) -> str:
     if not card.temperatures:
         return ""
     first, second = card.temperatures
@@ -125,7 +123,7 @@ _INTERVALS = (
 # Markdown.
 
 
-def markdown(card: "Card", pictures: Sequence[str]) -> str:
+def markdown(card: CardData, pictures: Sequence[str]) -> str:
     """The card as Markdown, which shows pictures of these names beside it."""
     parts = [
         f"# {_md(card.name)} on {_md(card.data['name'])}",
@@ -175,65 +173,24 @@ def _caption(picture: str) -> str:
 # HTML.
 
 
-def html(card: "Card", pictures: Mapping[str, bytes]) -> str:
+def html(card: CardData, pictures: Mapping[str, bytes]) -> str:
     """The card as one page of HTML with the pictures, PNG by name, inside."""
-    title = f"{card.name} on {card.data['name']}"
     images = f"{card.data['images']:,} images"
     if card.data["without_label"]:
         images += f", {card.data['without_label']:,} more have no label"
-    tiles = "".join(
-        f"<section><span>{_TITLES[key]}</span><b>{value}</b><span>{interval}</span>"
-        "</section>"
-        for key in card.results
-        for value, interval in [shown(key, card.results[key])]
+    return render(
+        "card.html",
+        title=f"{card.name} on {card.data['name']}",
+        card=card,
+        images=images,
+        tiles=[(_TITLES[key], *shown(key, card.results[key])) for key in card.results],
+        intervals=_INTERVALS,
+        scaled=[row for row in _results(card) if "scaled" in row[0]],
+        scaling=_scaling(card),
+        pictures=[
+            (name, _caption(name), picture(png)) for name, png in pictures.items()
+        ],
+        confused=_confused(card) if card.has_classes else [],
+        per_class=_per_class(card) if card.has_classes else [],
+        facts=_facts(card),
     )
-    body = [
-        f"<header><h1>{escaped(title)}</h1>"
-        f"<p>{escaped(str(card.model['variant']))}, {images}</p></header>",
-        f'<div class="tiles">{tiles}</div>',
-        f'<p class="note">{_INTERVALS}</p>',
-        _html_scaling(card),
-        f'<div class="columns">{"".join(map(_figure, *_pairs(pictures)))}</div>',
-        *(_html_classes(card) if card.has_classes else ()),
-        '<div class="columns">',
-        *(
-            f"<section><h2>{t}</h2>{table((), r, 'facts')}</section>"
-            for t, r in _facts(card)
-        ),
-        "</div>",
-    ]
-    if card.command:
-        body.append(
-            f"<section><h2>Command</h2><pre>{escaped(card.command)}</pre></section>"
-        )
-    return document(title, body)
-
-
-def _pairs(pictures: Mapping[str, bytes]) -> tuple[list[str], list[bytes]]:
-    return list(pictures), list(pictures.values())
-
-
-def _figure(name: str, png: bytes) -> str:
-    return (
-        f'<section><figure><img alt="{escaped(name)}" src="{picture(png)}">'
-        f"<figcaption>{escaped(_caption(name))}</figcaption></figure></section>"
-    )
-
-
-def _html_scaling(card: "Card") -> str:
-    if not card.temperatures:
-        return ""
-    rows = [row for row in _results(card) if "scaled" in row[0]]
-    values = table(("", "value", "95 % interval"), rows)
-    note = f'<p class="note">{escaped(_scaling(card))}</p>'
-    return f"<section><h2>Temperature scaling</h2>{values}{note}</section>"
-
-
-def _html_classes(card: "Card") -> list[str]:
-    confused = table(("class", "taken for", "images"), _confused(card), "names")
-    classes = table(("class", "accuracy", "images"), _per_class(card), "names")
-    return [
-        f"<section><h2>Most confused</h2>{confused}</section>",
-        "<section><details><summary>Every class, the hardest first</summary>"
-        f"{classes}</details></section>",
-    ]

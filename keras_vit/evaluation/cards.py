@@ -11,8 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -23,11 +21,17 @@ import numpy as np
 from keras_vit._version import __version__
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.evaluation import card_pages, metrics
+from keras_vit.evaluation.card_data import CardData
 from keras_vit.evaluation.classification import Evaluation
 from keras_vit.evaluation.metrics import Estimate, PerImage
-from keras_vit.files import file_sha256, replacing_all
+from keras_vit.files import BROKEN_ZIP, file_sha256, replacing_all
 from keras_vit.inspection import plots
-from keras_vit.models.description import config_of, variant_of, weights_sha256
+from keras_vit.models.description import (
+    ForeignModelError,
+    variant_of,
+    weights_sha256,
+)
+from keras_vit.weights.architecture import config_of
 
 __all__ = ["Card"]
 
@@ -36,7 +40,7 @@ RESULTS = ("top_1", "top_5", "nll", "ece")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(CardData):
     """An evaluation's results card (top-1: 4.1; the rest is not in the paper).
 
     Attributes:
@@ -55,18 +59,6 @@ class Card:
         command: what was called.
         images: what was said of each image.
     """
-
-    name: str
-    model: dict[str, Any]
-    numerics: dict[str, Any]
-    preprocessing: dict[str, Any]
-    data: dict[str, Any]
-    results: dict[str, Estimate]
-    scaled: dict[str, Estimate]
-    temperatures: tuple[float, ...]
-    data_size: dict[str, dict[int, float]]
-    command: str
-    images: PerImage
 
     @classmethod
     def of(
@@ -93,7 +85,7 @@ class Card:
             A `Card`, without temperatures.
         """
         task, images = evaluation.task, evaluation.images
-        config = _config(model)
+        config, how = _config(model), evaluation.preprocessing
         return cls(
             name=name,
             model={
@@ -105,10 +97,10 @@ class Card:
             numerics=_numerics(model, config),
             preprocessing={
                 "border": task.border,
-                "resize": "bilinear without antialiasing, both sides",
+                "resize": how.resizing,
                 "image_size": list(model.input_shape[1:3]),
-                "mean": list(evaluation.mean),
-                "std": list(evaluation.std),
+                "mean": list(how.mean),
+                "std": list(how.std),
             },
             data={
                 "name": task.name,
@@ -147,11 +139,6 @@ class Card:
         found, after = metrics.scaled_by_halves(logits, self.images.label)
         scaled = {"nll": after.mean_nll(), "ece": after.ece()}
         return dataclasses.replace(self, temperatures=found, scaled=scaled)
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether every image is of one class, not of a set of outputs (ReaL)."""
-        return bool((self.images.label >= 0).all())
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Writes the card, all of its files or none.
@@ -278,6 +265,9 @@ class Card:
         }
         for name in ("results", "scaled"):
             read[name] = {key: Estimate(**value) for key, value in read[name].items()}
+            numbers = (dataclasses.astuple(one) for one in read[name].values())
+            if not np.isfinite(np.array([*numbers], float)).all():
+                raise ValueError(f"{name} that are not finite")
         if {*RESULTS} - {*read["results"]}:
             raise ValueError(f"results {[*read['results']]}")
         read["temperatures"] = tuple(read["temperatures"])
@@ -291,8 +281,8 @@ class Card:
 _FACTS, _IMAGES = "card.json", "images.npz"
 _FILES = (_IMAGES, "card.md", "card.html", _FACTS)
 _DAMAGE = (
-    *(ValueError, KeyError, TypeError, AttributeError, EOFError),
-    *(zipfile.BadZipFile, zlib.error),
+    *BROKEN_ZIP,
+    *(KeyError, TypeError, AttributeError),
 )
 
 
@@ -310,7 +300,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 def _config(model: keras.Model) -> ViTConfig | ResNetConfig | None:
     try:
         return config_of(model)
-    except ValueError:  # Not of this library.
+    except ForeignModelError:
         return None
 
 

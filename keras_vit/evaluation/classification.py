@@ -7,16 +7,18 @@ The official code leaves out what does not fill its last batch
 import dataclasses
 import hashlib
 import json
+from typing import TypedDict
 
 import keras
 import numpy as np
 
 from keras_vit.data import pipelines
-from keras_vit.data.sources import Source
+from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
 from keras_vit.evaluation.features import progress
 from keras_vit.evaluation.metrics import Counts, PerImage
-from keras_vit.normalization import HALF, Channels
+from keras_vit.facts import Preprocessing
+from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Evaluation", "Task", "classify", "task_of"]
 
@@ -78,16 +80,14 @@ class Evaluation:
         images: five numbers of each image that has a label.
         without_label: images that have none and are not counted (ReaL).
         logits: float32 [N, O], where they were to be kept.
-        mean: of the input normalization, by channel, in units of the 0..1 range.
-        std: likewise.
+        preprocessing: how images became input.
     """
 
     task: Task
     images: PerImage
     without_label: int
     logits: np.ndarray | None
-    mean: Channels
-    std: Channels
+    preprocessing: Preprocessing
 
 
 def task_of(source: Source) -> Task:
@@ -115,13 +115,21 @@ def task_of(source: Source) -> Task:
     )
 
 
+class ClassifyOptions(TypedDict, total=False):
+    """Keyword arguments that `evaluate_imagenet` passes on to `classify` (D.9)."""
+
+    batch_size: int
+    preprocessing: Preprocessing | None
+    keep_logits: bool
+    verbose: bool
+
+
 def classify(
     model: keras.Model,
     task: Task,
     *,
     batch_size: int = 32,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing | None = None,
     keep_logits: bool = False,
     verbose: bool = True,
 ) -> Evaluation:
@@ -131,8 +139,8 @@ def classify(
         model: images to logits [B, `task.model_outputs`]; its own input size is used.
         task: of `task_of(data.open_source(...))` or `imagenet.open_task(...)`.
         batch_size: images in the model at a time.
-        mean: of the input normalization, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: how images become input; default: the model's own, which a model
+            that is not a `VisionModel` does not have (then the paper's).
         keep_logits: keep them, for `metrics.temperature`.
         verbose: whether to show progress on a terminal.
 
@@ -152,6 +160,7 @@ def classify(
             f"Received: {task.name}"
         )
     size, channels = model.input_shape[1:3], model.input_shape[-1]
+    preprocessing = preprocessing_of(model, preprocessing)
     counts = Counts(
         task.model_outputs if task.outputs is None else len(task.outputs),
         class_of_output=task.class_of_output,
@@ -163,8 +172,7 @@ def classify(
         task.split,
         image_size=size,
         batch_size=batch_size,
-        mean=mean,
-        std=std,
+        preprocessing=preprocessing,
         channels=channels,
     ).as_numpy_iterator()
     steps = -(-total // batch_size)
@@ -182,8 +190,7 @@ def classify(
         images=per_image,
         without_label=counts.seen - len(per_image),
         logits=counts.logits() if keep_logits else None,
-        mean=mean,
-        std=std,
+        preprocessing=preprocessing,
     )
 
 

@@ -6,7 +6,7 @@ Glossary of shapes: N images, D the features' width.
 import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import keras
 import numpy as np
@@ -16,12 +16,21 @@ from rich.progress import track
 from keras_vit.data import pipelines, sources
 from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Indexed, Split
+from keras_vit.facts import Preprocessing
 from keras_vit.models.transfer import read_by
-from keras_vit.normalization import HALF, Channels
+from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Features", "backbone", "extract", "gather"]
 
 T = TypeVar("T")
+
+
+class ExtractOptions(TypedDict, total=False):
+    """Keyword arguments that `gather` and the probes pass on to `extract` (4.1)."""
+
+    preprocessing: Preprocessing | None
+    batch_size: int
+    before_crop: Size | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +166,7 @@ def extract(
     model: keras.Model,
     split: Split,
     *,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 32,
     before_crop: Size | None = None,
     verbose: bool = True,
@@ -170,8 +178,8 @@ def extract(
     Args:
         model: as `backbone` takes.
         split: of a `Source`, e.g. `source.train`.
-        mean: of the input normalization, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: how images become input; default: the model's own, which a model
+            that is not a `VisionModel` does not have (then the paper's).
         batch_size: images that are in the model at a time.
         before_crop: (H, W) that images are resized to before the middle is cut out, as
             big_vision's few-shot evaluation does with (256, 256) for 224 pixels; None
@@ -192,14 +200,14 @@ def extract(
             "Expected a model of images of a known size. Received: "
             f"model={model.name!r} with input {network.input_shape}"
         )
+    preprocessing = preprocessing_of(model, preprocessing)
     count = len(split)
     batch_size = min(batch_size, max(count, 1))
     batches = pipelines.eval_pipeline(
         split,
         image_size=size,
         batch_size=batch_size,
-        mean=mean,
-        std=std,
+        preprocessing=preprocessing,
         channels=channels,
         before_crop=before_crop,
         pad=True,  # One shape for all batches: a model is compiled once.
@@ -216,7 +224,7 @@ def extract(
         if bad is not None:
             raise ValueError(
                 "Expected finite features. Received: NaN or infinity for image "
-                f"{start + bad} of {count}. Check the weights, and mean and std"
+                f"{start + bad} of {count}. Check the weights and the preprocessing"
             )
         start = stop
     return features, labels
@@ -265,7 +273,7 @@ def gather(
     data: Any,
     *,
     verbose: bool = True,
-    **options: Any,
+    **options: Unpack[ExtractOptions],
 ) -> Features:
     """Features of a source's training and test images, or those that are ready (4.1).
 

@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 import numpy as np
+import scipy  # Its submodules are imported on first use.
 
 from keras_vit.data.preprocessing import Size
-from keras_vit.data.sources import Source
+from keras_vit.data.source import Source
 from keras_vit.data.splits import Indexed
 from keras_vit.evaluation.features import (
     Features,
@@ -25,7 +26,7 @@ from keras_vit.evaluation.features import (
     opened,
     progress,
 )
-from keras_vit.normalization import HALF, Channels
+from keras_vit.facts import Preprocessing
 
 __all__ = ["Accuracy", "FewShot", "fewshot"]
 
@@ -66,7 +67,7 @@ class Accuracy:
         if count < 2:
             return None
         deviation = float(np.std(self.by_seed, ddof=1)) / math.sqrt(count)
-        half = student_quantile(count - 1) * deviation
+        half = float(scipy.special.stdtrit(count - 1, 0.975)) * deviation
         return max(self.mean - half, 0.0), min(self.mean + half, 1.0)
 
 
@@ -166,8 +167,7 @@ def fewshot(
     shots: Sequence[Shots] = (1, 5, 10, 25),
     l2: float | Sequence[float] = 2.0**10,
     seeds: Sequence[int] = (0, 1, 2),
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 32,
     before_crop: Size | None = None,
     verbose: bool = True,
@@ -189,8 +189,8 @@ def fewshot(
         shots: images of each class; "all" takes every one, once.
         l2: weight of the penalty; several are solved at the cost of one.
         seeds: of the draws.
-        mean: of the input normalization, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: how images become input; default: the model's own, which a model
+            that is not a `VisionModel` does not have (then the paper's).
         batch_size: of feature extraction.
         before_crop: (H, W) that images are resized to before the middle is cut out.
             big_vision's is (256, 256) for 224 pixels; None resizes to the model's size.
@@ -217,8 +217,7 @@ def fewshot(
     found = gather(
         model,
         data,
-        mean=mean,
-        std=std,
+        preprocessing=preprocessing,
         batch_size=batch_size,
         before_crop=before_crop,
         verbose=verbose,
@@ -382,18 +381,6 @@ class Ridge:
         signs = np.full((len(y), self.num_classes), -1.0)
         signs[np.arange(len(y)), y] = 1.0
         return signs
-
-
-def student_quantile(degrees: int) -> float:
-    """The t with 95 % of Student's distribution of `degrees` between -t and t.
-
-    With t = sqrt(degrees) tan(a), a has the density cos(a)^(degrees - 1).
-    """
-    angles = np.linspace(0, np.pi / 2, 100_001)
-    density = np.cos(angles) ** (degrees - 1)
-    inside = np.cumsum((density[1:] + density[:-1]) / 2)
-    angle = np.interp(0.95 * inside[-1], inside, angles[1:])
-    return float(math.sqrt(degrees) * np.tan(angle))
 
 
 def check(

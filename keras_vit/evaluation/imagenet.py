@@ -17,23 +17,24 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import preprocessing
-from keras_vit.data.sources import (
-    IMAGE_SUFFIXES,
-    check_images,
-    open_source,
-    prepared,
-    visible_files,
-)
+from keras_vit.data.decoding import SUFFIXES
+from keras_vit.data.sources import check_images, image_files, open_source
 from keras_vit.data.splits import TFDS, Arrays, Labelling, Split
+from keras_vit.data.tfds_builders import prepared
 from keras_vit.evaluation import imagenet_classes
-from keras_vit.evaluation.classification import Evaluation, Task, classify
+from keras_vit.evaluation.classification import (
+    ClassifyOptions,
+    Evaluation,
+    Task,
+    classify,
+)
 
 __all__ = ["evaluate_imagenet", "open_task"]
 
@@ -87,7 +88,7 @@ def evaluate_imagenet(
     data: str | os.PathLike[str] | None = None,
     labels: str | os.PathLike[str] | None = None,
     on_corrupt: Literal["stop", "skip"] = "stop",
-    **options: Any,
+    **options: Unpack[ClassifyOptions],
 ) -> Evaluation:
     """Evaluates a model of ImageNet's 1,000 classes on one of `SETS` (Table 2, D.9).
 
@@ -97,7 +98,7 @@ def evaluate_imagenet(
         data: see `open_task`.
         labels: likewise.
         on_corrupt: likewise.
-        **options: of `classify`: batch_size, mean, std, keep_logits, verbose.
+        **options: of `classify`: batch_size, preprocessing, keep_logits, verbose.
 
     Returns:
         An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
@@ -350,24 +351,19 @@ def _arrays(
     files = [
         (str(file), label)
         for folder, label in folders.items()
-        for file in _images(folder)
+        for file in image_files(folder)
     ]
     if not files:
         raise ValueError(
-            f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the class "
+            f"Expected images ({', '.join(sorted(SUFFIXES))}) in the class "
             f"folders. Received: {str(next(iter(folders)).parent)!r} without any"
         )
     names, labels = zip(*files, strict=True)
     return kind(*check_images(list(names), np.array(labels), classes, on_corrupt))
 
 
-def _images(folder: Path) -> list[Path]:
-    files = visible_files(folder)
-    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-
-
 def _real_folder(root: Path, answers: np.ndarray, on_corrupt: str) -> Task:
-    files = _images(root)
+    files = image_files(root)
     numbers = [_NUMBERED.fullmatch(file.name) for file in files]
     strangers = [f.name for f, n in zip(files, numbers, strict=True) if n is None]
     places = [int(number[1]) - 1 for number in numbers if number]

@@ -16,7 +16,7 @@ def wnids() -> tuple[str, ...]:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The 1,000 names, in the same order; two pairs of classes share theirs."""
+    """The 1,000 names, in the same order; the bird and the machine are both "crane"."""
     return tuple(_lines("imagenet2012.txt"))
 
 
@@ -59,11 +59,11 @@ IMAGENET_R = (
     *(948, 949, 951, 953, 954, 957, 963, 965, 967, 980, 981, 983, 988),
 )
 
-# ObjectNet's folders that overlap with ImageNet: 113, with 125 of its classes; what
-# ObjectNet's own objectnet_to_imagenet_1k.json and folder_to_objectnet_label.json say.
-# Two sources agree: penfever/vlhub, src/training/imagenet_zeroshot_data.py (all), and
-# chriszh4/objectnet-superloader, mappings/objectnet_overlap_imagenet1k_idn.json (the
-# 104 that are one class, as wnids).
+# ObjectNet's folders that overlap with ImageNet: 113, with 125 of its classes, by
+# ObjectNet's own objectnet_to_imagenet_1k.json and folder_to_objectnet_label.json
+# (mlfoundations/wise-ft has both). Two more sources agree: penfever/vlhub,
+# src/training/imagenet_zeroshot_data.py (all), and chriszh4/objectnet-superloader,
+# mappings/objectnet_overlap_imagenet1k_idn.json (the 104 that are one class, as wnids).
 OBJECTNET = {
     "alarm_clock": (409, 530),
     "backpack": (414,),

@@ -12,9 +12,11 @@ Glossary: B images of a batch, N of a data set, O outputs of a model, K classes.
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import scipy  # Its submodules are imported on first use.
 
 __all__ = [
     "Counts",
@@ -32,7 +34,6 @@ __all__ = [
 
 LEVEL = 0.95  # Of every interval.
 BINS = 15  # Guo et al. (2017), section 4.
-_Z = 1.959963984540054  # The normal distribution's quantile at (1 + LEVEL) / 2.
 _VALUES = 2**22  # That are in float64 at a time.
 
 
@@ -359,7 +360,7 @@ class Counts:
             bad = self.seen + int(finite.argmin())
             raise ValueError(
                 f"Expected finite logits. Received: NaN or infinity for image {bad}. "
-                "Check the weights, and the mean and std of the images"
+                "Check the weights and the preprocessing of the images"
             )
 
     def _judged(
@@ -445,12 +446,10 @@ def wilson(right: int, images: int) -> Estimate:
             "Expected 0 <= right <= images, with an image or more. Received: "
             f"right={right}, images={images}"
         )
-    share, z2 = right / images, _Z**2 / images
-    middle = share + z2 / 2
-    spread = _Z * math.sqrt(share * (1 - share) / images + z2 / (4 * images))
-    low = 0.0 if right == 0 else (middle - spread) / (1 + z2)
-    high = 1.0 if right == images else (middle + spread) / (1 + z2)
-    return Estimate(value=share, low=low, high=high)
+    interval = scipy.stats.binomtest(right, images).proportion_ci(LEVEL, "wilson")
+    return Estimate(
+        value=right / images, low=float(interval.low), high=float(interval.high)
+    )
 
 
 def bootstrap(
@@ -478,16 +477,22 @@ def bootstrap(
     """
     if images < 1:
         raise ValueError(f"Expected an image or more. Received: images={images}")
-    rng = np.random.default_rng(seed)
-    values = [
-        statistic(
-            np.bincount(rng.integers(images, size=images), minlength=images) * 1.0
-        )
-        for _ in range(replicates)
-    ]
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    own = statistic(np.ones(images))
-    return Estimate(value=own, low=float(low), high=float(high))
+    value = statistic(np.ones(images))
+    if images == 1:  # Every draw is this image; SciPy requires two.
+        return Estimate(value=value, low=value, high=value)
+    with warnings.catch_warnings():  # SciPy's standard error of one replicate is NaN.
+        warnings.filterwarnings("ignore", "Degrees of freedom|invalid value")
+        interval = scipy.stats.bootstrap(
+            (np.arange(images),),
+            lambda drawn: statistic(np.bincount(drawn, minlength=images) * 1.0),
+            n_resamples=replicates,
+            batch=1,  # One draw of N indices in memory at a time.
+            vectorized=False,
+            confidence_level=LEVEL,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return Estimate(value=value, low=float(interval.low), high=float(interval.high))
 
 
 def paired_difference(
@@ -564,13 +569,10 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     _check_pair(first, second)
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
-    n = only_first + only_second
-    terms = [
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        for k in range(min(only_first, only_second) + 1)
-    ]
-    tail = math.fsum(math.exp(term - n * math.log(2)) for term in terms)
-    return min(1.0, 2 * tail)
+    if not only_first + only_second:
+        return 1.0
+    test = scipy.stats.binomtest(only_first, only_first + only_second)
+    return float(test.pvalue)
 
 
 def _check_pair(first: np.ndarray, second: np.ndarray) -> None:
@@ -586,8 +588,8 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     Not in the paper.
 
-    To be found on other images than it is used on; `scaled_by_halves` does so. The NLL
-    is convex in 1/T, whose zero of the derivative is found to a relative 1e-6.
+    Find it on other images than those it is used on, as `scaled_by_halves` does. The
+    NLL is convex in 1/T. The root of its derivative is found to a relative 1e-7.
 
     Args:
         logits: [N, K], finite floats.
@@ -602,45 +604,38 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
             types or values are others.
     """
     Counts(logits.shape[-1]).check(logits, labels)
-    at_rest = _slope(logits, labels, 0.0)[0]
-    margins = logits.max(axis=1) - logits[np.arange(len(labels)), labels]
-    if at_rest >= 0 or not margins.any():
+    at_rest = _slope(0.0, logits, labels)
+    own = logits[np.arange(len(labels)), labels]
+    margin = float((logits.max(axis=1).astype(np.float64) - own).max(initial=0))
+    if at_rest >= 0 or not margin:
         told = "which tell nothing of the labels" if at_rest >= 0 else "all right"
         raise ValueError(
             "Expected logits that are right more than by chance, and wrong sometimes, "
             "to have a best temperature. Received: those of "
             f"{len(labels)} images, {told}"
         )
-    low, high, inverse = 0.0, math.inf, 1.0
-    for _ in range(1100):  # Every doubling and halving that float64 has.
-        slope, curvature = _slope(logits, labels, inverse)
-        low, high = (inverse, high) if slope < 0 else (low, inverse)
-        step = inverse - slope / curvature if curvature > 0 else math.inf
-        if not low < step < high:
-            step = 2 * inverse if high == math.inf else (low + high) / 2
-        if abs(step - inverse) <= 1e-7 * inverse:
-            return 1 / step
-        inverse = step
-    raise ValueError(
-        "Expected logits of which a temperature can be found in float64. Received: "
-        f"logits from {logits.min()} to {logits.max()}"
+    high = 1 / margin
+    while high < math.inf and _slope(high, logits, labels) < 0:
+        high *= 2
+    if high == math.inf:
+        raise ValueError(
+            "Expected logits with a temperature within float64. Received: "
+            f"logits from {logits.min()} to {logits.max()}"
+        )
+    inverse = scipy.optimize.brentq(
+        _slope, 0.0, high, (logits, labels), xtol=1e-12 * high, rtol=1e-7
     )
+    return float(1 / inverse)
 
 
-def _slope(
-    logits: np.ndarray, labels: np.ndarray, inverse: float
-) -> tuple[float, float]:
-    """First and second derivative of the mean NLL by 1/T, at 1/T = `inverse`."""
-    slope = curvature = 0.0
+def _slope(inverse: float, logits: np.ndarray, labels: np.ndarray) -> float:
+    """The derivative of the mean NLL by 1/T, at 1/T = `inverse`."""
+    slope = 0.0
     for rows in _chunks(logits):
         z, own = logits[rows].astype(np.float64), labels[rows]
         z -= z[np.arange(len(own)), own][:, None]
-        p = np.exp(inverse * (z - z.max(axis=1, keepdims=True)))
-        p /= p.sum(axis=1, keepdims=True)
-        mean = (p * z).sum(axis=1)
-        slope += mean.sum()
-        curvature += ((p * z**2).sum(axis=1) - mean**2).sum()
-    return float(slope / len(labels)), float(curvature / len(labels))
+        slope += float((scipy.special.softmax(inverse * z, axis=1) * z).sum())
+    return slope / len(labels)
 
 
 def _chunks(logits: np.ndarray) -> Iterator[slice]:

@@ -8,12 +8,12 @@ Glossary of shapes: N training and M test images, D the features' width, K class
 import dataclasses
 import math
 import numbers
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 
-from keras_vit.evaluation.features import Features, gather, progress
+from keras_vit.evaluation.features import ExtractOptions, Features, gather, progress
 
 __all__ = ["Probe", "knn", "linear_probe"]
 
@@ -54,7 +54,7 @@ def knn(
     k: int = 20,
     temperature: float = 0.07,
     verbose: bool = True,
-    **options: Any,
+    **options: Unpack[ExtractOptions],
 ) -> Probe:
     """Accuracy of the nearest training images' vote, weighted as DINO's.
 
@@ -67,7 +67,7 @@ def knn(
         k: neighbors, 1 or more.
         temperature: above 0; the lower, the more the nearest ones count.
         verbose: whether to show progress on a terminal.
-        **options: mean, std, batch_size and before_crop of `fewshot`.
+        **options: preprocessing, batch_size and before_crop of `fewshot`.
 
     Returns:
         A `Probe` over the M test images.
@@ -137,7 +137,7 @@ def linear_probe(
     l2: float = 1.0,
     max_iterations: int = 1000,
     verbose: bool = True,
-    **options: Any,
+    **options: Unpack[ExtractOptions],
 ) -> Probe:
     """Accuracy of multinomial logistic regression on the whitened features.
 
@@ -151,7 +151,7 @@ def linear_probe(
         l2: weight of the penalty, above 0, for features of mean 0 and deviation 1.
         max_iterations: of L-BFGS, 1 or more; it warns when they do not suffice.
         verbose: whether to show progress on a terminal.
-        **options: mean, std, batch_size and before_crop of `fewshot`.
+        **options: preprocessing, batch_size and before_crop of `fewshot`.
 
     Returns:
         A `Probe` over the M test images.

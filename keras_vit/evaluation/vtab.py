@@ -21,11 +21,12 @@ import keras
 
 from keras_vit import paper
 from keras_vit.data import vtab as data
-from keras_vit.data.sources import Source
+from keras_vit.data.source import Source
 from keras_vit.data.vtab import GROUPS, TASKS, Task
+from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.models.description import weights_sha256
-from keras_vit.normalization import HALF
+from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
@@ -134,8 +135,7 @@ def run(
     recipe: Recipe = FINETUNE["vtab"],
     runs: int = 1,
     seed: int = 0,
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
+    preprocessing: Preprocessing | None = None,
     augment: Literal["task", "recipe"] = "task",
     save_minutes: float | None = 10,
     verbose: int | str = "auto",
@@ -156,8 +156,7 @@ def run(
         runs: how many times each task is trained; Table 2 has the mean of three. Run r
             is of the seed `seed + r`.
         seed: of order, crops and dropout.
-        mean: of the input normalization, as in `training.fit`.
-        std: likewise.
+        preprocessing: how images become input; default: the model's own.
         augment: "task", the crops and flips that leave the task's labels true (after a
             resize by 7/6, 448 px for 384), scenic's; or "recipe", the recipe's for
             every task.
@@ -179,6 +178,7 @@ def run(
             "Expected a task and a run at least, and augment 'task' or 'recipe'. "
             f"Received: tasks={tasks}, runs={runs}, augment={augment!r}"
         )
+    preprocessing = preprocessing_of(model, preprocessing)
     workers = Workers.of(model)
     if workers.count > 1:
         raise ValueError(
@@ -191,8 +191,7 @@ def run(
         "recipe": recipe.identity(),
         "augment": augment,
         "seed": seed,
-        "mean": mean,
-        "std": std,
+        **preprocessing.identity(),
     }
     resume.check_same(folder / BEGUN, identity)
     for task in chosen:
@@ -205,8 +204,7 @@ def run(
                 fresh(model, recipe, task.classes, seed + number, workers),
                 recipe_for(task, recipe) if augment == "task" else recipe,
                 source,
-                mean=mean,
-                std=std,
+                preprocessing=preprocessing,
                 seed=seed + number,
                 output=_result(folder, task, number).with_suffix(""),
                 save_minutes=save_minutes,
@@ -267,6 +265,8 @@ def read(output: str | os.PathLike[str]) -> Scores:
 def _read(path: Path, *keys: str) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
+        if "accuracy" in keys and not 0 <= read["accuracy"] <= 1:
+            raise ValueError(f"accuracy={read['accuracy']}")
         return {key: read[key] for key in keys}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

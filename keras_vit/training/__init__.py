@@ -1,21 +1,25 @@
 """Training: `fit`, the paper's `transfer`, optimizers, the devices by one word."""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from keras_vit.training import optim
+from keras_vit._lazy import names_of
 
-__all__ = ["fit", "optim", "strategy", "transfer"]
-_ON_FIRST_USE = {
-    "fit": "fitting",
-    "strategy": "distribution",
-    "transfer": "transferring",
-}
+if TYPE_CHECKING:
+    from keras_vit.training import optim
+    from keras_vit.training.distribution import strategy
+    from keras_vit.training.fitting import fit
+    from keras_vit.training.transferring import transfer
+else:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        distribution="strategy",
+        fitting="fit",
+        transferring="transfer",
+    )
 
-
-def __getattr__(name: str) -> Any:
-    """What imports TensorFlow comes on first use: saved optimizers do not need it."""
-    if name in _ON_FIRST_USE:
-        module = importlib.import_module(f"{__name__}.{_ON_FIRST_USE[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "fit",
+    "optim",
+    "strategy",
+    "transfer",
+]

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import augmentation, pipelines, sources, splits
+from keras_vit.facts import Preprocessing
 from keras_vit.models.transfer import read_by
-from keras_vit.normalization import per_channel, value_range
+from keras_vit.normalization import value_range
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import generator_states
@@ -25,7 +26,7 @@ def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
 
     Its method `objective` returns a `keras.losses.Loss` and a list of metrics, new at
     every call; `compute_loss` and `compute_metrics` give them what they compare. Its
-    `mean` and `std` are those of the images' normalization.
+    `preprocessing` is that of its images.
     """
     own: Callable[[], tuple[Any, list[Any]]] | None = getattr(model, "objective", None)
     return own
@@ -57,15 +58,14 @@ class Batches:
         recipe: Recipe,
         data: Any,
         validation_data: tf.data.Dataset | None,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        preprocessing: Preprocessing,
         seed: int,
         verbose: int | str,
         workers: Workers,
     ) -> None:
         self.recipe, self.seed, self.verbose = recipe, seed, verbose
         self.workers = workers
-        self.mean, self.std = mean, std
+        self.preprocessing = preprocessing
         self.ready = None
         self.validation_data = validation_data
         self.draws = bool(generator_states(model))
@@ -73,14 +73,14 @@ class Batches:
         self.test_images = self.left_out = 0
         self.sparse = True
         if objective(model):
-            _check_normalization(model, mean, std)
+            _check_normalization(model, preprocessing)
         if recipe.freezes and "head" not in {layer.name for layer in model.layers}:
             raise ValueError(
                 "Expected a layer named 'head' to train alone. Received: "
                 f"model={model.name!r} without. keras_vit.for_task puts one on"
             )
         if isinstance(data, tf.data.Dataset):
-            self._check_ready(model, data, mean, std)
+            self._check_ready(model, data)
             self.ready = data.repeat()
             return
         self.source = (
@@ -95,19 +95,24 @@ class Batches:
             _check_head(model, self.classes, self.source.name)
         self.test_images = 0 if self.source.test is None else len(self.source.test)
         self.left_out = self.source.left_out
+        self.resize = recipe.at_size(model.input_shape[1:3]).resize
         self.options = {
             "image_size": model.input_shape[1:3],
-            "mean": mean,
-            "std": std,
+            "preprocessing": preprocessing,
             "channels": model.input_shape[-1],
         }
 
     def identity(self) -> dict[str, Any]:
         """What the batches are a function of, as plain values."""
-        told = {"seed": self.seed, "mean": self.mean, "std": self.std}
+        told: dict[str, Any] = {
+            "seed": self.seed,
+            **self.preprocessing.identity(),
+        }
         if self.ready is not None:
             return {**told, "data": str(self.ready.element_spec)}
         data = {"name": self.source.name, "fingerprint": self.source.fingerprint()}
+        if self.resize != self.recipe.resize:
+            told["resize"] = self.resize  # keras_vit 0.1 did not scale it.
         return {**told, "data": data, "classes": self.source.classes}
 
     def say(self, text: str) -> None:
@@ -127,13 +132,7 @@ class Batches:
         still = recipe.augment == "none" and self.sparse and not _image_ops(recipe)
         return still and not self.draws
 
-    def _check_ready(
-        self,
-        model: keras.Model,
-        data: tf.data.Dataset,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-    ) -> None:
+    def _check_ready(self, model: keras.Model, data: tf.data.Dataset) -> None:
         """Looks at the first batch for what would go wrong, or silently badly."""
         spec = data.element_spec
         given = spec if isinstance(spec, tuple) else (spec,)
@@ -157,7 +156,7 @@ class Batches:
                 "Expected batches of a multiple of accumulation_steps images. "
                 f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
             )
-        _warn_out_of_range(images, mean, std)
+        _warn_out_of_range(images, self.preprocessing)
 
     def _check_labels(self, model: keras.Model, labels: np.ndarray) -> None:
         self.sparse = labels.ndim == 1 or labels.shape[-1] == 1
@@ -239,7 +238,7 @@ class Batches:
             batch_size=recipe.batch_size,
             seed=self.seed,
             augment=recipe.augment,
-            before_crop=recipe.resize,
+            before_crop=self.resize,
             image_ops=_image_ops(recipe),
             batch_op=None if self.sparse else self._mixed,
             **self.options,
@@ -332,24 +331,19 @@ def _check_head(model: keras.Model, classes: int, where: str) -> None:
     )
 
 
-def _check_normalization(
-    model: keras.Model, mean: tuple[float, ...], std: tuple[float, ...]
-) -> None:
+def _check_normalization(model: keras.Model, given: Preprocessing) -> None:
     """Raises unless images are scaled as a model that looks at them itself expects."""
-    channels = model.input_shape[-1]
-    given = [per_channel(values, channels) for values in (mean, std)]
-    if given != [tuple(model.mean), tuple(model.std)]:
+    if given != model.preprocessing:
         raise ValueError(
-            "Expected the mean and std that the model was made with: it makes its "
-            f"targets of the images. Received: mean={mean}, std={std}, "
-            f"model={model.name!r} with mean={model.mean}, std={model.std}"
+            "Expected the preprocessing that the model was made with: its targets are "
+            f"computed from the images. Received: preprocessing={given}, "
+            f"model={model.name!r} with {model.preprocessing}"
         )
 
 
-def _warn_out_of_range(
-    images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]
-) -> None:
+def _warn_out_of_range(images: np.ndarray, preprocessing: Preprocessing) -> None:
     """Warns if a batch is not scaled as the weights expect."""
+    mean, std = preprocessing.mean, preprocessing.std
     low, high = value_range(mean, std)
     if images.min() < low - 0.01 or images.max() > high + 0.01:
         warnings.warn(

@@ -15,9 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.layers import AxialBlock, TransformerBlock
-from keras_vit.normalization import HALF
+from keras_vit.models.vision import VisionModel, preprocessing_of
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim, watching
 from keras_vit.training import resume as resuming
@@ -58,8 +59,7 @@ def fit(
     data: Any,
     *,
     validation_data: tf.data.Dataset | None = None,
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
+    preprocessing: Preprocessing | None = None,
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
     resume: Literal["auto", "never"] = "auto",
@@ -88,7 +88,8 @@ def fit(
     Args:
         model: images to logits, one for each class: see `for_task`; or one with a loss
             of its own. Its own input size and dtype policy are used, whatever
-            the recipe's `image_size` says.
+            the recipe's `image_size` says, and `resize` is scaled with the size
+            (`Recipe.at_size`).
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
             The model must be built with its `model_options`.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
@@ -96,8 +97,8 @@ def fit(
             is neither augmented nor shuffled, repeats when it ends, and needs one
             learning rate.
         validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
-        mean: of the input normalization, by channel, in units of the 0..1 range.
-        std: likewise; the defaults scale to [-1, 1].
+        preprocessing: how images become input; default: the model's own, which a model
+            that is not a `VisionModel` does not have (then the paper's).
         seed: of the batches' order and augmentation, of the held-out share, and of a
             test share where the data has none of its own.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
@@ -116,8 +117,9 @@ def fit(
         A `Result`.
 
     Raises:
-        ValueError: if the model does not end in one logit for each class, and has no
-            loss of its own; if the recipe cannot be followed on this data or backend;
+        ValueError: if the preprocessing does not fit the model's channels; if the model
+            does not end in one logit for each class, and has no loss of its own;
+            if the recipe cannot be followed on this data or backend;
             if the run in `output` was begun with another recipe, model, seed or data,
             or none of its checkpoints is whole; if the loss is not finite, naming the
             step.
@@ -137,9 +139,11 @@ def fit(
             forget(folder)
         workers.meet()
     _check_options(model, recipe)
+    preprocessing = preprocessing_of(model, preprocessing)
     batches = Batches(
-        model, recipe, data, validation_data, mean, std, seed, verbose, workers
+        model, recipe, data, validation_data, preprocessing, seed, verbose, workers
     )
+    _note_facts(model, batches)
     recipe = batches.recipe
     workers.check(recipe, batches.batch_size)
     if folder is not None:  # Fails now rather than after hours.
@@ -170,6 +174,15 @@ def fit(
         )
     workers.meet()  # A process that ends takes the cluster with it.
     return result
+
+
+def _note_facts(model: keras.Model, batches: Batches) -> None:
+    """The preprocessing and the classes that a model is trained with become its own."""
+    if isinstance(model, VisionModel):
+        labels = model.labels if batches.ready is not None else batches.source.classes
+        model.facts = dataclasses.replace(
+            model.facts, preprocessing=batches.preprocessing, labels=labels
+        )
 
 
 def _prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Model:
@@ -222,7 +235,7 @@ def _asked_of(model: keras.Model) -> dict[str, Any]:
     """What an objective of the model's own is made of: its plain arguments."""
     if not objective(model):
         return {}
-    config = model.get_config()
+    config = model.get_config() | model.preprocessing.identity()
     return {
         "objective": {
             name: value for name, value in config.items() if not isinstance(value, dict)

@@ -767,7 +767,7 @@ def schedule(
         ValueError: if the recipe has epochs still.
     """
     if recipe.decay == "staircase":
-        return StaircaseDecay(base_lr, recipe.boundaries)
+        return StaircaseDecay(base_lr, recipe.staircase)
     return WarmupDecay(base_lr, recipe.steps, recipe.warmup_steps, recipe.decay)
 
 

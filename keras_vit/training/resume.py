@@ -384,6 +384,9 @@ class Averaged(keras.callbacks.Callback):
     digits, and `fit` overwrites the weights by their averages whenever it ends; here
     only the end of the training does.
 
+    The optimizer updates the averages by Keras's rule (3.12 to 3.15): they start from
+    the weights after the first update, see `Recipe.ema`.
+
     Args:
         total_steps: updates of the whole training.
     """
@@ -575,6 +578,7 @@ class Keeper(keras.callbacks.Callback):
             self._end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._check_finite((logs or {}).get("val_loss", 0.0))  # After its last update.
         self.pending = None
         row = {"step": self.step, **(logs or {})}
         self.rows.append({key: float(value) for key, value in row.items()})

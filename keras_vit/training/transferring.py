@@ -20,15 +20,17 @@ import tensorflow as tf
 from keras_vit import paper
 from keras_vit.configs import VARIANTS
 from keras_vit.data.sources import Source, open_source
+from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import write_json
 from keras_vit.models import at_resolution, for_task
-from keras_vit.models.description import config_of, variant_of, weights_sha256
-from keras_vit.normalization import HALF
+from keras_vit.models.description import variant_of, weights_sha256
+from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting
 from keras_vit.training import resume as resuming
 from keras_vit.training.batches import Kept
 from keras_vit.training.distribution import Workers
+from keras_vit.weights.architecture import config_of
 
 __all__ = ["Difference", "Transfer", "transfer"]
 
@@ -139,8 +141,7 @@ def transfer(
     row: str | None = None,
     pretrained_on: str | None = None,
     runs: int = RUNS,
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
+    preprocessing: Preprocessing | None = None,
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
     resume: Literal["auto", "never"] = "auto",
@@ -175,8 +176,7 @@ def transfer(
         pretrained_on: "imagenet21k", "imagenet2012" or "jft300m", for the paper's
             number; a tag of other weights has none.
         runs: 1 or more.
-        mean: of the input normalization, as of `fit`.
-        std: likewise.
+        preprocessing: how images become input; default: the model's own.
         seed: of the first run; the next ones have the next seeds. It draws the held-out
             share too, and a test share where the data has none of its own.
         output: folder; see the top of this module. `keras_vit.training.fit` describes
@@ -205,6 +205,7 @@ def transfer(
         raise ValueError(
             f"Expected one of {', '.join(FINETUNE)}. Received: row={row!r}"
         )
+    preprocessing = preprocessing_of(model, preprocessing)
     source = _source(data, seed)
     compared = _Paper.of(source, row)
     recipe = (recipe or FINETUNE[compared.row]).for_images(len(source.train))
@@ -215,7 +216,7 @@ def transfer(
             if workers.chief:
                 _forget(folder)
             workers.meet()
-        told = _identity(model, source, recipe, seed, mean, std)
+        told = _identity(model, source, recipe, seed, preprocessing)
         resuming.check_same(folder / resuming.BEGUN, told, workers.chief)
     results: list[fitting.Result] = []
     for run in range(runs):
@@ -229,8 +230,7 @@ def transfer(
                 fresh(model, recipe, len(source.classes), seed + run, workers),
                 dataclasses.replace(recipe, base_lr=chosen),
                 source,
-                mean=mean,
-                std=std,
+                preprocessing=preprocessing,
                 seed=seed + run,
                 output=kept,
                 save_steps=save_steps,
@@ -252,7 +252,7 @@ def transfer(
         expected=compared.expected(model, pretrained_on),
         differences=(
             *compared.recipe(recipe),
-            *compared.data(mean, std),
+            *compared.data(preprocessing),
             *compared.model(model, pretrained_on),
             *_differing("runs", runs, RUNS),
         ),
@@ -292,16 +292,14 @@ def _identity(
     source: Source,
     recipe: Recipe,
     seed: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    preprocessing: Preprocessing,
 ) -> dict[str, Any]:
     """What has to be the same for a transfer to go on, as plain values."""
     body = weights_sha256(model, without=("pre_logits", "head"))
     return {
         "transfer": {"weights": body, "seed": seed},
         "recipe": recipe.identity(),
-        "mean": mean,
-        "std": std,
+        **preprocessing.identity(),
         "data": {"name": source.name, "fingerprint": source.fingerprint()},
     }
 
@@ -368,10 +366,8 @@ class _Paper:
         for name in recipe.identity():
             yield from _differing(name, getattr(recipe, name), getattr(theirs, name))
 
-    def data(
-        self, mean: tuple[float, ...], std: tuple[float, ...]
-    ) -> Iterator[Difference]:
-        """The data set and how its images are normalized."""
+    def data(self, preprocessing: Preprocessing) -> Iterator[Difference]:
+        """The data set and how its images are preprocessed."""
         if not self.named:
             yield from _differing("data set", self.source.name, self.dataset)
         else:
@@ -381,8 +377,8 @@ class _Paper:
             whole = _WHOLE.get(self.dataset, ())
             for name, count, theirs in zip(names, counts, whole, strict=False):
                 yield from _differing(name, count, theirs)
-        yield from _differing("mean", tuple(mean), HALF)
-        yield from _differing("std", tuple(std), HALF)
+        for name, ours in dataclasses.asdict(preprocessing).items():
+            yield from _differing(name, ours, getattr(OFFICIAL, name))
 
     def model(
         self, model: keras.Model, pretrained_on: str | None

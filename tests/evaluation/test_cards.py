@@ -3,6 +3,7 @@
 import dataclasses
 import html.parser
 import json
+import math
 import re
 
 import keras
@@ -223,6 +224,8 @@ def test_sets_of_labels_have_no_confusion(task, tmp_path):
 
 # Damage.
 
+SIDES = ("value", "low", "high")
+
 
 def test_nothing_is_written_if_anything_fails(card, tmp_path, monkeypatch):
     card.write(tmp_path)
@@ -248,6 +251,10 @@ def test_nothing_is_written_if_anything_fails(card, tmp_path, monkeypatch):
         (lambda p: edit(p, keras_vit_card=2), "of format 2, not 1"),
         (lambda p: edit(p, results={}), r"damaged .ValueError: results \[\]"),
         (lambda p: edit(p, results=3), "damaged .AttributeError"),
+        (
+            lambda p: edit(p, scaled={"nll": dict.fromkeys(SIDES, math.nan)}),
+            "scaled that are not finite",
+        ),
         (lambda p: edit(p, data={}), "damaged .KeyError: 'images'"),
         (lambda p: edit(p, data={"images": 9}), "60 images of 9"),
         (lambda p: edit(p, name=None), "damaged .KeyError: 'name'"),

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tensorflow")
+import keras_vit
 from keras_vit.data import Arrays, Source
 from keras_vit.evaluation.classification import Task, classify, task_of
 
-PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "verbose": False}
+PLAIN = {
+    "preprocessing": keras_vit.Preprocessing(mean=(0.0,), std=(1.0,)),
+    "verbose": False,
+}
 SIZE = (1, 1, 3)
 CLASSES = ("red", "green", "blue")
 

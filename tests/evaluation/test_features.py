@@ -12,7 +12,7 @@ from keras_vit.evaluation import Features, backbone, extract, features
 from tests.conftest import REFERENCE
 
 MINI = REFERENCE / "vit_mini.npz"
-NORMALIZATION = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
+SCALE = keras_vit.Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,8 @@ def test_backbone_of_probabilities_or_two_outputs_is_an_error():
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
 def test_extract_is_the_model_on_every_prepared_image(model, images, split, batch_size):
     """A last batch that is not full, and one that is larger than the split."""
-    read, labels = extract(model, split, batch_size=batch_size, **NORMALIZATION)
-    prepared = [
-        preprocessing.prepare(image, (64, 64), **NORMALIZATION) for image in images
-    ]
+    read, labels = extract(model, split, batch_size=batch_size, preprocessing=SCALE)
+    prepared = [preprocessing.prepare(image, (64, 64), SCALE) for image in images]
     assert (read.dtype, labels.dtype) == ("float32", "int64")
     np.testing.assert_allclose(
         read, by_hand(backbone(model), np.stack(prepared)), atol=1e-5

@@ -1,6 +1,7 @@
 """ImageNet's family, on images whose pixels are the logits: every number is known."""
 
 import contextlib
+import hashlib
 import json
 
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_vit
 from keras_vit.evaluation import imagenet, imagenet_classes
 from keras_vit.evaluation.imagenet import evaluate_imagenet, open_task
 
@@ -19,7 +21,10 @@ pytestmark = [
 
 SIZE = (20, 17, 3)  # 1,020 pixels, of which the first 1,000 are the logits.
 WNIDS = imagenet_classes.wnids()
-PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "verbose": False}
+PLAIN = {
+    "preprocessing": keras_vit.Preprocessing(mean=(0.0,), std=(1.0,)),
+    "verbose": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,88 @@ def test_classes_are_those_of_tfds_and_of_the_published_sets():
     outputs = [output for own in objects.values() for output in own]
     assert (len(objects), len(outputs), len(set(outputs))) == (113, 125, 125)
     assert list(objects) == sorted(objects)
+
+
+def digest(values):
+    """SHA-256 of a list or table as compact JSON: it changes with any one entry."""
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def names_of(places):
+    """As ObjectNet's mapping lists a folder's classes."""
+    return "; ".join(imagenet_classes.names()[place] for place in places)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # The list of google-research/robustness_metrics@0bc4dd1, datasets/tfds.py, and
+        # the keys of hendrycks/natural-adv-examples@2f866f5, eval.py: both agree.
+        (
+            imagenet_classes.IMAGENET_A,
+            "e5ce3e8a08365ce06111d9762b64b11eba26be290d3283c92e1d68c31b38d963",
+        ),
+        # The list of robustness_metrics, and that of hendrycks/imagenet-r@44d3a1d,
+        # eval.py: both agree.
+        (
+            imagenet_classes.IMAGENET_R,
+            "3e907704eb85df5dc454d4c1a68429f9d71a4711555026eccd8bdf7b568ed6f2",
+        ),
+        # The same by wnid, as eval.py has it.
+        (
+            [WNIDS[place] for place in imagenet_classes.IMAGENET_R],
+            "dd62e9413ab14ffe4f41035d8dc0c9ba29f07d7c2463bed436a1d1056e6ad385",
+        ),
+        # ObjectNet's own objectnet_to_imagenet_1k.json, by the folders of its
+        # folder_to_objectnet_label.json (mlfoundations/wise-ft@4639a39,
+        # src/datasets/objectnet_metadata): the names of each folder's classes.
+        (
+            {
+                folder: names_of(places)
+                for folder, places in sorted(imagenet_classes.OBJECTNET.items())
+            },
+            "769be3a8e2ba27750a9a117447abfdd269be7e0e8c216b913140a47be81dac83",
+        ),
+        # TFDS's wnids, which test_classes_are_those_of_tfds compares where it is.
+        (
+            WNIDS,
+            "5e738e464c43c92037bbb4252eeb6ba2c306091861443ae7e182e28c9662324e",
+        ),
+        # big_transfer's ilsvrc2012_wordnet_lemmas.txt.
+        (
+            imagenet_classes.names(),
+            "4e48e3093b51975e4f34254f137f16b9d9355597a82f2632f2ea10b4bd99d654",
+        ),
+    ],
+    ids=["a", "r", "r-wnids", "objectnet", "wnids", "names"],
+)
+def test_whole_lists_are_the_published_ones(values, expected):
+    """The digests are of the sources' lists, not of ours."""
+    assert digest(values) == expected
+
+
+def test_images_of_each_set():
+    """As the sets' papers and TFDS count them."""
+    assert {name: found.images for name, found in imagenet.SETS.items()} == {
+        "val": 50_000,
+        "real": 50_000,
+        "v2": 10_000,
+        "a": 7_500,
+        "r": 30_000,
+        "sketch": 50_889,
+        "objectnet": 18_574,
+    }
+
+
+def test_one_name_is_that_of_two_classes():
+    names = imagenet_classes.names()
+    shared = {name: n for name in names if (n := names.count(name)) > 1}
+    assert shared == {"crane": 2}  # The bird and the machine.
+    assert [WNIDS[i] for i, name in enumerate(names) if name == "crane"] == [
+        "n02012849",
+        "n03126707",
+    ]
 
 
 @pytest.mark.parametrize(

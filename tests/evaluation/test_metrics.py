@@ -204,6 +204,18 @@ def test_a_paired_difference_is_narrower_than_an_unpaired_one(data):
     assert metrics.mcnemar(first.right, first.right) == 1.0
 
 
+def test_bootstrap_draws_images_with_replacement():
+    """NumPy's generator by hand; SciPy must not change which images are drawn."""
+    values = np.random.default_rng(3).random(40)
+    rng = np.random.default_rng(7)
+    means = [values[rng.integers(40, size=40)].mean() for _ in range(200)]
+    found = metrics.paired_difference(np.zeros(40), values, replicates=200, seed=7)
+    expected = (values.mean(), *np.quantile(means, [0.025, 0.975]))
+    assert (found.value, found.low, found.high) == pytest.approx(expected, rel=1e-12)
+    alone = metrics.bootstrap(lambda weight: float(weight.sum()), 1)
+    assert (alone.low, alone.value, alone.high) == (1, 1, 1)
+
+
 def test_unpaired_difference_is_newcombes():
     """The worked example of Newcombe (1998), Table II (a): 56/70 - 48/80, method 10."""
     found = metrics.unpaired_difference(metrics.wilson(48, 80), metrics.wilson(56, 70))

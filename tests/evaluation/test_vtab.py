@@ -244,6 +244,9 @@ def test_bad_input_is_an_error(small_vtab, shell, tmp_path, untrained):
     (tmp_path / "dtd" / "run-0.json").write_text("{")
     with pytest.raises(ValueError, match=r"run-0\.json', damaged .* Delete it"):
         vtab.read(tmp_path)
+    (tmp_path / "dtd" / "run-0.json").write_text('{"run": 0, "accuracy": NaN}')
+    with pytest.raises(ValueError, match=r"run-0\.json', damaged .accuracy=nan"):
+        vtab.read(tmp_path)
 
 
 def test_rates_are_chosen_on_the_200(small_vtab, tmp_path, monkeypatch):

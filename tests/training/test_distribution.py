@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_vit import launching
+from keras_vit.facts import OFFICIAL
 from keras_vit.recipes import Recipe
 from tests.training.worker import MINI
 
@@ -250,7 +251,7 @@ def test_the_step_compiles_whole(source):  # noqa: F811
     model = tiny(dropout_rate=0.1)
     settings = recipe(mixup=0.2, randaugment=(1, 9), ema=0.9, clip_norm=1.0)
     workers = Workers.of(model)
-    made = Batches(model, settings, source, None, (0.5,) * 3, (0.5,) * 3, 0, 0, workers)
+    made = Batches(model, settings, source, None, OFFICIAL, 0, 0, workers)
     batch = next(iter(made.all()[0](start_step=0)))
     model.compile(
         optim.optimizer(made.recipe, 0.1, model),
@@ -269,8 +270,7 @@ def test_batches_have_static_shapes(source):  # noqa: F811
     model = tiny()
     workers = Workers.of(model)
     workers.replicas = 2  # As on two devices of JAX.
-    half = (0.5,) * 3
-    made = Batches(model, recipe(), source, None, half, half, 0, 0, workers)
+    made = Batches(model, recipe(), source, None, OFFICIAL, 0, 0, workers)
     train, judged = made.all()
     for batches in (train(start_step=0), judged.batches):
         for spec in tf.nest.flatten(batches.element_spec):

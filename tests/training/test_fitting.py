@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.normalization import HALF
+from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.recipes import Recipe
 from keras_vit.training import fit, fitting
 from keras_vit.training.optim import MomentumSGD, WarmupDecay
@@ -345,6 +345,29 @@ def test_ema_is_the_polyak_average_of_the_trajectory(source, trajectory, changes
     assert result.test_accuracy == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_ema_starts_from_the_weights_after_the_first_update(
+    source, trajectory, warmup_steps
+):
+    """Keras's rule. From the initial weights it is ema^T (w_1 - w_0) less, by hand.
+
+    A warm-up's first rate is 0, so w_1 is w_0 and both rules are one.
+    """
+    model = tiny()
+    initial = model.get_weights()
+    settings = recipe(total_steps=6, ema=0.8, warmup_steps=warmup_steps)
+    fit(model, settings, source, verbose=0)
+    first = trajectory[0]
+    official = initial
+    for weights in trajectory:
+        official = [0.8 * a + 0.2 * w for a, w in zip(official, weights, strict=True)]
+    moved = [w - i for w, i in zip(first, initial, strict=True)]
+    ours = [a + 0.8**6 * m for a, m in zip(official, moved, strict=True)]
+    assert_close(model.get_weights(), ours, 1e-6)
+    farthest = max(np.abs(m).max() for m in moved)
+    assert (farthest == 0) if warmup_steps else (farthest > 1e-4)
+
+
 # Accumulation.
 
 
@@ -492,7 +515,7 @@ def test_augmented_batches(source):
     )
     model = tiny()
     workers = Workers.of(model)
-    made = Batches(model, settings, source, None, HALF, HALF, 0, 0, workers)
+    made = Batches(model, settings, source, None, OFFICIAL, 0, 0, workers)
     train, test = made.all()
     images, labels = next(iter(train(start_step=3)))
     again, _ = next(iter(train(start_step=0).skip(3)))
@@ -500,14 +523,39 @@ def test_augmented_batches(source):
     assert labels.shape == (8, CLASSES)
     np.testing.assert_allclose(labels.numpy().sum(-1), 1, atol=1e-6)
     flips = recipe(augment="flip")
-    plain = Batches(model, flips, source, None, HALF, HALF, 0, 0, workers)
+    plain = Batches(model, flips, source, None, OFFICIAL, 0, 0, workers)
     other, _ = next(iter(plain.all()[0](start_step=3)))
     assert (images.numpy() != other.numpy()).mean() > 0.1
     assert next(iter(test.batches))[1].shape[-1] == CLASSES
     result = fit(tiny(), settings, source, verbose=0)
     assert result.test_accuracy is not None
-    with pytest.raises(ValueError, match="before_crop of at least image_size"):
-        fit(tiny(), recipe(augment="crop", resize=(24, 24)), source, verbose=0)
+
+
+@pytest.mark.parametrize("sides", [(160, 128), (512, 480)])
+@pytest.mark.parametrize("image_size", [(32, 32), (64, 96), (224, 224)])
+def test_a_crop_shows_the_recipes_share_at_every_size(sides, image_size):
+    """BiT's rule is for 128 or 480 px; models of other sizes see the same share."""
+    resize, crop = sides
+    down, across = np.mgrid[0:256, 0:256].astype(np.uint8)
+    ramps = np.stack([down, across, across], -1)
+    ramp = sources.Source(
+        "ramp", ("one",), splits.Arrays(np.stack([ramps] * 8), np.zeros(8, int)), None
+    )
+    model = keras.Sequential(
+        [keras.Input((*image_size, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    settings = recipe(
+        augment="crop_only", resize=(resize, resize), image_size=(crop, crop)
+    )
+    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,))
+    workers = Workers.of(model)
+    made = Batches(model, settings, ramp, None, unscaled, 0, 0, workers)
+    images = next(iter(made.all()[0](start_step=0)))[0].numpy()
+    for axis, channel in enumerate((0, 1)):
+        lines = np.take(images[..., channel], 0, axis=2 - axis)  # [B, side]
+        pixels = image_size[axis]
+        shares = (lines[:, -1] - lines[:, 0]) * pixels / (pixels - 1) / 256
+        np.testing.assert_allclose(shares, crop / resize, rtol=0, atol=0.02)
 
 
 # SAM.
@@ -626,7 +674,7 @@ def test_what_is_no_ready_batches_is_one_error(data, message):
 
 @pytest.mark.parametrize("held_out", [0.0, 1.0, -0.1])
 def test_a_sweep_wants_a_share(held_out):
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="held_out"):
         recipe(base_lr=(0.1, 0.2), held_out=held_out)
 
 
@@ -665,7 +713,8 @@ def test_images_out_of_range_warn_once():
 
 
 def test_range_is_that_of_mean_and_std():
-    imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    imagenet = {"preprocessing": keras_vit.Preprocessing(mean=mean, std=std)}
     (message,) = warned(scaled(3.0), **imagenet)
     assert "Expected images in [-2.1179, 2.64]" in message
     assert warned(scaled(2.0), **imagenet) == []

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from keras_vit import recipes
 from keras_vit.training import optim
 from tests.conftest import REFERENCE, reference
 
@@ -66,6 +67,15 @@ def test_bits_staircase(images, agree):
     schedule = copy_of(optim.StaircaseDecay(0.003, boundaries))
     ours = rates(schedule, theirs[f"bit_{images}/step"])
     agree(f"lr_schedules bit_{images}: rate", ours, theirs[f"bit_{images}/lr"], 1e-8)
+
+
+def test_the_schedule_of_table_7s_sgd():
+    """Of shares: the warm-up, then a tenth at each fall (D.1, BiT's section 3.3)."""
+    recipe = recipes.PRETRAIN["R50x1-jft300m-sgd"].for_images(303_000_000)
+    schedule = copy_of(optim.schedule(recipe, recipe.base_lr[0]))
+    steps = np.array([0, 2_500, 5_000, 129_456, 129_457, 297_749, 388_367, 478_986])
+    expected = [0, 0.24, 0.48, 0.48, 0.048, 0.0048, 0.00048, 0.000048]
+    np.testing.assert_allclose(rates(schedule, steps), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

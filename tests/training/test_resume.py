@@ -311,3 +311,18 @@ def test_a_loss_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: 
     with pytest.raises(ValueError, match=r"nan at step \d+; .* is of step 2, kept in"):
         train(tmp_path, source, wild, save_steps=2)
     assert (tmp_path / "checkpoints/step-0000000002.npz").exists()
+
+
+def test_an_evaluation_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: F811
+    """The loss of a step is computed before its update: the last one can diverge."""
+    wild = dataclasses.replace(
+        SETTINGS,
+        total_steps=1,
+        warmup_steps=0,
+        base_lr=(3e38,),
+        ema=None,
+        clip_norm=None,
+    )
+    with pytest.raises(ValueError, match=r"Expected a finite loss.* at step 1"):
+        train(tmp_path, source, wild)
+    assert not (tmp_path / "history.json").exists()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.description import config_of
 from keras_vit.recipes import FINETUNE
 from keras_vit.training import fitting, resume, transfer, transferring
+from keras_vit.weights.architecture import config_of
 
 tf = pytest.importorskip("tensorflow")
 
@@ -284,11 +284,11 @@ def test_a_model_of_no_paper_has_no_number():
     assert expected(named("cifar10", 10)) is None
 
 
-def differences(data, settings, row=None, model=None, mean=(0.5, 0.5, 0.5)):
+def differences(data, settings, row=None, model=None, **scale):
     compared = transferring._Paper.of(data, row)
     found = (
         *compared.recipe(settings),
-        *compared.data(mean, (0.5, 0.5, 0.5)),
+        *compared.data(keras_vit.Preprocessing(**scale)),
         *compared.model(model or tiny(dropout_rate=0.1), "imagenet21k"),
     )
     return {one.setting: (one.ours, one.paper) for one in found}

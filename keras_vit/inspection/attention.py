@@ -9,9 +9,10 @@ import numpy as np
 from keras import ops
 
 from keras_vit.configs import CLASS_TOKENS
-from keras_vit.layers import MAPHead, TransformerBlock
+from keras_vit.layers import MAPHead, PatchEmbedding, StdConv2D, TransformerBlock
 from keras_vit.layers.embeddings import Tensor
-from keras_vit.models.description import config_of, describe
+from keras_vit.models.description import describe
+from keras_vit.weights.architecture import config_of
 
 __all__ = [
     "attention_distance",
@@ -19,6 +20,10 @@ __all__ = [
     "attention_scores",
     "output_attention",
 ]
+
+
+class NoAttentionError(ValueError):
+    """A model of this library in which no layer attends to all tokens."""
 
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
@@ -48,24 +53,34 @@ def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
 
 
 def _blocks(model: keras.Model) -> list[TransformerBlock]:
+    first = [at for at in model.layers if isinstance(at, StdConv2D | PatchEmbedding)]
+    if first and not any(isinstance(at, PatchEmbedding) for at in first):
+        raise _no_attention(model, "a ResNet without any attention (4.1)")
     facts = describe(model)  # Raises where there is nothing to look into.
     blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
     if len(blocks) != facts["num_layers"]:
-        raise ValueError(
-            "Expected a model whose layers attend to all tokens (Appendix A). "
-            f"Received: model={model.name!r}, which attends along rows and columns "
-            "(D.6)"
-        )
+        raise _no_attention(model, "which attends along rows and columns (D.6)")
     return blocks
+
+
+def _no_attention(model: keras.Model, instead: str) -> NoAttentionError:
+    return NoAttentionError(
+        "Expected a model whose layers attend to all tokens (Appendix A). "
+        f"Received: model={model.name!r}, {instead}"
+    )
 
 
 def _inputs(
     model: keras.Model, images: Tensor, layers: Sequence[keras.layers.Layer]
 ) -> Iterator[Tensor]:
-    """What each of `layers` reads, in turn: from one to the next, nothing is kept."""
+    """What each of `layers` reads, in turn: from one to the next, nothing is kept.
+
+    A `keras.Function`: a `keras.Model` that starts between layers fails where one of
+    them is called several times, as shared positions are (D.4).
+    """
     place, z = model.input, images
     for layer in layers:
-        z = keras.Model(place, layer.input)(z, training=False)
+        z = keras.Function(place, layer.input)(z)
         place = layer.input
         yield z
 

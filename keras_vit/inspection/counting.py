@@ -15,19 +15,19 @@ and 0.9 % of BiT-R50x1; nor the standardizing of kernels, once for a whole batch
 
 import dataclasses
 import math
+import sys
 from numbers import Integral
-from typing import Any
-
-import keras
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.inspection.devices import DAY, PAPERS_UTILISATION, device_of
 from keras_vit.inspection.memory import Memory, memory
 from keras_vit.inspection.parts import Part, Sides, parts
-from keras_vit.layers.embeddings import check_unadapted
-from keras_vit.models.description import config_of
 from keras_vit.paper import EXAFLOPS
 from keras_vit.recipes import IMAGES
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["Costs", "costs", "table_6"]
 
@@ -192,7 +192,7 @@ class Costs:
 
 
 def costs(
-    model: keras.Model | ViTConfig | ResNetConfig | str,
+    model: "keras.Model | ViTConfig | ResNetConfig | str",
     image_size: tuple[int, int] | None = None,
     batch: int = 1,
     *,
@@ -234,7 +234,7 @@ def costs(
     """
     config = _config(model)
     size, classes, channels = (224, 224), 1000, 3
-    if isinstance(model, keras.Model):
+    if _is_built(model):
         size, classes, channels = _built_for(model, config)
     walked = _checked(
         config,
@@ -265,9 +265,17 @@ def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
     }
 
 
+def _is_built(model: Any) -> bool:
+    """Returns whether this is a `keras.Model`; none exists before Keras is imported."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
 def _config(model: Any) -> ViTConfig | ResNetConfig:
     config = model
-    if isinstance(model, keras.Model):
+    if _is_built(model):
+        from keras_vit.weights.architecture import config_of
+
         config = config_of(model)
     elif isinstance(model, str):
         config = VARIANTS.get(model)
@@ -281,9 +289,11 @@ def _config(model: Any) -> ViTConfig | ResNetConfig:
 
 
 def _built_for(
-    model: keras.Model, config: ViTConfig | ResNetConfig
+    model: "keras.Model", config: ViTConfig | ResNetConfig
 ) -> tuple[Sides, int, int]:
     """(H, W), K (0 without a head) and C of a model that its config is all of."""
+    from keras_vit.layers.embeddings import check_unadapted
+
     check_unadapted(model, "count it before, or its config")
     heads = [layer.units for layer in model.layers if layer.name == "head"]
     _, height, width, channels = model.input_shape

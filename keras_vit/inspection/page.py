@@ -10,8 +10,9 @@ import numpy as np
 from keras import ops
 
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing
-from keras_vit.inspection import page_html
+from keras_vit.inspection import page_render
 from keras_vit.inspection.attention import (
     attention_distance,
     attention_rollout,
@@ -19,22 +20,22 @@ from keras_vit.inspection.attention import (
     own_tokens,
 )
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
+from keras_vit.inspection.page_data import PageData
 from keras_vit.models.description import (
-    config_of,
     describe,
     variant_of,
     weights_sha256,
 )
+from keras_vit.models.vision import facts_of, preprocessing_of
+from keras_vit.weights.architecture import config_of
 
 __all__ = ["Page"]
-
-Triple = tuple[float, ...]
 
 _FILTERS = 28  # Figure 7 has as many.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Page:
+class Page(PageData):
     """One model and B images, and all that the page shows of them (4.5, D.7, D.8).
 
     Attributes:
@@ -55,29 +56,13 @@ class Page:
         absent: why a field is None that a model does not have, by the field's name.
     """
 
-    title: str
-    facts: list[tuple[str, str]]
-    photos: np.ndarray
-    names: list[str]
-    predictions: list[list[tuple[str, float]]] | None = None
-    attention: np.ndarray | None = None
-    rollout: np.ndarray | None = None
-    query: str = "the class token"
-    covered: tuple[float, float] = (1.0, 1.0)
-    distance: np.ndarray | None = None
-    filters: np.ndarray | None = None
-    positions: np.ndarray | None = None
-    position_at: str = "stem"
-    absent: dict[str, str] = dataclasses.field(default_factory=dict)
-
     @classmethod
     def of(
         cls,
         model: keras.Model,
         images: np.ndarray,
         *,
-        mean: Triple = (0.5,),
-        std: Triple = (0.5,),
+        preprocessing: Preprocessing | None = None,
         title: str | None = None,
         names: Sequence[str] | None = None,
         classes: Sequence[str] = (),
@@ -88,12 +73,12 @@ class Page:
 
         Args:
             model: a ViT or a hybrid, with or without a head.
-            images: [B, H, W, C], as `mean` and `std` left them.
-            mean: of the channels, in 0..1; one for all, or one each.
-            std: their deviations.
+            images: [B, H, W, C], preprocessed.
+            preprocessing: how they were; default: as the model states.
             title: the model's name [default: its variant's].
             names: of the images [default: image 1, image 2, ...].
-            classes: names of the head's outputs [default: class 0, class 1, ...].
+            classes: names of the head's outputs; default: the model's labels, else
+                class 0, class 1, ...
             top: predictions for each image.
             progress: goes through the images, e.g. under a bar.
 
@@ -108,7 +93,9 @@ class Page:
         """
         if not len(images):
             raise ValueError("Expected images to look at. Received: none")
+        preprocessing = preprocessing_of(model, preprocessing)
         config = _config(model)
+        classes = classes or facts_of(model).labels or ()
         _check_names(model, len(images), names, classes)
         seen = [_look(model, config, image[None]) for image in progress(images)]
         attention = [one.attention for one in seen if one.attention is not None]
@@ -117,8 +104,8 @@ class Page:
         scores = [one.scores for one in seen if one.scores is not None]
         return cls(
             title=title or variant_of(config) or model.name,
-            facts=_facts(model, config, mean, std),
-            photos=_photos(images, mean, std),
+            facts=_facts(model, config, preprocessing),
+            photos=_photos(images, preprocessing),
             names=[
                 *(names or (f"image {i}" for i in range(1, len(images) + 1))),
             ],
@@ -148,7 +135,7 @@ class Page:
             OSError: if it cannot be written.
         """
         # A file's name need not be text; what is none becomes question marks.
-        encoded = page_html.html(self).encode("utf-8", "replace")
+        encoded = page_render.html(self).encode("utf-8", "replace")
         with replacing(path) as temporary:
             temporary.write_bytes(encoded)
         return len(encoded)
@@ -198,7 +185,7 @@ def _check_names(
     if classes and _classifies(model) and len(classes) != model.output_shape[-1]:
         raise ValueError(
             f"Expected a class for each of the head's {model.output_shape[-1]} outputs."
-            f" Received: {len(classes)} classes. A run has them in its run.json"
+            f" Received: {len(classes)} classes"
         )
 
 
@@ -236,9 +223,10 @@ def _best(
     return [(classes[i] if classes else f"class {i}", float(scores[i])) for i in order]
 
 
-def _photos(images: np.ndarray, mean: Triple, std: Triple) -> np.ndarray:
-    """As they were before `mean` and `std`: [B, H, W, C] -> uint8 [B, H, W, 3]."""
-    shares = np.clip(images * np.asarray(std) + np.asarray(mean), 0, 1)
+def _photos(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """As they were before normalization: [B, H, W, C] -> uint8 [B, H, W, 3]."""
+    mean, std = np.asarray(preprocessing.mean), np.asarray(preprocessing.std)
+    shares = np.clip(images * std + mean, 0, 1)
     pixels: np.ndarray = np.rint(255 * shares).astype(np.uint8)
     # Of other than three channels, the first one in gray.
     return pixels if pixels.shape[-1] == 3 else np.repeat(pixels[..., :1], 3, axis=-1)
@@ -309,7 +297,7 @@ def _absent(model: keras.Model, config: ViTConfig) -> dict[str, str]:
 
 
 def _facts(
-    model: keras.Model, config: ViTConfig, mean: Triple, std: Triple
+    model: keras.Model, config: ViTConfig, preprocessing: Preprocessing
 ) -> list[tuple[str, str]]:
     facts = describe(model)
     height, width, channels = model.input_shape[1:]
@@ -329,11 +317,12 @@ def _facts(
         ("classifier", config.classifier.replace("_", " ")),
         ("positions", config.position),
         ("GELU", config.gelu),
-        ("mean", _numbers(mean)),
-        ("standard deviation", _numbers(std)),
+        ("resize", preprocessing.resizing),
+        ("mean", _numbers(preprocessing.mean)),
+        ("standard deviation", _numbers(preprocessing.std)),
         ("sha256 of the weights", weights_sha256(model)),
     ]
 
 
-def _numbers(values: Triple) -> str:
+def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)

@@ -1,15 +1,33 @@
-"""What the sliders of a `Page` read: maps as bytes, with their greatest values."""
+"""The values of a page (4.5, D.7, D.8), and those of its sliders: maps as bytes."""
 
 import base64
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from keras_vit.inspection.page import Page
-
 _POSITIONS = 2**19  # Cosines in a page at most, a byte each.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageData:
+    """Values of a page; `page.Page` describes each."""
+
+    title: str
+    facts: list[tuple[str, str]]
+    photos: np.ndarray
+    names: list[str]
+    predictions: list[list[tuple[str, float]]] | None = None
+    attention: np.ndarray | None = None
+    rollout: np.ndarray | None = None
+    query: str = "the class token"
+    covered: tuple[float, float] = (1.0, 1.0)
+    distance: np.ndarray | None = None
+    filters: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    position_at: str = "stem"
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def quantized(maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -24,8 +42,8 @@ def quantized(maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(255 * maps / scale).astype(np.uint8), most
 
 
-def data(page: "Page") -> dict[str, Any]:
-    """Everything that the page's script is told, for JSON."""
+def data(page: PageData) -> dict[str, Any]:
+    """Returns the values of the page's script, for JSON."""
     told: dict[str, Any] = {"names": page.names, "covered": page.covered}
     if page.attention is not None and page.rollout is not None:
         bytes_, most = quantized(page.attention)

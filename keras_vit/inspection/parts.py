@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from keras_vit.configs import ResNetConfig, ViTConfig
-from keras_vit.layers.embeddings import patch_grid
+from keras_vit.configs import ResNetConfig, ViTConfig, patch_grid
 
 Sides: TypeAlias = tuple[int, int]
 

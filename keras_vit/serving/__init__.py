@@ -3,7 +3,7 @@
 from keras_vit.serving.client import Client, Prediction, ServerError
 from keras_vit.serving.formats import ExportedFile, export_file
 from keras_vit.serving.precision import quantize
-from keras_vit.serving.savedmodel import Exported, export
+from keras_vit.serving.savedmodel import Exported, export, read_facts
 
 __all__ = [
     "Client",
@@ -14,4 +14,5 @@ __all__ = [
     "export",
     "export_file",
     "quantize",
+    "read_facts",
 ]

@@ -91,8 +91,8 @@ class Metadata:
 class Client:
     """Asks a server of a model that `keras_vit.serving.export` wrote.
 
-    Images are bytes of a JPEG, PNG, BMP or GIF, or paths of files, or uint8 arrays
-    [H, W, C]; a list is of arrays, or has none. Arrays of one size share a request.
+    Images are bytes of a JPEG, PNG, GIF, BMP or WebP, paths of files, or uint8 arrays
+    [H, W, C]. A list has only arrays, or none. Arrays of one size share a request.
     REST writes them as decimals, several times their size: gRPC is better for those.
 
     Its connections are kept alive until `close`, or the end of a `with`. It is not for
@@ -312,6 +312,11 @@ class Client:
                 raise self.target.garbled(asked, said)
             if len(output) != len(values):
                 raise self.target.garbled(asked, f"{len(output)} rows of {name}")
+        for name in outputs:
+            bad = _first_not_finite(told[name], told.get("status"))
+            if bad is not None:
+                said = f"NaN or infinity in {name} of image {bad} of the request"
+                raise self.target.garbled(asked, said)
         return told
 
     def _explained(self, signature: str, error: RequestRefused) -> ServerError:
@@ -327,6 +332,16 @@ class Client:
             f"with {', '.join(known) or 'none'}. keras_vit.serving.export writes it, "
             "if asked for and if the model has it"
         )
+
+
+def _first_not_finite(output: np.ndarray, status: np.ndarray | None) -> int | None:
+    """The first row that holds NaN or infinity; rows of unreadable images may."""
+    if output.dtype.kind != "f":
+        return None
+    bad = ~np.isfinite(output).reshape(len(output), -1).all(axis=1)
+    if status is not None:
+        bad &= status == OK
+    return int(bad.argmax()) if bad.any() else None
 
 
 def _target(
@@ -347,6 +362,11 @@ def _target(
         raise ValueError(
             "Expected a version's number, or a label of letters, digits and '_'. "
             f"Received: version={version!r}"
+        )
+    if isinstance(version, int) and not 0 <= version < 2**63:
+        raise ValueError(
+            "Expected a version's number from 0 to 2**63 - 1. Received: "
+            f"version={version}"
         )
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"Expected seconds. Received: timeout={timeout}")

@@ -21,20 +21,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
+from keras_vit import export_formats
+from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_channels
+from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import replacing_all
 from keras_vit.layers.embeddings import quantized
-from keras_vit.normalization import HALF, Channels
+from keras_vit.models.vision import labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
-from keras_vit.serving.labels import names_of
 from keras_vit.serving.parity import largest_difference, run_fresh
 from keras_vit.serving.precision import INT8, in_float32
-from keras_vit.serving.signatures import normalization_of
 from keras_vit.serving.trial import drawn_samples
 
 __all__ = ["ExportedFile", "export_file", "file_scores"]
 
 BATCH = 32  # Images that Keras computes at a time.
+_TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "int8": INT8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +70,7 @@ def export_file(
     labels: Sequence[str] | None = None,
     *,
     precision: str = "float32",
-    mean: Channels | None = None,
-    std: Channels | None = None,
+    preprocessing: Preprocessing | None = None,
     images: np.ndarray | None = None,
     overwrite: bool = False,
     verbose: bool = True,
@@ -92,13 +92,13 @@ def export_file(
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
         path: of the file to write.
-        labels: K names [default: ImageNet's for 1000 classes, else "class 0" and on].
+        labels: K names; default: the model's own, else ImageNet's for 1000 classes,
+            else "class 0" and on.
         precision: "float32"; of LiteRT also "float16", which halves the weights, and
             "int8", which stores the large ones in 8 bits and multiplies in these
             (dynamic range quantization).
-        mean: channel means the weights expect, in 0..1 [default: those of the config
-            beside the file that `from_checkpoint` read, else 0.5 each].
-        std: channel deviations, likewise.
+        preprocessing: mean and std of the weights; default: the model's own, else the
+            paper's. The file's images are of the model's size already.
         images: uint8 [N, H, W, C] to prove it on [default: four drawn ones].
         overwrite: whether to replace files that are there.
         verbose: whether to print what was written.
@@ -108,8 +108,8 @@ def export_file(
 
     Raises:
         ValueError: if the suffix, the precision or the backend has no such export, the
-            model has no head, `labels`, `mean`, `std` or `images` are not as it needs
-            them, a file is there, or what was written says something else than Keras;
+            model has no head, `labels`, `preprocessing` or `images` do not fit it,
+            a file is there, or what was written says something else than Keras;
             nothing is renamed into place then.
         ImportError: without the format's extra, or a Keras that has it.
         OSError: if the folder cannot be written; nothing is left of it then.
@@ -117,8 +117,8 @@ def export_file(
     path = Path(path)
     file_format = format_of(path)
     file_format.check(model, precision)
-    names = names_of(model, labels)
-    mean, std = normalization_of(model, mean, std)
+    names = labels_of(model, labels)
+    scaling = preprocessing_of(model, preprocessing)
     paths = _files(path)
     there = [str(file) for file in paths if file.exists()]
     if there and not overwrite:
@@ -129,13 +129,13 @@ def export_file(
         )
     plain = in_float32(model)
     trial = _trial(plain, images)
-    expected = keras_scores(plain, trial, mean, std)
+    expected = keras_scores(plain, trial, scaling)
     with replacing_all(paths) as temporaries:
         for temporary in temporaries:
             temporary.touch()  # Says now, not in a minute, that it may not be written.
         text = "".join(f"{name}\n" for name in names)
         temporaries[-1].write_text(text, encoding="utf-8")
-        file_format.write(_from_pixels(plain, mean, std), temporaries[0], precision)
+        file_format.write(_from_pixels(plain, scaling), temporaries[0], precision)
         found = run_fresh(file_format.kind, temporaries[0], {"images": trial})
         difference = largest_difference(
             f"scores of {path.name}",
@@ -153,14 +153,13 @@ def export_file(
 def keras_scores(
     model: keras.Model,
     images: np.ndarray,
-    mean: Channels = HALF,
-    std: Channels = HALF,
+    preprocessing: Preprocessing = OFFICIAL,
 ) -> np.ndarray:
     """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
 
     @tf.function(autograph=False)
     def scores(batch: Any) -> Any:
-        scaled = preprocessing.normalize(batch, mean, std)
+        scaled = normalize(batch, preprocessing.mean, preprocessing.std)
         return graph.probabilities(model, model(scaled, training=False))
 
     starts = range(0, len(images), BATCH)
@@ -198,9 +197,9 @@ def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:
     """The images to prove a file on: uint8 [N, H, W, C]."""
     *size, channels = model.input_shape[1:]
     if images is None:
-        decoded = [preprocessing.decode(sample) for sample in drawn_samples(model)]
-        resized = [preprocessing.resize_uint8(image, size) for image in decoded]
-        return np.stack([preprocessing.to_channels(at, channels) for at in resized])
+        decoded = [decode(sample) for sample in drawn_samples(model)]
+        resized = [resize_uint8(image, size) for image in decoded]
+        return np.stack([to_channels(at, channels) for at in resized])
     if images.dtype != np.uint8 or images.shape[1:] != (*size, channels):
         raise ValueError(
             f"Expected images uint8 [N, {size[0]}, {size[1]}, {channels}], as the "
@@ -211,12 +210,13 @@ def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:
     return images
 
 
-def _from_pixels(model: keras.Model, mean: Channels, std: Channels) -> keras.Model:
+def _from_pixels(model: keras.Model, preprocessing: Preprocessing) -> keras.Model:
     """The model behind its scaling: `images` uint8 [B, H, W, C] -> `scores` [B, K]."""
     images = keras.Input(model.input_shape[1:], dtype="uint8", name="images")
+    scale = preprocessing.for_channels(model.input_shape[-1])
     scaled = keras.layers.Rescaling(
-        [1 / (255 * s) for s in std],
-        [-m / s for m, s in zip(mean, std, strict=True)],
+        [1 / (255 * s) for s in scale.std],
+        [-m / s for m, s in zip(scale.mean, scale.std, strict=True)],
         dtype="float32",
         name="scaling",
     )(images)
@@ -289,8 +289,6 @@ class _Format:
         kind: of `fresh.KINDS`, and of the extra.
         packages: what writing and proving a file import.
         since: the first Keras that has the exporter.
-        tolerances: of the scores, by precision.
-        takes_int8: whether a model that Keras quantized can be written.
         below_2_gib: whether the file's format ends there.
         write: the exporter.
     """
@@ -299,10 +297,13 @@ class _Format:
     kind: str
     packages: tuple[str, ...]
     since: tuple[int, int]
-    tolerances: Mapping[str, float]
-    takes_int8: bool
     below_2_gib: bool
     write: Callable[[keras.Model, Path, str], None]
+
+    @property
+    def tolerances(self) -> dict[str, float]:
+        """Largest differences of the scores, by precision."""
+        return {one: _TOLERANCES[one] for one in export_formats.WRITTEN[self.kind]}
 
     def check(self, model: keras.Model, precision: str) -> None:
         """Raises where this model cannot be written so."""
@@ -313,7 +314,7 @@ class _Format:
                 f"Received: precision={precision!r}"
             )
         graph.gives_logits(model)  # Raises where there are no classes.
-        if quantized(model) and not self.takes_int8:
+        if quantized(model) and self.kind not in export_formats.QUANTIZED:
             raise ValueError(
                 f"Expected a model in floating point for {self.name}, which takes "
                 f"Keras's int8 products for others. Received: model={model.name!r}, "
@@ -341,37 +342,34 @@ class _Format:
             )
 
 
-SUFFIXES: Mapping[str, _Format] = {
-    ".tflite": _Format(
+_FORMATS = (
+    _Format(
         name="LiteRT",
         kind="litert",
         packages=("ai_edge_litert",),
         since=(3, 13),
-        tolerances={"float32": 1e-4, "float16": 5e-3, "int8": INT8},
-        takes_int8=False,
         below_2_gib=True,
         write=_write_litert,
     ),
-    ".onnx": _Format(
+    _Format(
         name="ONNX",
         kind="onnx",
         packages=("onnx", "onnxruntime", "tf2onnx"),
         since=(3, 12),
-        tolerances={"float32": 1e-4},
-        takes_int8=True,
         below_2_gib=True,
         write=_write_onnx,
     ),
-    ".xml": _Format(
+    _Format(
         name="OpenVINO",
         kind="openvino",
         packages=("openvino",),
         since=(3, 12),
-        tolerances={"float32": 1e-4},
-        takes_int8=False,
         below_2_gib=False,
         write=_write_openvino,
     ),
+)
+SUFFIXES: Mapping[str, _Format] = {
+    export_formats.SUFFIXES[one.kind]: one for one in _FORMATS
 }
 
 

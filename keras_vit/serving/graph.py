@@ -12,17 +12,12 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
+from keras_vit.data import decoding, preprocessing
+from keras_vit.data.decoding import OK, UNREADABLE
 from keras_vit.data.preprocessing import Size
-from keras_vit.normalization import Channels
+from keras_vit.facts import Preprocessing
 
 Tensor: TypeAlias = Any
-
-OK = "ok"
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # Its size comes first, or it is none.
-# Of a GIF, 16 MiB of pieces; each takes a step of a loop.
-MOST_PIECES, MOST_EXTENSIONS = 2**16, 64
-UNREADABLE = "not a whole JPEG, PNG, BMP or GIF image"
 
 
 def require_tensorflow() -> None:
@@ -50,99 +45,10 @@ def without_temporary_names() -> Iterator[None]:
         logger.removeFilter(matters)
 
 
-def too_large(max_pixels: int) -> str:
-    """The status of an image that is not decoded for its size."""
-    return f"more than {max_pixels} pixels"
-
-
-def one_frame(encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """An image's bytes and its pixels as they tell: string -> string, int64.
-
-    Of a GIF the bytes are those of its first frame: TensorFlow decodes all of them
-    before it drops the others, and 1.5 MB can hold 400 of 2,000 x 2,000 pixels. What
-    is cut off is an error; of what is none of the four kinds nothing is left to decode
-    (TensorFlow reads more kinds, whose sizes are not looked at here).
-    """
-
-    def sides(start: int, dtype: Any, little: bool) -> tuple[Tensor, Tensor]:
-        raw = tf.strings.substr(encoded, start, 8)
-        told = tf.io.decode_raw(raw, dtype, little_endian=little)
-        # A BMP's height is negative where its first row is the upper one.
-        return encoded, tf.reduce_prod(tf.abs(tf.cast(told, tf.int64)))
-
-    def of_jpeg() -> tuple[Tensor, Tensor]:
-        shape = tf.image.extract_jpeg_shape(encoded)
-        return encoded, tf.reduce_prod(tf.cast(shape[:2], tf.int64))
-
-    def of_bmp() -> tuple[Tensor, Tensor]:
-        raw = tf.strings.substr(encoded, 28, 2)
-        bits = tf.io.decode_raw(raw, tf.uint16, little_endian=True)[0]
-        frame, pixels = sides(18, tf.int32, little=True)
-        # TensorFlow takes the indexes of a palette for grays.
-        colored = tf.equal(bits, 24) | tf.equal(bits, 32)
-        return tf.where(colored, frame, b""), pixels
-
-    def begins(magic: bytes) -> Tensor:
-        return tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic)
-
-    found: tuple[Tensor, Tensor] = tf.case(
-        [
-            (begins(PNG), lambda: sides(16, tf.int32, little=False)),
-            (begins(b"GIF8"), lambda: _first_of_gif(encoded)),
-            (begins(b"BM"), of_bmp),
-            (begins(b"\xff\xd8"), of_jpeg),
-        ],
-        default=lambda: (tf.constant(b""), tf.constant(0, tf.int64)),
-    )
-    return found
-
-
-def _first_of_gif(encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """A GIF of the first frame alone, and the larger of its and the screen's pixels.
-
-    Blocks as "GIF89a" lays them out: a header of 13 bytes, a table of colors,
-    extensions (0x21), then a frame of 10 bytes, colors, and data in pieces that say
-    their length; the last piece says 0.
-    """
-    raw = tf.io.decode_raw(encoded, tf.uint8)
-
-    def byte(place: Tensor) -> Tensor:
-        return tf.cast(raw[place], tf.int32)
-
-    def colors(flags: Tensor) -> Tensor:
-        return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(2, flags % 8), 0)
-
-    def after_pieces(place: Tensor) -> Tensor:
-        (last,) = tf.while_loop(
-            lambda at: byte(at) > 0,
-            lambda at: (at + byte(at) + 1,),
-            (place,),
-            maximum_iterations=MOST_PIECES,
-        )
-        return last + 1
-
-    def pixels(place: Tensor) -> Tensor:
-        width, height = (byte(at) + 256 * byte(at + 1) for at in (place, place + 2))
-        return tf.cast(width, tf.int64) * tf.cast(height, tf.int64)
-
-    (frame,) = tf.while_loop(
-        lambda at: tf.equal(byte(at), 0x21),
-        lambda at: (after_pieces(at + 2),),
-        (13 + colors(byte(10)),),
-        maximum_iterations=MOST_EXTENSIONS,
-    )
-    end = after_pieces(frame + 11 + colors(byte(frame + 9)))
-    whole = tf.equal(byte(frame), 0x2C) & tf.equal(byte(end - 1), 0)
-    alone = tf.strings.join([tf.strings.substr(encoded, 0, end), b";"])
-    alone = tf.where(whole, alone, b"")
-    return alone, tf.maximum(pixels(6), pixels(frame + 5))
-
-
 def decode_each(
     encoded: Tensor,
     image_size: Size,
-    mean: Channels,
-    std: Channels,
+    how: Preprocessing,
     channels: int,
     max_pixels: int,
 ) -> tuple[Tensor, Tensor]:
@@ -154,16 +60,14 @@ def decode_each(
     zeros = tf.zeros((*image_size, channels))
 
     def one(place: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        frame, pixels = one_frame(encoded)
-        fits = pixels <= max_pixels
+        header = decoding.inspect(encoded, max_pixels)
 
         def prepared() -> Tensor:
-            image = preprocessing.decode(frame)
-            return preprocessing.prepare(image, image_size, mean, std, channels)
+            image = decoding.decode_accepted(header)
+            return preprocessing.prepare(image, image_size, how, channels)
 
-        image = tf.cond(fits, prepared, lambda: zeros)
-        image = tf.ensure_shape(image, zeros.shape)
-        return place, image, tf.where(fits, OK, too_large(max_pixels))
+        image = tf.cond(tf.equal(header.status, OK), prepared, lambda: zeros)
+        return place, tf.ensure_shape(image, zeros.shape), header.status
 
     count = tf.size(encoded, out_type=tf.int64)
     read = tf.data.Dataset.from_tensor_slices((tf.range(count), encoded))

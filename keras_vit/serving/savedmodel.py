@@ -7,6 +7,7 @@ K classes, k of them told, D the features' width.
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +16,19 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from keras_vit.files import replacing_folder
+from keras_vit.data.decoding import MAX_PIXELS
+from keras_vit.facts import Facts, Preprocessing
+from keras_vit.files import replacing_folder, write_json
 from keras_vit.models.transfer import merge_lora
-from keras_vit.normalization import Channels
+from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, warmup
-from keras_vit.serving.labels import names_of
 from keras_vit.serving.parity import run_fresh
-from keras_vit.serving.signatures import Served, chosen_of, normalization_of
+from keras_vit.serving.signatures import Served, chosen_of
 from keras_vit.serving.trial import Trial, drawn_samples
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "read_facts"]
 
-MAX_PIXELS = 2**26
+FACTS = "facts.json"  # An asset of the SavedModel.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +39,26 @@ class Exported:
         path: the version's folder.
         differences: the largest difference from Keras of each signature's numbers, in a
             process without Keras.
-        normalization: mean and deviation of each channel that images are scaled by, in
-            units of the 0..1 range.
+        preprocessing: how images become input, in the graph.
+        omitted: the signatures that the model cannot have, each with the reason.
     """
 
     path: Path
     differences: Mapping[str, float]
-    normalization: tuple[Channels, Channels]
+    preprocessing: Preprocessing
+    omitted: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         files = (file for file in self.path.rglob("*") if file.is_file())
         size = sum(file.stat().st_size for file in files) / 2**20
-        mean, std = (" ".join(f"{at:g}" for at in by) for by in self.normalization)
         lines = [f"{self.path}: {size:.1f} MiB, SavedModel"]
-        lines += [f"images are scaled by mean {mean} and deviation {std}", ""]
+        lines += [f"preprocessing: {self.preprocessing}", ""]
         lines += ["largest difference from Keras, in a process without it:"]
         lines += [f"  {name:24} {off:.1e}" for name, off in self.differences.items()]
+        lines += [
+            f"without the signature {name}: {reason}"
+            for name, reason in self.omitted.items()
+        ]
         return "\n".join(lines)
 
 
@@ -62,8 +68,7 @@ def export(
     labels: Sequence[str] | None = None,
     signatures: Sequence[str] | None = None,
     *,
-    mean: Channels | None = None,
-    std: Channels | None = None,
+    preprocessing: Preprocessing | None = None,
     top_k: int = 5,
     on_bad_image: str = "status",
     max_pixels: int = MAX_PIXELS,
@@ -80,7 +85,7 @@ def export(
     requests are beside it. The signatures, which all take batches of any size:
 
     - "image_bytes", and `serving_default`: `image_bytes` string [B], each a JPEG, PNG,
-      BMP or GIF (its first frame) -> `classes` string [B, k] and `scores` float32
+      GIF (the first frame), BMP or WebP -> `classes` string [B, k] and `scores` float32
       [B, k], the greatest first, `status` string [B].
     - "images": `images` uint8 [B, h, w, C] -> `classes`, `scores`; and
       `images_float32`: `images` float32 [B, H, W, C], scaled as for the model ->
@@ -96,17 +101,17 @@ def export(
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
         path: the folder of its versions, `model_base_path` to TensorFlow Serving.
-        labels: K names [default: ImageNet's for 1000 classes, else "class 0" and on].
-        signatures: of `SIGNATURES` [default: all that the model has; a ResNet and axial
-            attention have no rollout].
-        mean: channel means the weights expect, in 0..1 [default: those of the config
-            beside the file that `from_checkpoint` read, else 0.5 each].
-        std: channel deviations, likewise.
+        labels: K names; default: the model's own, else ImageNet's for 1000 classes,
+            else "class 0" and on.
+        signatures: of `SIGNATURES` [default: all that the model can have; a ResNet and
+            axial attention have no rollout, and `Exported.omitted` has the reason].
+        preprocessing: how images become input; default: the model's own, else the
+            paper's.
         top_k: how many classes are told; at most K are.
         on_bad_image: "status" says what is wrong with an image in its `status`, its
             names and numbers are empty and 0; "fail" fails its batch and names it.
-        max_pixels: an image of more is not decoded; the drawn samples have up to twice
-            the model's.
+        max_pixels: the largest H * W that is decoded. The drawn samples have up to
+            twice the model's.
         samples: encoded images to prove it on and to warm it up with [default: four
             drawn ones].
         version: a positive number [default: the one after the last].
@@ -127,13 +132,13 @@ def export(
     model = merge_lora(model)
     served = Served(
         model,
-        names_of(model, labels),
-        normalization_of(model, mean, std),
+        labels_of(model, labels),
+        preprocessing_of(model, preprocessing),
         top_k,
         on_bad_image,
         max_pixels,
     )
-    chosen = chosen_of(model, signatures)
+    chosen, omitted = chosen_of(model, signatures)
     trial = Trial.of(served, drawn_samples(model) if samples is None else samples)
     folder = _version_folder(Path(path), version, overwrite)
     warmup.protos()
@@ -144,10 +149,33 @@ def export(
             warmup.write(temporary, Path(path).resolve().name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
         differences = trial.prove(found, inputs)
-    exported = Exported(folder, differences, served.normalization)
+    exported = Exported(folder, differences, served.preprocessing, omitted)
     if verbose:
         print(exported)
     return exported
+
+
+def read_facts(path: str | os.PathLike[str]) -> Facts:
+    """Reads the facts of a model that was exported for TensorFlow Serving.
+
+    Args:
+        path: a version's folder, `Exported.path`.
+
+    Returns:
+        The config, the preprocessing, the labels and the provenance of the model that
+        was exported.
+
+    Raises:
+        ValueError: if there is no such file in the folder, or it is damaged.
+    """
+    file = Path(path) / "assets" / FACTS
+    try:
+        return Facts.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            "Expected the folder of a version that `export` wrote. "
+            f"Received: {str(path)!r} ({error})"
+        ) from error
 
 
 def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
@@ -196,8 +224,15 @@ def _write(served: Served, inputs: Mapping[str, tf.TensorSpec], folder: Path) ->
         labels = Path(beside, "labels.txt")
         text = "".join(f"{label}\n" for label in served.labels)
         labels.write_text(text, encoding="utf-8")
+        facts = dataclasses.replace(
+            facts_of(served.model),
+            labels=served.labels,
+            preprocessing=served.preprocessing,
+        )
+        write_json(Path(beside, FACTS), facts.to_json())
         module = tf.Module()
         module.weights = [variable.value for variable in served.model.variables]
         module.labels = tf.saved_model.Asset(str(labels))
+        module.facts = tf.saved_model.Asset(str(Path(beside, FACTS)))
         with graph.without_temporary_names():
             tf.saved_model.save(module, str(folder), signatures=functions)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -282,8 +283,15 @@ def serve(
         ready: called once both ports answer.
 
     Raises:
+        ValueError: if the host is no address of this machine, or the name cannot be
+            part of a URL's path.
         OSError: if a port is taken.
     """
+    if re.search("[/:]", name) or not name.isprintable():
+        raise ValueError(
+            "Expected a model's name without '/', ':' and control characters, which "
+            f"its address cannot contain. Received: name={name!r}"
+        )
     models = Models(name, servable, limits)
     threads = threads or 4 * (os.cpu_count() or 1)
     config = uvicorn.Config(
@@ -313,7 +321,13 @@ def _listening(host: str, port: int) -> socket.socket:
     """A socket whose connections wait from now on, if they have to."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        socket.getaddrinfo(host, port, family)  # `create_server` hides its error.
         return socket.create_server((host, port), family=family, backlog=2048)
+    except (socket.gaierror, UnicodeError, TypeError) as unknown:
+        raise ValueError(
+            "Expected a name or an address of this machine to serve at, such as "
+            f"localhost or 0.0.0.0. Received: host={host!r}"
+        ) from unknown
     except OSError as taken:
         raise OSError(
             "Expected a free port for REST. "

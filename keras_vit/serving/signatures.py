@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
-from keras_vit.data.preprocessing import Size
-from keras_vit.inspection.attention import rollout
-from keras_vit.normalization import HALF, Channels, per_channel
+from keras_vit.data.preprocessing import Size, prepare
+from keras_vit.facts import Preprocessing
+from keras_vit.inspection.attention import NoAttentionError, rollout
+from keras_vit.models.description import ForeignModelError
 from keras_vit.serving import graph
 
 SIGNATURES = ("image_bytes", "images", "features", "attention")
@@ -26,7 +26,7 @@ class Served:
 
     model: keras.Model
     labels: tuple[str, ...]
-    normalization: tuple[Channels, Channels]
+    preprocessing: Preprocessing
     top_k: int
     on_bad_image: str
     max_pixels: int
@@ -93,7 +93,7 @@ class Served:
         images, status = graph.decode_each(
             encoded,
             self.image_size,
-            *self.normalization,
+            self.preprocessing,
             self.channels,
             self.max_pixels,
         )
@@ -109,9 +109,7 @@ class Served:
     def images(self, images: Any) -> dict[str, Any]:
         """The signature of this name."""
         size, channels = self.image_size, self.channels
-        return self.classify(
-            preprocessing.prepare(images, size, *self.normalization, channels)
-        )
+        return self.classify(prepare(images, size, self.preprocessing, channels))
 
     def images_float32(self, images: Any) -> dict[str, Any]:
         """The signature of this name."""
@@ -137,26 +135,19 @@ def features_of(model: keras.Model) -> keras.Model:
     return keras.Model(model.input, graph.head_of(model).input)
 
 
-def normalization_of(
-    model: keras.Model, mean: Channels | None, std: Channels | None
-) -> tuple[Channels, Channels]:
-    """Mean and deviation of each of the model's channels.
+def chosen_of(
+    model: keras.Model, signatures: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The signatures to write, and why those are left out that a model cannot have.
 
-    Those given, else those that its checkpoint came with, else the published weights'.
+    Signatures that are named have to be possible; by default all possible ones are
+    chosen.
     """
-    channels = model.input_shape[-1]
-    report = getattr(model, "checkpoint_report", None)
-    told = {} if report is None else report.preprocessing
-    mean = told.get("mean", HALF) if mean is None else mean
-    std = told.get("std", HALF) if std is None else std
-    return per_channel(tuple(mean), channels), per_channel(tuple(std), channels)
-
-
-def chosen_of(model: keras.Model, signatures: Sequence[str] | None) -> tuple[str, ...]:
-    """The signatures to write; those that a model cannot have raise if asked for."""
     graph.gives_logits(model)  # Raises where there are no classes.
     if signatures is None:
-        return tuple(at for at in SIGNATURES if at != "attention" or _attends(model))
+        reason = _why_no_attention(model)
+        omitted = {} if reason is None else {"attention": reason}
+        return tuple(at for at in SIGNATURES if at not in omitted), omitted
     unknown = [name for name in signatures if name not in SIGNATURES]
     if unknown or not signatures or isinstance(signatures, str):
         raise ValueError(
@@ -164,13 +155,23 @@ def chosen_of(model: keras.Model, signatures: Sequence[str] | None) -> tuple[str
             f"signatures={signatures!r}"
         )
     if "attention" in signatures:
-        rollout(model, keras.KerasTensor((1, *model.input_shape[1:])))
-    return tuple(signatures)
+        _roll_out(model)
+    return tuple(signatures), {}
 
 
-def _attends(model: keras.Model) -> bool:
+def _why_no_attention(model: keras.Model) -> str | None:
+    """The reason why there is nothing to roll out; None where there is.
+
+    Only axial attention, ResNets and models of other layers have no rollout: any other
+    error is a fault and is raised.
+    """
     try:
-        rollout(model, keras.KerasTensor((1, *model.input_shape[1:])))
-    except ValueError:  # Axial attention and ResNets: nothing to roll out.
-        return False
-    return True
+        _roll_out(model)
+    except (NoAttentionError, ForeignModelError) as refusal:
+        return str(refusal)
+    return None
+
+
+def _roll_out(model: keras.Model) -> None:
+    """Attention rollout of symbolic images: raises what a signature of it would."""
+    rollout(model, keras.KerasTensor((1, *model.input_shape[1:])))

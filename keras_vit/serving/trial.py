@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
+from keras_vit.data import decoding, preprocessing
 from keras_vit.inspection.attention import rollout
 from keras_vit.layers.embeddings import quantized
 from keras_vit.serving import graph
@@ -94,7 +94,7 @@ class Trial:
         differences = {}
         for key, values in found.items():
             name, _, output = key.rpartition("/")
-            if output == "status" and set(values) != {graph.OK.encode()}:
+            if output == "status" and set(values) != {decoding.OK.encode()}:
                 raise ValueError(
                     "Expected samples that the exported model reads as Keras does. "
                     f"Received: {key}={values.tolist()}; nothing was written"
@@ -168,15 +168,16 @@ class Trial:
 
 def _decoded(number: int, sample: bytes) -> Any:
     try:
-        return preprocessing.decode(sample)
+        return decoding.decode(sample)
     except (tf.errors.OpError, ValueError, TypeError) as error:
+        found = decoding.reason(sample) if isinstance(sample, bytes) else None
         raise ValueError(
             "Expected samples that are bytes of images. Received: "
-            f"samples[{number}], {graph.UNREADABLE}"
+            f"samples[{number}], {found or decoding.UNREADABLE}"
         ) from error
 
 
 def _prepared(served: Served, image: Any) -> Any:
     """An image, or a batch of one size, as the model takes it."""
     size, channels = served.image_size, served.channels
-    return preprocessing.prepare(image, size, *served.normalization, channels)
+    return preprocessing.prepare(image, size, served.preprocessing, channels)

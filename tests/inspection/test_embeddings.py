@@ -165,7 +165,7 @@ def test_cosines_of_positions(changes):
     model = tiny(**changes)
     found = position_similarity(model)
     assert found.shape == (4, 6, 4, 6)
-    config = keras_vit.models.description.config_of(model)
+    config = model.config
     prefix = config.num_prefix_tokens
     if config.position == "sincos2d":
         table = sincos2d((4, 6), 16)[0]

@@ -5,12 +5,14 @@ import html.parser
 import io
 import json
 import re
+from importlib import resources
 
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import web_page
 from keras_vit.inspection import (
     Page,
     attention_distance,
@@ -18,7 +20,7 @@ from keras_vit.inspection import (
     embedding_filters,
     output_attention,
     page_data,
-    page_html,
+    page_render,
     position_similarity,
 )
 from tests.conftest import REFERENCE
@@ -57,7 +59,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(page):
-    return Reader(page_html.html(page))
+    return Reader(page_render.html(page))
 
 
 def maps(data, shape):
@@ -122,7 +124,9 @@ def test_photos_are_what_the_model_was_given():
     )
     model = keras_vit.vit(config, image_size=(32, 48), num_classes=0)
     images = ((photo / 255 - mean) / std).astype(np.float32)
-    page = Page.of(model, images, mean=mean, std=std)
+    page = Page.of(
+        model, images, preprocessing=keras_vit.Preprocessing(mean=mean, std=std)
+    )
     np.testing.assert_array_equal(page.photos, photo)
     assert page.predictions is None
     assert "has no head" in " ".join(read(page).text)
@@ -325,9 +329,21 @@ def test_names_are_text(make):
     assert next(img["alt"] for img in found.all("img")) == pages.HOSTILE
 
 
+def test_texts_are_escaped_in_every_template():
+    templates = resources.files("keras_vit").joinpath("templates")
+    trusting = {
+        path.name
+        for path in templates.iterdir()
+        if re.search(r"\bsafe\b|autoescape", path.read_text(encoding="utf-8"))
+    }
+    assert trusting == {"document.html"}  # Its style, script and policy are ours.
+    text = web_page.render("document.html", title="<script>alert(1)</script>")
+    assert "<title>&lt;script&gt;alert(1)&lt;/script&gt;</title>" in text
+
+
 @pytest.mark.tensorflow_only
 def test_nothing_is_asked_of_a_network():
-    text = page_html.html(pages.page())
+    text = page_render.html(pages.page())
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "unsafe" not in policy

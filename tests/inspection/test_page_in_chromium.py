@@ -1,7 +1,5 @@
 """The page of `keras-vit inspect` in a browser, as a hand at mouse and keys has it."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from tests.inspection import pages
 from tests.inspection.pages import COLS, HEADS, HOSTILE, LAYERS, ROWS
 
 pytestmark = pytest.mark.tensorflow_only
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PHONE = {"width": 375, "height": 812}
 DESKTOP = {"width": 1200, "height": 900}
 
@@ -36,20 +33,6 @@ CONTRAST = """() => {
   }
   return worst;
 }"""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("LOUD: no chromium here (apt install chromium): no page was opened")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox"],  # Root, in a container, has none.
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ tf = pytest.importorskip("tensorflow")
 import grpc  # noqa: E402
 
 import keras_vit  # noqa: E402
-from keras_vit.cli.opening import Run  # noqa: E402
 from keras_vit.serving import (  # noqa: E402
     Client,
     Prediction,
@@ -30,6 +29,7 @@ from keras_vit.serving import (  # noqa: E402
     export,
     savedmodel,
 )
+from tests.runs import save_run  # noqa: E402
 from tests.serving import loopback  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
@@ -341,6 +341,11 @@ def test_what_is_no_answer(client, served):
         client.predict([png(0)])
 
 
+def nan(scores):
+    """Scores of which the second image's are NaN."""
+    return np.where(np.arange(len(scores))[:, None] == 1, np.nan, scores)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -349,6 +354,7 @@ def test_what_is_no_answer(client, served):
         (lambda told: told | {"scores": told["classes"]}, "scores of object"),
         (lambda told: told | {"scores": told["scores"][:, :2]}, r"of shapes \(3, 5\)"),
         (lambda told: told | {"scores": told["scores"][:, 0]}, r"and shape \(3,\)"),
+        (lambda told: told | {"scores": nan(told["scores"])}, "in scores of image 1"),
     ],
 )
 def test_answers_that_do_not_fit(client, served, change, match):
@@ -560,11 +566,7 @@ def test_a_missing_extra_is_named(monkeypatch, url, missing):
 @pytest.fixture(scope="module")
 def trained(model, tmp_path_factory):
     """The same model as a run's folder."""
-    folder = tmp_path_factory.mktemp("runs")
-    half = (0.5, 0.5, 0.5)
-    model.save(folder / "model.keras")
-    Run(list(LABELS), half, half, {}).save(folder)
-    return folder
+    return save_run(tmp_path_factory.mktemp("runs"), model, LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -597,7 +599,7 @@ def test_predict_prints_what_the_model_prints(shell, url, trained, photos):
     assert code == 1
     assert_same_text(out, own[1])
     assert len(err.splitlines()) == len(own[2].splitlines()) == 5
-    assert "Received: 4 of 40 that are none" in err.splitlines()[-1]
+    assert "40 files, of which 4 cannot be read" in err.splitlines()[-1]
     for line, other in zip(err.splitlines(), own[2].splitlines(), strict=True):
         assert line.split(" (")[0] == other.split(" (")[0]
     assert "39.png: not a readable image (No such file or directory)" in err
@@ -699,7 +701,7 @@ def test_python_of_the_manual_asks(birds, servers, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "birds 1"
     assert re.fullmatch(r"ok \('.*',\)", lines[1])
-    assert lines[2] == "not a whole JPEG, PNG, BMP or GIF image ()"
+    assert lines[2] == "not a whole JPEG, PNG, GIF, BMP or WebP image ()"
     assert found["features"].shape == (1, 24)
 
 

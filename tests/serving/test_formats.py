@@ -11,6 +11,7 @@ import keras_vit
 from keras_vit.layers import TransformerBlock
 from tests.layers import by_hand
 from tests.models import families
+from tests.runs import save_run
 
 tf = pytest.importorskip("tensorflow")
 for package in ("ai_edge_litert", "onnx", "onnxruntime", "tf2onnx", "openvino"):
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.tensorflow_only
 
 LABELS = ["red", "green", "blue", "Weiß", "black"]
 MEAN, STD = (0.4, 0.5, 0.45), (0.2, 0.25, 0.3)
+SCALE = keras_vit.Preprocessing(mean=MEAN, std=STD)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, *families.SIZE, 3), np.uint8)
 SUFFIXES = (".tflite", ".onnx", ".xml")
 
@@ -150,7 +152,7 @@ def test_files_say_what_keras_says(tmp_path, in_process, name, suffix, precision
     images = of_size(model)
     path = tmp_path / f"model{suffix}"
     done = export_file(
-        model, path, precision=precision, mean=MEAN, std=STD, verbose=False
+        model, path, precision=precision, preprocessing=SCALE, verbose=False
     )
     expected = expected_of(in_float32(model), images)
     found = fresh.KINDS[formats.format_of(path).kind](str(path), {"images": images})
@@ -219,7 +221,7 @@ def model():
 def onnx_file(model, tmp_path_factory):
     """A file that a process of its own has proved, on images that were given."""
     path = tmp_path_factory.mktemp("onnx") / "flowers.onnx"
-    return export_file(model, path, LABELS, mean=MEAN, std=STD, images=IMAGES)
+    return export_file(model, path, LABELS, preprocessing=SCALE, images=IMAGES)
 
 
 def test_a_process_without_keras_proves_it(model, onnx_file):
@@ -300,7 +302,7 @@ def test_onnx_takes_kerass_int8(tmp_path, in_process):
     told = quantize(network)
     assert told.parameters == of_matrices < told.total
     done = export_file(
-        network, tmp_path / "m.onnx", mean=MEAN, std=STD, images=IMAGES, verbose=False
+        network, tmp_path / "m.onnx", preprocessing=SCALE, images=IMAGES, verbose=False
     )
     assert done.difference < 0.02  # Where a number is rounded another way.
     scores = fresh.onnx(str(done.path), {"images": IMAGES})["scores"]
@@ -349,8 +351,6 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A folder with a run and its data: three colors, told apart by a model."""
-    from keras_vit.cli.opening import Run
-
     root = tmp_path_factory.mktemp("runs")
     split = noise_of_three_colors(12, 0)
     halves = {"x_train": split.images, "y_train": split.labels}
@@ -358,9 +358,7 @@ def root(tmp_path_factory):
     np.savez(root / "colors.npz", **halves)
     network = keras_vit.for_task(families.build("2d", image_size=(32, 32)), 3)
     by_hand.randomize(network.get_layer("head"), 1.0)
-    (root / "run").mkdir()
-    network.save(root / "run" / "model.keras")
-    Run(["red", "green", "blue"], MEAN, STD, {}).save(root / "run")
+    save_run(root / "run", network, ["red", "green", "blue"], SCALE)
     return root
 
 

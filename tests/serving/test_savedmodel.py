@@ -1,5 +1,6 @@
 """Exported SavedModels against Keras, `predict`, and what hostile images do to them."""
 
+import dataclasses
 import io
 import json
 import os
@@ -16,17 +17,18 @@ import tensorflow as tf
 from PIL import Image
 
 import keras_vit
-from keras_vit.cli.opening import Run
-from keras_vit.data import sources
+from keras_vit.data import decoding, sources
 from keras_vit.models.transfer import merge_lora
-from keras_vit.serving import export, fresh, graph, savedmodel, trial
+from keras_vit.serving import export, fresh, graph, savedmodel, signatures, trial
 from keras_vit.training import fit
 from tests.conftest import REFERENCE, reference
 from tests.models.test_vit import TINY, perturbed, tiny
+from tests.runs import save_run
 
 pytestmark = pytest.mark.tensorflow_only
 LABELS = ["daisy", "iris", "été", "lily", "tulip"]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SCALE = keras_vit.Preprocessing(mean=MEAN, std=STD)
 
 
 def encoded(kind, size=(20, 30), seed=0, mode="RGB", **options):
@@ -72,7 +74,7 @@ def model():
 def served(model, tmp_path_factory):
     """(folder, signatures) of one export that was proved in a fresh process."""
     path = tmp_path_factory.mktemp("served") / "flowers"
-    done = export(model, path, LABELS, mean=MEAN, std=STD, top_k=3, verbose=False)
+    done = export(model, path, LABELS, preprocessing=SCALE, top_k=3, verbose=False)
     return done, tf.saved_model.load(str(done.path)).signatures
 
 
@@ -128,10 +130,13 @@ def test_a_checkpoints_own_scaling_is_the_default(tmp_path, in_process, capsys):
     told = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
     model = keras_vit.from_checkpoint(folder)
     done = export(model, tmp_path / "m", signatures=["images"])
-    assert done.normalization == (tuple(told["mean"]), tuple(told["std"]))
-    assert "scaled by mean 0.485 0.456 0.406 and dev" in capsys.readouterr().out
-    done = export(model, tmp_path / "m", mean=(0.5,), signatures=["images"])
-    assert done.normalization == ((0.5, 0.5, 0.5), tuple(told["std"]))
+    scale = done.preprocessing
+    assert (scale.mean, scale.std) == (tuple(told["mean"]), tuple(told["std"]))
+    assert (scale.interpolation, scale.crop) == ("bicubic", told["crop_pct"])
+    assert "preprocessing: mean 0.485 0.456 0.406, std" in capsys.readouterr().out
+    other = keras_vit.Preprocessing(mean=(0.5,))
+    done = export(model, tmp_path / "m", preprocessing=other, signatures=["images"])
+    assert done.preprocessing == other
 
 
 def test_labels_are_an_asset(served):
@@ -140,10 +145,21 @@ def test_labels_are_an_asset(served):
 
     told = saved_model_pb2.SavedModel()
     told.ParseFromString((done.path / "saved_model.pb").read_bytes())
-    (asset,) = told.meta_graphs[0].asset_file_def
-    assert asset.filename == "labels.txt"
+    assets = {asset.filename for asset in told.meta_graphs[0].asset_file_def}
+    assert assets == {"labels.txt", "facts.json"}
     text = (done.path / "assets" / "labels.txt").read_text(encoding="utf-8")
     assert text.splitlines() == LABELS
+
+
+def test_facts_are_an_asset_and_come_back(served, model, tmp_path):
+    done, _ = served
+    found = keras_vit.serving.read_facts(done.path)
+    expected = dataclasses.replace(
+        model.facts, labels=tuple(LABELS), preprocessing=SCALE
+    )
+    assert found == expected
+    with pytest.raises(ValueError, match="Expected the folder of a version"):
+        keras_vit.serving.read_facts(tmp_path)
 
 
 def test_floats_are_within_1e_5_of_keras(served, model, agree):
@@ -176,10 +192,7 @@ IMAGES = {
 def test_bytes_say_what_predict_says(served, model, shell, tmp_path, agree):
     """The same files through the command and through the graph."""
     _, signatures = served
-    run = tmp_path / "run"
-    run.mkdir()
-    model.save(run / "model.keras")
-    Run(LABELS, MEAN, STD, {}).save(run)
+    run = save_run(tmp_path / "run", model, LABELS, SCALE)
     for name, image in IMAGES.items():
         (tmp_path / name).write_bytes(image)
     code, out, _ = shell(
@@ -213,32 +226,6 @@ def test_pixels_of_any_size_are_resized_as_in_training(served):
     np.testing.assert_allclose(from_pixels["scores"], from_bytes["scores"], atol=1e-6)
 
 
-@pytest.mark.parametrize("colors", [2, 16, 256])
-@pytest.mark.parametrize("transparent", [False, True])
-def test_a_gif_is_cut_after_its_first_frame(colors, transparent):
-    """To the pixel what TensorFlow makes of the whole, and not decoded further."""
-    images = [Image.open(io.BytesIO(encoded("PNG", (61, 87), s))) for s in range(3)]
-    images = [image.quantize(colors) for image in images]
-    written = io.BytesIO()
-    extra = {"transparency": 0, "disposal": 2} if transparent else {}
-    images[0].save(
-        written,
-        "GIF",
-        save_all=True,
-        append_images=images[1:],
-        comment=b"x" * 999,
-        loop=0,
-        **extra,
-    )
-    whole = written.getvalue()
-    frame, pixels = graph.one_frame(tf.constant(whole))
-    assert pixels == 61 * 87
-    assert len(frame.numpy()) < len(whole)
-    decoded = [tf.io.decode_gif(at).numpy() for at in (whole, frame)]
-    assert [len(at) for at in decoded] == [3, 1]
-    np.testing.assert_array_equal(decoded[0][:1], decoded[1])
-
-
 def test_a_gif_of_many_large_frames_costs_one(served):
     """A bomb of 1.5 MB, whose 400 frames of 2,000 x 2,000 are 1.6 GB as bytes."""
     _, signatures = served
@@ -256,11 +243,6 @@ def test_a_gif_of_many_large_frames_costs_one(served):
     assert said["status"].numpy() == [b"more than 67108864 pixels"]
 
 
-def webp():
-    """What TensorFlow decodes too, and nobody said it would."""
-    return encoded("WEBP")
-
-
 def png_with_a_first_chunk():
     """A chunk before the one that has the size, where that would be."""
     png, body = encoded("PNG"), b"aaAa" + struct.pack(">II", 1, 1)
@@ -269,9 +251,7 @@ def png_with_a_first_chunk():
 
 
 HOSTILE = {
-    "a WebP": webp(),
     "a PNG of another first chunk": png_with_a_first_chunk(),
-    "a BMP with a palette": encoded("BMP", mode="P"),
     "a GIF of a million extensions": b"GIF89a" + bytes(7) + b"!\xfe\0" * 10**6,
     "nothing": b"",
     "text": b"<html>404 not found</html>",
@@ -299,7 +279,7 @@ def test_bad_images_say_why_and_leave_the_others_alone(served):
     pairs = 2 * min(len(bad), len(good))
     assert status[1:pairs:2] == ["ok"] * (pairs // 2)
     refused = status[:pairs:2] + status[pairs:]
-    assert refused[: len(HOSTILE)] == [graph.UNREADABLE] * len(HOSTILE)
+    assert refused[: len(HOSTILE)] == [decoding.UNREADABLE] * len(HOSTILE)
     assert refused[len(HOSTILE) :] == ["more than 67108864 pixels"] * len(LARGE)
     names, scores = said["classes"].numpy(), said["scores"].numpy()
     np.testing.assert_array_equal(names[1:pairs:2], alone["classes"][: pairs // 2])
@@ -314,7 +294,7 @@ def test_a_batch_of_bad_images_and_one_of_none(served):
     _, signatures = served
     for name in ("serving_default", "features", "attention"):
         said = signatures[name](image_bytes=[b"", b"no"])
-        assert said.pop("status").numpy().tolist() == [graph.UNREADABLE.encode()] * 2
+        assert said.pop("status").numpy().tolist() == [decoding.UNREADABLE.encode()] * 2
         assert not any(np.any(out.numpy().astype(bool)) for out in said.values())
         said = signatures[name](image_bytes=tf.constant([], tf.string))
         assert {out.shape[0] for out in said.values()} == {0}
@@ -327,7 +307,7 @@ def test_bad_images_fail_their_batch_on_demand(model, tmp_path, in_process):
     assert default(image_bytes=[good])["status"].numpy() == [b"ok"]
     with pytest.raises(tf.errors.InvalidArgumentError) as told:
         default(image_bytes=[good, b"", good, LARGE["JPEG"]])
-    assert f"1: {graph.UNREADABLE}; 3: more than 67108864 pixels" in str(told.value)
+    assert f"1: {decoding.UNREADABLE}; 3: more than 67108864 pixels" in str(told.value)
 
 
 def published(name):
@@ -348,6 +328,7 @@ FAMILIES = {
     "distilled": lambda: tiny(classifier="distilled"),
     "pre_logits": lambda: tiny(representation_size=12),
     "registers": lambda: tiny(num_registers=2),
+    "shared": lambda: tiny(num_layers=3, position_at="every_layer_shared"),
     "axial": lambda: tiny(classifier="gap", attention="axial"),
     "square": lambda: tiny(image_size=(24, 24)),
     "hybrid": lambda: published("hybrid_mini_stem"),
@@ -361,7 +342,7 @@ FAMILIES = {
 }
 
 
-QUICK = ("token", "gray", "hybrid", "BiT")  # `make slow` has the others.
+QUICK = ("token", "gray", "hybrid", "BiT", "shared")  # `make slow` has the others.
 
 
 @pytest.mark.parametrize(
@@ -376,6 +357,7 @@ def test_every_kind_of_model_exports(family, tmp_path, in_process):
     done = export(model, tmp_path / "m", LABELS, verbose=False)
     there = {name.split("/")[0] for name in done.differences}
     assert ("attention" in there) == (family not in ("BiT", "axial"))
+    assert set(done.omitted) == {"attention"} - there
     assert {"serving_default", "images", "images_float32", "features"} <= there
 
 
@@ -465,7 +447,11 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
         ({"version": 0}, "version of 1 or more"),
         ({"samples": []}, "samples to prove it on. Received: none"),
         ({"samples": [b"no image"]}, r"samples\[0\], not a whole JPEG"),
-        ({"mean": (0.1, 0.2)}, "one value for each channel"),
+        (
+            {"preprocessing": keras_vit.Preprocessing(mean=(0.1, 0.2))},
+            "one value for each channel",
+        ),
+        ({"preprocessing": {"mean": 0.5}}, "to be a keras_vit.Preprocessing"),
     ],
 )
 def test_arguments_that_cannot_be(change, message, model, tmp_path):
@@ -517,6 +503,36 @@ def test_a_model_without_a_head_or_a_rollout_says_so(tmp_path):
     axial = tiny(classifier="gap", attention="axial")
     with pytest.raises(ValueError, match="attends along rows"):
         export(axial, tmp_path / "m", signatures=["attention"])
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("BiT", "a ResNet"), ("axial", "along rows and columns")]
+)
+def test_an_omitted_signature_is_printed_with_its_reason(
+    family, reason, tmp_path, in_process, capsys
+):
+    done = export(perturbed(FAMILIES[family]()), tmp_path / "m", LABELS)
+    assert reason in done.omitted["attention"]
+    assert f"without the signature attention: {done.omitted['attention']}" in (
+        capsys.readouterr().out
+    )
+    chosen = export(
+        FAMILIES[family](), tmp_path / "m", LABELS, ["image_bytes"], verbose=False
+    )
+    assert not chosen.omitted  # Left out by the caller.
+    assert "without the signature" not in str(chosen)
+
+
+def test_a_fault_of_attention_is_not_taken_for_a_model_without_it(
+    model, tmp_path, monkeypatch
+):
+    def broken(*args):
+        raise ValueError("broken rollout")
+
+    monkeypatch.setattr(signatures, "rollout", broken)
+    with pytest.raises(ValueError, match="broken rollout"):
+        export(model, tmp_path / "m", LABELS, verbose=False)
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_file_in_the_way_and_a_folder_that_is_not_writable(model, tmp_path):

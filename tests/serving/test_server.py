@@ -802,3 +802,12 @@ def test_a_server_from_its_first_request_to_its_end(exported):
         assert status == 0
     print(f"first request after the warm-up: {min(ratios):.2f} times the median")
     assert min(ratios) <= 2
+
+
+@pytest.mark.parametrize("host", ["é" * 70, "a b", "\x1b[31m", "\udcff", "x" * 300])
+def test_hosts_that_are_no_names_are_value_errors(host):
+    """Python raised a TypeError for some of them."""
+    from keras_vit.serving import server
+
+    with pytest.raises(ValueError, match=r"address of this machine.*host="):
+        server._listening(host, 0)

@@ -1,32 +1,27 @@
-"""`keras-vit`, begun outside the package, whose import takes TensorFlow's seconds.
+"""`keras-vit`, started outside the package.
 
-Help, completion, usage errors and `keras-vit` alone need `keras_vit.cli` only, so the
-package is there without having run until a command does (`cli.shell.Command`).
+Where this module is imported, `import keras_vit` imports no Keras, which takes seconds:
+help, completion, errors and commands that only print constants need none.
 """
 
-import importlib.util
 import os
 import sys
 
 
 def main() -> None:
     """Runs the command line."""
-    # TensorFlow's C++ tells of processors, and calls a GPU that is not there an error.
+    # TensorFlow's C++ logs processors, and a missing GPU as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    put_off("keras_vit")
     try:
         from keras_vit.cli import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
-
-
-def put_off(name: str) -> None:
-    """Lets the modules of a package be imported without running its `__init__`."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None  # noqa: S101
-    sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
 
 
 if __name__ == "__main__":
-    main()
+    # Under `python -m` this file is `__main__`; keras_vit looks for its own name.
+    import keras_vit_command
+
+    keras_vit_command.main()

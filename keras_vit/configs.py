@@ -5,7 +5,10 @@ Standard library only.
 """
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, get_args
+
+from keras_vit import arguments
 
 __all__ = [
     "AXIAL_RESNETS",
@@ -26,12 +29,20 @@ __all__ = [
 
 Classifier = Literal["token", "gap", "map", "unpooled", "token_unpooled", "distilled"]
 Gelu = Literal["tanh", "erf"]
+Numerics = Literal["paper", "timm", "hf"]
 Position = Literal["none", "1d", "2d", "sincos2d", "relative"]
 PositionAt = Literal["stem", "every_layer", "every_layer_shared"]
 Attention = Literal["full", "axial"]
 Unit = Literal["v1", "v2", "axial"]
 PoolPadding = Literal["zero", "inf"]
 
+_CHOICES = {  # Fields of `ViTConfig` that are words.
+    "classifier": Classifier,
+    "gelu": Gelu,
+    "position": Position,
+    "position_at": PositionAt,
+    "attention": Attention,
+}
 CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
     "token": 1,
     "gap": 0,
@@ -42,32 +53,25 @@ CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
 }
 
 
-def _check_choice(config: Any, field: str, choices: Any) -> None:
-    value = getattr(config, field)
-    if value not in tuple(choices):  # A dict would hash the value.
+def _validate(config: Any, check: Callable[..., Any], *fields: str, **how: Any) -> None:
+    """Sets each field to the plain value that `check` makes of it."""
+    for field in fields:
+        value = check(field, getattr(config, field), **how)
+        object.__setattr__(config, field, value)
+
+
+def _units(name: str, value: Any) -> tuple[int, ...]:
+    """The units of each stage, positive integers, none for a root."""
+    valid = isinstance(value, tuple | list) and all(
+        arguments.is_integer(units) and 0 < units <= arguments.LARGEST_INTEGER
+        for units in value
+    )
+    if not valid:
         raise ValueError(
-            f"Expected {field} to be one of {', '.join(choices)}. "
-            f"Received: {field}={value!r}"
+            f"Expected {name} to be positive integers, the units of each stage. "
+            f"Received: {name}={arguments.shown(value)}"
         )
-
-
-def _check_positive(config: Any, *fields: str) -> None:
-    for field in fields:
-        value = getattr(config, field)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"Expected {field} to be a positive integer. "
-                f"Received: {field}={value!r}"
-            )
-
-
-def _check_epsilon(config: Any, *fields: str) -> None:
-    for field in fields:
-        value = getattr(config, field)
-        if not value > 0:
-            raise ValueError(
-                f"Expected {field} to be positive. Received: {field}={value!r}"
-            )
+    return tuple(int(units) for units in value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,18 +114,13 @@ class ResNetConfig:
     head_bias_init: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_layers, tuple | list) or any(
-            not isinstance(units, int) or units < 1 for units in self.num_layers
-        ):
-            raise ValueError(
-                "Expected num_layers to be positive integers, the units of each stage. "
-                f"Received: num_layers={self.num_layers!r}"
-            )
-        object.__setattr__(self, "num_layers", tuple(self.num_layers))
-        _check_positive(self, "width", "num_heads")
-        _check_choice(self, "unit", ("v1", "v2", "axial"))
-        _check_choice(self, "pool_padding", ("zero", "inf"))
-        _check_epsilon(self, "kernel_epsilon", "group_norm_epsilon")
+        _validate(self, _units, "num_layers")
+        _validate(self, arguments.integer, "width", "num_heads")
+        _validate(self, arguments.choice, "unit", choices=get_args(Unit))
+        _validate(self, arguments.choice, "pool_padding", choices=get_args(PoolPadding))
+        _validate(self, arguments.positive, "kernel_epsilon", "group_norm_epsilon")
+        _validate(self, arguments.flag, "epsilon_outside")
+        _validate(self, arguments.real, "head_bias_init")
         heads = self.num_heads if self.unit == "axial" else 1
         if self.width % 32 or self.width % heads:
             raise ValueError(
@@ -198,40 +197,29 @@ class ViTConfig:
     num_registers: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(
-            self, "patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"
+        _validate(
+            self,
+            arguments.integer,
+            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
         )
+        _validate(self, arguments.integer, "num_registers", least=0)
         if self.representation_size is not None:
-            _check_positive(self, "representation_size")
+            _validate(self, arguments.integer, "representation_size")
+        _validate(
+            self,
+            arguments.rate,
+            *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),
+        )
+        _validate(self, arguments.positive, "layer_norm_epsilon")
+        _validate(self, arguments.real, "head_bias_init")
+        for field, choices in _CHOICES.items():
+            _validate(self, arguments.choice, field, choices=get_args(choices))
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 "Expected hidden_size to be a multiple of num_heads (Appendix A: "
                 f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
                 f"num_heads={self.num_heads}"
             )
-        for field in (
-            "dropout_rate",
-            "attention_dropout_rate",
-            "stochastic_depth_rate",
-        ):
-            value = getattr(self, field)
-            if not 0 <= value < 1:
-                raise ValueError(
-                    f"Expected {field} in [0, 1). Received: {field}={value!r}"
-                )
-        if not isinstance(self.num_registers, int) or self.num_registers < 0:
-            raise ValueError(
-                "Expected num_registers to be an integer, zero or more. "
-                f"Received: num_registers={self.num_registers!r}"
-            )
-        _check_epsilon(self, "layer_norm_epsilon")
-        _check_choice(self, "classifier", tuple(CLASS_TOKENS))
-        _check_choice(self, "gelu", ("tanh", "erf"))
-        _check_choice(self, "position", ("none", "1d", "2d", "sincos2d", "relative"))
-        _check_choice(
-            self, "position_at", ("stem", "every_layer", "every_layer_shared")
-        )
-        _check_choice(self, "attention", ("full", "axial"))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -246,7 +234,7 @@ class ViTConfig:
         if not isinstance(self.resnet, ResNetConfig | None):
             raise ValueError(
                 "Expected resnet to be a ResNetConfig or None (3.1). "
-                f"Received: resnet={self.resnet!r}"
+                f"Received: resnet={arguments.shown(self.resnet)}"
             )
         if self.resnet is not None and self.resnet.unit != "v1":
             raise ValueError(
@@ -434,18 +422,10 @@ class EfficientNetConfig:
     drop_connect_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        for field in ("width_coefficient", "depth_coefficient", "image_size"):
-            value = getattr(self, field)
-            if not value > 0:
-                raise ValueError(
-                    f"Expected {field} to be positive. Received: {field}={value!r}"
-                )
-        for field in ("dropout_rate", "drop_connect_rate"):
-            value = getattr(self, field)
-            if not 0 <= value < 1:
-                raise ValueError(
-                    f"Expected {field} in [0, 1). Received: {field}={value!r}"
-                )
+        coefficients = "width_coefficient", "depth_coefficient"
+        _validate(self, arguments.positive, *coefficients, most=100)  # L2's: 4.3, 5.3.
+        _validate(self, arguments.integer, "image_size")
+        _validate(self, arguments.rate, "dropout_rate", "drop_connect_rate")
 
 
 EFFICIENTNET_VARIANTS = {
@@ -487,6 +467,36 @@ VARIANTS: dict[str, Any] = {  # Their kinds are those of the tables above.
 EfficientNets (Table 2), which have no builder, `EfficientNetConfig`s.
 """
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
+
+
+class Overrides(TypedDict, total=False):
+    """Every field of `ViTConfig` and `ResNetConfig` (Table 1), for type checkers."""
+
+    patch_size: int
+    num_layers: int | tuple[int, ...]
+    hidden_size: int
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float
+    attention_dropout_rate: float
+    stochastic_depth_rate: float
+    classifier: Classifier
+    representation_size: int | None
+    head_bias_init: float
+    gelu: Gelu
+    layer_norm_epsilon: float
+    resnet: ResNetConfig | None
+    position: Position
+    position_at: PositionAt
+    attention: Attention
+    num_registers: int
+    width: int
+    unit: Unit
+    kernel_epsilon: float
+    epsilon_outside: bool
+    group_norm_epsilon: float
+    pool_padding: PoolPadding
+
 
 _TORCH = {"kernel_epsilon": 1e-8, "epsilon_outside": False, "group_norm_epsilon": 1e-5}
 NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
@@ -536,11 +546,7 @@ def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, An
     Raises:
         ValueError: if `numerics` is unknown.
     """
-    if numerics not in NUMERICS:
-        raise ValueError(
-            f"Expected numerics to be one of {', '.join(NUMERICS)}. "
-            f"Received: numerics={numerics!r}"
-        )
+    arguments.choice("numerics", numerics, NUMERICS)
     table = NUMERICS[numerics]
     if isinstance(config, ResNetConfig):
         return dict(table["v1" if config.unit == "v1" else "v2"])
@@ -548,3 +554,23 @@ def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, An
     if config.resnet is not None:
         fields["resnet"] = dataclasses.replace(config.resnet, **table["v1"])
     return fields
+
+
+def patch_grid(
+    image_size: tuple[int, int], patch_size: int, crop: bool = False
+) -> tuple[int, int]:
+    """The patches along each side, (H / P, W / P), rounded down where `crop`.
+
+    Raises:
+        ValueError: if a side is not a positive multiple of `patch_size`; with `crop`,
+            if it is smaller.
+    """
+    height, width = image_size
+    whole = crop or not (height % patch_size or width % patch_size)
+    if min(height, width) < patch_size or not whole:
+        raise ValueError(
+            "Expected image_size (H, W) to be positive multiples of patch_size "
+            f"(section 3.1: N = HW / P^2). Received: image_size={(height, width)}, "
+            f"patch_size={patch_size}"
+        )
+    return height // patch_size, width // patch_size

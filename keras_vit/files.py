@@ -7,9 +7,31 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# What zipfile raises on damaged bytes, by where the damage is.
+BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
+
+
+def printable(text: str | os.PathLike[str]) -> str:
+    r"""Escapes control characters of a file name or of other foreign text.
+
+    Args:
+        text: the name or the text, for a terminal. Bytes that are not UTF-8 are
+            surrogates, as in Python's file names.
+
+    Examples:
+        >>> print(printable("a\x1b[2Jb.png"))
+        a\u001b[2Jb.png
+    """
+    return "".join(
+        character if character.isprintable() else f"\\u{ord(character):04x}"
+        for character in os.fspath(text)
+    )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Events = SimpleQueue[tuple[int | None, int]]  # A worker and its code; None, a signal.
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # A folder for each GPU of its driver.
+MOST_WORKERS = 256
 _writing = threading.Lock()
 
 
@@ -80,6 +81,11 @@ def check(command: Sequence[str], workers: int) -> None:
     """Raises ValueError for what `launch` cannot start."""
     if workers < 1:
         raise ValueError(f"Expected 1 worker or more. Received: --workers {workers}")
+    if workers > MOST_WORKERS:
+        raise ValueError(
+            f"Expected at most {MOST_WORKERS} workers, the processes of one machine. "
+            f"Received: --workers {workers}"
+        )
     if not command:
         raise ValueError(
             "Expected a command of keras-vit after --. Received: none. For example: "

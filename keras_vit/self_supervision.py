@@ -17,6 +17,7 @@ Glossary of shapes:
 - Q: what is predicted of a patch: 1 color, 16, or its P^2 C numbers.
 """
 
+import dataclasses
 import math
 from typing import Any, Literal, get_args
 
@@ -24,11 +25,15 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.facts import Preprocessing
 from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
-from keras_vit.models.description import config_of, describe
+from keras_vit.models.description import describe
+from keras_vit.models.vision import preprocessing_of
 from keras_vit.models.vit import after_embedding
-from keras_vit.normalization import HALF, per_channel
+from keras_vit.normalization import per_channel
+from keras_vit.weights.architecture import config_of
 
 __all__ = [
     "MASKED",
@@ -64,6 +69,10 @@ class CorruptPatches(keras.layers.Layer):
     A call returns the embeddings; `sources` [B, N], the patch of the batch, in
     0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M], the
     corrupted patches of each image, in 0..N - 1, in any order.
+
+    Raises:
+        ValueError: if an argument is impossible; when built on patches of which
+            `corrupt` is less than one.
     """
 
     def __init__(
@@ -75,11 +84,15 @@ class CorruptPatches(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.corrupt, self.mask, self.replace = corrupt, mask, replace
-        self.seed = seed
-        self.generator = keras.random.SeedGenerator(seed)
+        self.corrupt = arguments.share("corrupt", corrupt)
+        self.mask = arguments.share("mask", mask)
+        self.replace = arguments.share("replace", replace)
+        self.seed = _check_seed(seed)
+        self.generator = keras.random.SeedGenerator(self.seed)
 
     def build(self, input_shape: Shape) -> None:
+        if input_shape[1] is not None:
+            _check_count(self.corrupt, input_shape[1])
         self.mask_embedding = self.add_weight(
             name="mask_embedding",
             shape=(input_shape[-1],),
@@ -133,6 +146,14 @@ class CorruptPatches(keras.layers.Layer):
             "replace": self.replace,
             "seed": self.seed,
         }
+
+
+def _check_seed(seed: Any) -> int | None:
+    """None, or an integer that JAX's generators take too."""
+    checked: int | None = arguments.optional(
+        arguments.integer, "seed", seed, least=0, most=arguments.LARGEST_SEED
+    )
+    return checked
 
 
 def corrupted_patches(corrupt: float, num_patches: int) -> int:
@@ -233,9 +254,8 @@ class MaskedPatchPredictor(keras.Model):
         mask: share of those that become the [mask] embedding.
         replace: share that become another patch's embedding, of the same batch.
         keep: share that stay as they are. The three add up to 1.
-        mean: of the images' normalization, by channel, in units of the 0..1 range; one
-            value serves all channels.
-        std: likewise; the defaults are of images in [-1, 1].
+        preprocessing: how images become input, from which the targets are computed;
+            default: the backbone's.
         seed: of the corruption, an integer; None takes one of Keras's.
         name: of the model.
 
@@ -246,7 +266,7 @@ class MaskedPatchPredictor(keras.Model):
     Raises:
         ValueError: if the backbone has no patches, or they do not tile its images, or
             are smaller than 4 px a side for "4x4"; if `target` is unknown; if a share
-            is none, or too small for one patch; if mean and std are not those of its
+            is none, or too small for one patch; if the preprocessing does not fit its
             channels.
     """
 
@@ -261,8 +281,7 @@ class MaskedPatchPredictor(keras.Model):
         replace: float = 0.1,
         keep: float = 0.1,
         *,
-        mean: tuple[float, ...] = HALF,
-        std: tuple[float, ...] = HALF,
+        preprocessing: Preprocessing | None = None,
         seed: int | None = None,
         name: str = "masked_patch_predictor",
         **kwargs: Any,
@@ -270,11 +289,12 @@ class MaskedPatchPredictor(keras.Model):
         patch_size, grid = _pixel_patches(backbone)
         _check(target, corrupt, mask, replace, keep, math.prod(grid), patch_size)
         images = backbone.input
-        mean = per_channel(mean, images.shape[-1])
-        std = per_channel(std, images.shape[-1])
+        preprocessing = preprocessing_of(backbone, preprocessing)
+        mean = per_channel(preprocessing.mean, images.shape[-1])
+        std = per_channel(preprocessing.std, images.shape[-1])
         embedding = backbone.get_layer("embedding")
         corruption = CorruptPatches(
-            *(corrupt, mask, replace, seed),
+            *(corrupt, mask, replace, _check_seed(seed)),
             dtype=embedding.dtype_policy,
             name="corruption",
         )
@@ -312,13 +332,13 @@ class MaskedPatchPredictor(keras.Model):
         self.__dict__["backbone"] = backbone
         self.target, self.corrupt, self.mask = target, corrupt, mask
         self.replace, self.keep, self.seed = replace, keep, seed
-        self.mean, self.std = mean, std
+        self.mean, self.std, self.preprocessing = mean, std, preprocessing
         self.patch_size, self.grid = patch_size, grid
 
     def objective(self) -> tuple[keras.losses.Loss, list[keras.metrics.Metric]]:
         """The loss of B.1.2's target, and the metrics.
 
-        `training.fit` trains by it, on images normalized by `mean` and `std`.
+        `training.fit` trains by it, on images as `preprocessing` states.
 
         Returns:
             Cross-entropy and the share of colors that are right; of "l2" the mean
@@ -382,7 +402,7 @@ class MaskedPatchPredictor(keras.Model):
         """What is to be said of every patch (B.1.2): [B, H, W, C] -> [B, N, Q].
 
         Args:
-            images: normalized by `mean` and `std`.
+            images: normalized as `preprocessing` states.
 
         Returns:
             int32 classes in 0..8^C - 1; of "l2" the pixels as they come, [B, N, P^2 C].
@@ -393,7 +413,7 @@ class MaskedPatchPredictor(keras.Model):
         """What the model sees and what it predicts: [B, H, W, C] -> pictures.
 
         Args:
-            images: normalized by `mean` and `std`, as for training.
+            images: normalized as `preprocessing` states.
 
         Returns:
             "original", "corrupted" (masked patches are grey, a replaced one shows the
@@ -439,8 +459,7 @@ class MaskedPatchPredictor(keras.Model):
             "mask": self.mask,
             "replace": self.replace,
             "keep": self.keep,
-            "mean": list(self.mean),
-            "std": list(self.std),
+            "preprocessing": dataclasses.asdict(self.preprocessing),
             "seed": self.seed,
             "name": self.name,
             "trainable": self.trainable,
@@ -453,7 +472,11 @@ class MaskedPatchPredictor(keras.Model):
         backbone = keras.saving.deserialize_keras_object(
             config["backbone"], custom_objects
         )
-        return cls(**{**config, "backbone": backbone})
+        config = {**config, "backbone": backbone}
+        stated = config.pop("preprocessing", None)
+        if stated is None:  # keras_vit 0.1 wrote the normalization only.
+            stated = {"mean": config.pop("mean"), "std": config.pop("std")}
+        return cls(**config, preprocessing=Preprocessing(**stated))
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -475,7 +498,7 @@ def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
     ):
         raise ValueError(
             "Expected a whole ViT or hybrid of this library (3.1), whose patches can "
-            f"be corrupted. Received: backbone={backbone!r}"
+            f"be corrupted. Received: backbone={arguments.shown(backbone)}"
         )
     facts = describe(backbone)
     side, grid = facts["stride"] * facts["patch_size"], facts["grid"]
@@ -499,32 +522,31 @@ def _check(
     num_patches: int,
     patch_size: int,
 ) -> None:
-    if target not in get_args(Target):
-        raise ValueError(
-            f"Expected target to be one of {', '.join(get_args(Target))} (B.1.2). "
-            f"Received: target={target!r}"
-        )
+    arguments.choice("target", target, get_args(Target))
     shares = (mask, replace, keep)
-    if not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
+    for name, share in zip(("mask", "replace", "keep"), shares, strict=True):
+        arguments.share(name, share)
+    if abs(sum(shares) - 1) >= 1e-6:
         raise ValueError(
             "Expected mask, replace and keep to be shares that add up to 1 (B.1.2). "
             f"Received: mask={mask}, replace={replace}, keep={keep}"
         )
-    if not 0 < corrupt <= 1:
+    arguments.share("corrupt", corrupt)
+    _check_count(corrupt, num_patches)
+    if patch_size < SIDE.get(target, 1):
         raise ValueError(
-            "Expected corrupt to be a share of the patches, above 0 and at most 1 "
-            f"(B.1.2). Received: corrupt={corrupt}"
+            "Expected patches of 4 pixels or more a side for target='4x4'. Received: "
+            f"{patch_size}"
         )
+
+
+def _check_count(corrupt: float, num_patches: int) -> None:
+    """Raises where there is no corrupted patch, or no other one to replace it."""
     if num_patches < 2 or not corrupted_patches(corrupt, num_patches):
         raise ValueError(
             "Expected two patches or more in an image, one of them corrupted. "
             f"Received: corrupt={corrupt} of {num_patches} patches. Take a larger "
             "share, or smaller patches"
-        )
-    if patch_size < SIDE.get(target, 1):
-        raise ValueError(
-            "Expected patches of 4 pixels or more a side for target='4x4'. Received: "
-            f"{patch_size}"
         )
 
 

@@ -2,16 +2,17 @@
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
-from keras_vit.cli.shell import app, console, tell
+from keras_vit.cli.shell import app, console, tell, visible_warning
 
 # In the order of `keras-vit --help`.
 # isort: off
-from keras_vit.cli import training, evaluating, transferring, inspecting, costing
-from keras_vit.cli import exporting, serving, machine, files, beginning
+from keras_vit.cli import training, evaluating, transferring, subsets, inspecting
+from keras_vit.cli import costing, exporting, serving, machine, files, beginning
 # isort: on
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "machine",
     "main",
     "serving",
+    "subsets",
     "training",
     "transferring",
 ]
@@ -47,6 +49,7 @@ def _root(
 
 def main() -> None:
     """Runs the command line; an expected error is one message, not a traceback."""
+    warnings.formatwarning = visible_warning
     try:
         try:
             app(prog_name="keras-vit")

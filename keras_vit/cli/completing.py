@@ -43,9 +43,6 @@ def models() -> list[str]:
 
 def tags(context: typer.Context) -> list[str]:
     """Of the variant that was named, or of any."""
-    from keras_vit_command import put_off
-
-    put_off("keras_vit.weights")  # It brings Keras; a TAB is a process of its own.
     from keras_vit.weights import registry
 
     named = context.params.get("model") or context.params.get("variant")

@@ -8,7 +8,7 @@ import typer
 
 from keras_vit.cli import completing
 from keras_vit.cli.options import pixels
-from keras_vit.cli.shell import app, console
+from keras_vit.cli.shell import app, console, import_keras
 
 # What each way of asking takes.
 _OPTIONS = {
@@ -19,7 +19,10 @@ _OPTIONS = {
 }
 
 
-@app.command(epilog="Example: keras-vit costs R50+ViT-B/16 --image-size 384")
+@app.command(
+    needs_keras=False,
+    epilog="Example: keras-vit costs R50+ViT-B/16 --image-size 384",
+)
 def costs(
     models: Annotated[
         list[str] | None,
@@ -204,6 +207,7 @@ def _figure_12(given: dict[str, Any]) -> None:
 
     from keras_vit.inspection import plots, speed
 
+    import_keras()
     output = given.get("output")
     memory = int(given["memory"] * 2**30) if "memory" in given else None
     draws = importlib.util.find_spec("matplotlib") is not None

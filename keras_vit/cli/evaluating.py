@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli.opening import (
-    Run,
+    class_names,
     given,
     image_files,
     open_model,
@@ -25,11 +25,13 @@ from keras_vit.cli.options import (
     Images,
     MeanOption,
     ModelOption,
+    NumHeads,
     StdOption,
     TestSeed,
     WeightsOption,
 )
-from keras_vit.cli.shell import app, console, errors, printable
+from keras_vit.cli.shell import app, console, errors, readable, visible
+from keras_vit.files import printable
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
@@ -56,6 +58,7 @@ def predict(
     ] = False,
     mean: MeanOption = None,
     std: StdOption = None,
+    num_heads: NumHeads = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -87,12 +90,13 @@ def predict(
 ) -> None:
     """Prints the most probable classes of images."""
     files = [file for path in images for file in image_files(path)]
-    of_models = {"--model": model, "--weights": weights, "--mean": mean, "--std": std}
+    of_models: dict[str, Any] = {"--model": model, "--weights": weights}
+    of_models |= {"--mean": mean, "--std": std, "--num-heads": num_heads}
     of_servers: dict[str, Any] = {"--name": name, "--model-version": model_version}
     of_servers |= {"--timeout": timeout, "--batch-size": batch_size}
     if server is None:
         _refuse(of_servers, "with --server", "without")
-        predicted = _by_model(files, model, weights, mean, std, top)
+        predicted = _by_model(files, model, weights, mean, std, top, num_heads)
     else:
         _refuse(of_models, "without --server, whose model has its own", "with")
         numbered = (
@@ -113,8 +117,8 @@ def predict(
             _print_prediction(file, best, as_json)
     if failed:
         raise ValueError(
-            "Expected images (JPEG, PNG, GIF, BMP). Received: "
-            f"{failed} of {len(files)} that are none"
+            "Expected JPEG, PNG, GIF, BMP or WebP images. Received: "
+            f"{len(files)} files, of which {failed} cannot be read as images"
         )
 
 
@@ -133,22 +137,32 @@ def _by_model(
     mean: Any,
     std: Any,
     top: int,
+    num_heads: int | None,
 ) -> Iterator[tuple[Path, Any]]:
     """Each file's classes and probabilities; or why there are none, for the user."""
     import keras
     import numpy as np
 
-    network, run = open_model(model, weights, mean, std)
+    network, _ = open_model(
+        model, weights, purpose="classify", mean=mean, std=std, num_heads=num_heads
+    )
+    classes = class_names(network)
     for file in files:
         try:
-            image = read_image(file, network, run)
+            image = read_image(file, network)
         except ValueError as error:
             yield file, str(error)
             continue
         logits = network(image[None], training=False)
         scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
+        if not np.isfinite(scores).all():
+            raise ValueError(
+                f"Expected finite scores. Received: NaN or infinity for "
+                f"{printable(file)}. The weights are damaged, or their training "
+                "diverged; train again or use other weights"
+            )
         best = np.argsort(-scores)[:top]
-        yield file, [(run.classes[i], float(scores[i])) for i in best]
+        yield file, [(classes[i], float(scores[i])) for i in best]
 
 
 def _by_server(
@@ -186,15 +200,14 @@ def _read_bytes(file: Path) -> bytes | str:
 def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:
     if as_json:
         classes = [{"class": name, "probability": score} for name, score in best]
-        print(
-            json.dumps({"image": printable(file), "top": classes}, ensure_ascii=False)
-        )
+        row = {"image": readable(file), "top": classes}
+        print(visible(json.dumps(row, ensure_ascii=False)))  # Escaped as JSON has it.
         return
     table = Table(
         title=Text(printable(file)), title_justify="left", show_header=False, box=None
     )
     for name, score in best:
-        table.add_row(f"{score:7.2%}", name)
+        table.add_row(f"{score:7.2%}", visible(name))
     console.print(table)
 
 
@@ -241,6 +254,7 @@ def evaluate(
     batch_size: Images = 32,
     mean: MeanOption = None,
     std: StdOption = None,
+    num_heads: NumHeads = None,
     on_corrupt: Corrupt = "stop",
     seed: TestSeed = None,
 ) -> None:
@@ -255,16 +269,16 @@ def evaluate(
 
     if output is not None:
         plots.check()
-    network, run = open_model(model, weights, mean, std)
+    network, details = open_model(
+        model, weights, purpose="classify", mean=mean, std=std, num_heads=num_heads
+    )
     if seed is None:
-        seed = run.details.get("seed", 0)
-    task = _task(data, imagenet, labels, run, seed, on_corrupt)
+        seed = details.get("seed", 0)
+    task = _task(data, imagenet, labels, details, seed, on_corrupt)
     found = classify(
         network,
         task,
         batch_size=batch_size,
-        mean=run.mean,
-        std=run.std,
         keep_logits=temperature,
     )
     card = Card.of(
@@ -275,6 +289,7 @@ def evaluate(
         weights_file=_weights_file(model, weights),
     )
     _print_results(card)
+    _print_papers(card)
     try:
         if found.logits is not None:
             card = card.with_temperatures(found.logits)
@@ -293,7 +308,7 @@ def _task(
     data: str | None,
     imagenet: str | None,
     labels: Path | None,
-    run: Run,
+    details: dict[str, Any],
     seed: int,
     on_corrupt: Any,
 ) -> "Task":
@@ -309,7 +324,7 @@ def _task(
             "Expected --labels with --imagenet real. Received: --labels "
             f"{labels} without"
         )
-    data = data or run.details.get("data")
+    data = data or details.get("data")
     if data is None:
         raise ValueError(
             "Expected a data set, or a model that `keras-vit finetune` wrote. "
@@ -335,6 +350,16 @@ def _print_results(card: "Card") -> None:
     console.print(f"{right} of {images} images right")
     if card.data["without_label"]:
         console.print(f"{card.data['without_label']} more have no label")
+
+
+def _print_papers(card: "Card") -> None:
+    """The paper's own numbers of a set that has a section to itself (D.9)."""
+    from keras_vit.paper import TABLES
+
+    rows = [row for row in TABLES["D.9"] if row.dataset == card.data["name"]]
+    for row in rows:
+        model = f"{row.model} pre-trained on {row.pretrained_on}"
+        console.print(f"paper  {row.percent / 100:.3f}  top-{row.top} of {model} (D.9)")
 
 
 def _print_scaled(card: "Card") -> None:

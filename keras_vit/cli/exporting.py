@@ -1,27 +1,28 @@
 """`keras-vit export`."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from keras_vit.cli import completing
-from keras_vit.cli.opening import Run, given, open_any
-from keras_vit.cli.options import Corrupt, Gelu, MeanOption, StdOption, TestSeed
+from keras_vit.cli.opening import class_names, given, open_model
+from keras_vit.cli.options import (
+    Corrupt,
+    Gelu,
+    MeanOption,
+    NumHeads,
+    StdOption,
+    TestSeed,
+    model_of_option,
+)
 from keras_vit.cli.shell import app, console
+from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.classification import Task
     from keras_vit.evaluation.metrics import PerImage
-
-Format = Literal["savedmodel", "litert", "onnx", "openvino"]
-SUFFIXES: dict[str, str] = {"litert": ".tflite", "onnx": ".onnx", "openvino": ".xml"}
-PRECISIONS: dict[str, tuple[str, ...]] = {
-    "savedmodel": ("float32", "int8"),
-    "litert": ("float32", "float16", "int8"),
-    "onnx": ("float32", "int8"),
-    "openvino": ("float32",),
-}
 
 
 @app.command(epilog="Example: keras-vit export runs/photos photos.tflite")
@@ -30,6 +31,7 @@ def export(
         str,
         typer.Argument(
             autocompletion=completing.models,
+            callback=model_of_option,
             help="A folder that `finetune` or `pretrain` wrote, a variant, or a "
             "weights file.",
         ),
@@ -68,6 +70,7 @@ def export(
         ),
     ] = None,
     gelu: Gelu = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
     top: Annotated[
@@ -116,38 +119,45 @@ def export(
         )
     from keras_vit import serving
 
-    network, run = open_any(model, weights, gelu, mean, std)
-    task = None if data is None else _task(data, run, seed, on_corrupt)
-    before = None if task is None else _by_keras(network, task, run)
+    network, details = open_model(
+        model,
+        weights,
+        purpose="any",
+        gelu=gelu,
+        mean=mean,
+        std=std,
+        num_heads=num_heads,
+    )
+    task = None if data is None else _task(data, details, seed, on_corrupt)
+    before = None if task is None else _by_keras(network, task)
     if precision == "int8" and kind != "litert":
         console.print(str(serving.quantize(network)))
         precision = "float32"  # Of what is left.
-    normalization: Any = {"mean": run.mean, "std": run.std}
     if kind == "savedmodel":
         exported = serving.export(
             network,
             output,
-            run.classes or None,
+            class_names(network) or None,
             overwrite=force,
+            verbose=False,
             **options,
-            **normalization,
         )
-        after = (
-            None if task is None else _by_savedmodel(exported.path, network, task, run)
-        )
+        console.print(str(exported))
+        after = None if task is None else _by_savedmodel(exported.path, network, task)
     else:
         file = output
         if file.suffix != SUFFIXES[kind]:
             file = file.with_name(file.name + SUFFIXES[kind])
-        serving.export_file(
+        written = serving.export_file(
             network,
             file,
-            run.classes or None,
+            class_names(network) or None,
             precision=precision,
             images=None if task is None else _some(task, network),
             overwrite=force,
-            **normalization,
+            verbose=False,
         )
+        console.print(str(written))
         after = None if task is None else _by_file(file, network, task)
     if before is not None and after is not None:
         _print_change(before, after)
@@ -166,19 +176,21 @@ def _format_of(output: Path) -> str:
     return "savedmodel"
 
 
-def _task(data: str, run: Run, seed: int | None, on_corrupt: Any) -> "Task":
+def _task(
+    data: str, details: dict[str, Any], seed: int | None, on_corrupt: Any
+) -> "Task":
     """The test images of `data`."""
     from keras_vit.data import sources
     from keras_vit.evaluation.classification import task_of
 
-    seed = run.details.get("seed", 0) if seed is None else seed
+    seed = details.get("seed", 0) if seed is None else seed
     return task_of(sources.open_source(data, seed=seed, on_corrupt=on_corrupt))
 
 
-def _by_keras(network: Any, task: "Task", run: Run) -> "PerImage":
+def _by_keras(network: Any, task: "Task") -> "PerImage":
     from keras_vit.evaluation.classification import classify
 
-    return classify(network, task, mean=run.mean, std=run.std).images
+    return classify(network, task).images
 
 
 def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
@@ -186,14 +198,17 @@ def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
     import numpy as np
 
     from keras_vit.data.pipelines import eval_pipeline
+    from keras_vit.models.vision import preprocessing_of
 
     *size, channels = network.input_shape[1:]
+    as_pixels = dataclasses.replace(  # Leaves 0..255 as it is.
+        preprocessing_of(network), mean=(0.0,), std=(1 / 255,)
+    )
     batches = eval_pipeline(
         task.split,
         image_size=tuple(size),
         batch_size=batch_size,
-        mean=(0.0,),
-        std=(1 / 255,),  # Leaves 0..255 as it is.
+        preprocessing=as_pixels,
         channels=channels,
     )
     for images, labels in batches.as_numpy_iterator():
@@ -205,12 +220,13 @@ def _some(task: "Task", network: Any) -> Any:
     return next(_pixels(network, task, min(16, len(task.split))))[0]
 
 
-def _by_savedmodel(folder: Path, network: Any, task: "Task", run: Run) -> "PerImage":
+def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
     """What a SavedModel says of a task's images."""
     import tensorflow as tf
 
     from keras_vit.data.pipelines import eval_pipeline
     from keras_vit.evaluation.metrics import Counts
+    from keras_vit.models.vision import preprocessing_of
 
     counts = Counts(task.model_outputs)
     loaded = tf.saved_model.load(str(folder))
@@ -219,8 +235,7 @@ def _by_savedmodel(folder: Path, network: Any, task: "Task", run: Run) -> "PerIm
         task.split,
         image_size=tuple(size),
         batch_size=32,
-        mean=run.mean,
-        std=run.std,
+        preprocessing=preprocessing_of(network),
         channels=channels,
     ):
         said = loaded.signatures["images_float32"](images=images)

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completing
-from keras_vit.cli.options import Corrupt, pixels
+from keras_vit.cli.opening import given
+from keras_vit.cli.options import SEEDS, Corrupt, NumHeads, pixels
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def pack(
     ] = "all",
     on_corrupt: Corrupt = "stop",
     seed: Annotated[
-        int, typer.Option(help="Of the test share, where the data has no test set.")
+        int,
+        typer.Option(
+            **SEEDS, help="Random seed of the test share, if the data has no test set."
+        ),
     ] = 0,
 ) -> None:
     """Writes a data set as TFRecord shards with an index; --data then takes them."""
@@ -64,7 +68,7 @@ weights_app = Commands(
 app.add_typer(weights_app, name="weights")
 
 
-@weights_app.command("list")
+@weights_app.command("list", needs_keras=False)
 def list_weights(
     variant: Annotated[
         str | None,
@@ -121,7 +125,7 @@ def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
     return table
 
 
-@weights_app.command()
+@weights_app.command(needs_keras=False)
 def fetch(
     tag: Annotated[
         str,
@@ -158,7 +162,11 @@ def convert(
         ),
     ],
     output: Annotated[
-        Path, typer.Argument(help="The file; of timm and hf, the folder.")
+        Path,
+        typer.Argument(
+            help="The file; of timm and hf, the folder, or a file that ends in "
+            ".safetensors."
+        ),
     ],
     to: Annotated[
         Literal["npz", "timm", "hf", "keras"],
@@ -179,6 +187,7 @@ def convert(
         Literal["paper", "timm", "hf"] | None,
         typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
     ] = None,
+    num_heads: NumHeads = None,
 ) -> None:
     """Rewrites a checkpoint for another library, and says what became of it."""
     import keras
@@ -189,6 +198,11 @@ def convert(
     if to == "keras":
         output = output.with_suffix(".keras")
     if source.suffix == ".keras":
+        if num_heads is not None:
+            raise ValueError(
+                "Expected --num-heads with a checkpoint that does not state it. "
+                f"Received: --num-heads {num_heads} and {source}, which has its own"
+            )
         model = keras.models.load_model(source)
         if size is not None:
             model = keras_vit.at_resolution(model, size)
@@ -201,8 +215,9 @@ def convert(
             classes=classes,
             grid=pixels(grid, "--grid"),
             numerics=numerics,
+            **given(num_heads=num_heads),
         )
-        console.print("\n".join(str(model.checkpoint_report).splitlines()[:2]))
+        console.print("\n".join(str(model.provenance).splitlines()))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         if to == "keras":

@@ -8,13 +8,19 @@ import typer
 
 from keras_vit.cli import completing
 from keras_vit.cli.opening import (
-    Run,
+    class_names,
     image_files,
-    open_any,
+    open_model,
     predicts_patches,
     read_image,
 )
-from keras_vit.cli.options import Gelu, MeanOption, StdOption
+from keras_vit.cli.options import (
+    Gelu,
+    MeanOption,
+    NumHeads,
+    StdOption,
+    model_of_option,
+)
 from keras_vit.cli.shell import app, console, errors
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ def inspect(
         str,
         typer.Argument(
             autocompletion=completing.models,
+            callback=model_of_option,
             help="A folder that `pretrain` or `finetune` wrote, a weights file, or a "
             "variant, e.g. ViT-B/16.",
         ),
@@ -62,6 +69,7 @@ def inspect(
         int, typer.Option(min=1, help="Images at most, from all over those given.")
     ] = 8,
     gelu: Gelu = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
 ) -> None:
@@ -73,19 +81,27 @@ def inspect(
     """
     from keras_vit.inspection import plots
 
-    network, run = open_any(model, weights, gelu, mean, std)
-    folder = Path(model) if Path(model).is_dir() and run.details else Path()
+    network, details = open_model(
+        model,
+        weights,
+        purpose="any",
+        gelu=gelu,
+        mean=mean,
+        std=std,
+        num_heads=num_heads,
+    )
+    folder = Path(model) if Path(model).is_dir() and details else Path()
     if predicts_patches(network):
         plots.check()
-        _, batch = _read(images, network, run, count)
+        _, batch = _read(images, network, details, count)
         picture = output or folder / "reconstructions.png"
         plots.reconstructions(network.reconstruct(batch), picture)
         console.print(f"wrote {picture}")
         return
-    names, batch = _read(images, network, run, count)
+    names, batch = _read(images, network, details, count)
     page = output or folder / "inspect.html"
     title = Path(model).name if Path(model).exists() else model
-    size = _write_page(network, run, names, batch, title, page)
+    size = _write_page(network, names, batch, title, page)
     console.print(
         f"wrote {page}: {len(batch)} image{'s' * (len(batch) > 1)}, "
         f"{size / 2**20:.2f} MiB, one file to open in a browser"
@@ -94,7 +110,6 @@ def inspect(
 
 def _write_page(
     network: Any,
-    run: Run,
     names: list[str],
     batch: "np.ndarray",
     title: str,
@@ -106,17 +121,15 @@ def _write_page(
     return Page.of(
         network,
         batch,
-        mean=run.mean,
-        std=run.std,
         title=title,
         names=names,
-        classes=run.classes,
+        classes=class_names(network),
         progress=lambda items: progress(items, "looking inside", len(batch), True),
     ).write(page)
 
 
 def _read(
-    images: list[Path] | None, network: Any, run: Run, count: int
+    images: list[Path] | None, network: Any, details: dict[str, Any], count: int
 ) -> "tuple[list[str], np.ndarray]":
     """Names and images, [B, H, W, C], as the network takes them.
 
@@ -128,12 +141,12 @@ def _read(
     import numpy as np
 
     if not images:
-        return _test_images(network, run, count)
+        return _test_images(network, details, count)
     files = _spread([file for path in images for file in image_files(path)], count)
     found, left_out = [], []
     for file in files:
         try:
-            found.append((_name(file), read_image(file, network, run)))
+            found.append((_name(file), read_image(file, network)))
         except ValueError as error:
             if file in images:  # Named, not found in a folder.
                 raise
@@ -158,14 +171,17 @@ def _spread(items: Sequence[T], count: int) -> list[T]:
     return [items[place] for place in places]
 
 
-def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.ndarray]":
+def _test_images(
+    network: Any, details: dict[str, Any], count: int
+) -> "tuple[list[str], np.ndarray]":
     """Test images of what a run was trained on, from all over the set."""
     import numpy as np
 
     from keras_vit.data import pipelines, sources
     from keras_vit.data.splits import Indexed
+    from keras_vit.models.vision import preprocessing_of
 
-    data = run.details.get("data")
+    data = details.get("data")
     if data is None:
         raise ValueError(
             "Expected images to look at: files, or folders of them. Received: none"
@@ -173,7 +189,7 @@ def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.nda
     try:
         source = sources.open_source(
             data,
-            seed=run.details.get("seed", 0),
+            seed=details.get("seed", 0),
             on_corrupt="skip",  # It names them; the run may have done without them too.
             labels=not predicts_patches(network),
         )
@@ -189,12 +205,12 @@ def _test_images(network: Any, run: Run, count: int) -> "tuple[list[str], np.nda
         split,
         image_size=network.input_shape[1:3],
         batch_size=count,
-        mean=run.mean,
-        std=run.std,
+        preprocessing=preprocessing_of(network),
         channels=network.input_shape[-1],
     )
     images, labels = next(iter(batches.as_numpy_iterator()))[:2]
-    return [_told(run.classes, int(label)) for label in labels], images
+    classes = class_names(network)
+    return [_told(classes, int(label)) for label in labels], images
 
 
 def _told(classes: list[str], label: int) -> str:

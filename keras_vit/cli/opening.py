@@ -1,106 +1,249 @@
 """Models, data, recipes and devices, as options name them."""
 
 import dataclasses
-import difflib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import typer
 
-from keras_vit.cli import completing
-from keras_vit.cli.options import HALF, Triple, pixels
-from keras_vit.cli.shell import console, helped_by, printable
+from keras_vit.cli.options import Triple, check_variant, pixels
+from keras_vit.cli.shell import console, errors, helped_by
+from keras_vit.files import printable
+from keras_vit.normalization import checked
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_vit.data.sources import Source
+    from keras_vit.data.source import Source
     from keras_vit.recipes import Recipe
 
 
-@dataclasses.dataclass
-class Run:
-    """A trained model in a folder: `model.keras` and what its user must know."""
-
-    classes: list[str]
-    mean: Triple
-    std: Triple
-    details: dict[str, Any]
-
-    def save(self, folder: Path) -> None:
-        """Writes `run.json` beside the model."""
-        from keras_vit.files import write_json
-
-        write_json(folder / "run.json", dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, folder: Path) -> "Run":
-        """Reads `run.json`."""
-        expected = (
-            "Expected a folder that `keras-vit finetune` or `pretrain` wrote to its "
-            f"end, with model.keras and run.json. Received: {str(folder)!r}"
-        )
-        missing = [
-            name
-            for name in ("model.keras", "run.json")
-            if not (folder / name).is_file()
-        ]
-        if missing:
-            begun = (folder / "begun.json").is_file()
-            hint = f". How far it is: keras-vit runs show {folder}" if begun else ""
-            raise ValueError(f"{expected} without {' and '.join(missing)}{hint}")
-        try:
-            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            mean, std = tuple(run["mean"]), tuple(run["std"])
-            return cls(run["classes"], mean, std, run["details"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{expected}, whose run.json is damaged") from error
+Purpose = Literal["classify", "any", "features"]
 
 
-def open_pretrained(
+def save_details(folder: Path, details: dict[str, Any]) -> None:
+    """Writes `run.json`: how the model next to it was trained."""
+    from keras_vit.files import write_json
+
+    write_json(folder / "run.json", {"details": details})
+
+
+def open_model(
     model: str | None,
-    weights: str | None,
-    file_size: tuple[int, int] | None,
-    size: tuple[int, int] | None,
-    gelu: str | None,
-    mean: Triple | None,
-    std: Triple | None,
-) -> tuple[Any, Run]:
-    """A pretrained model and its run, whose mean and deviation are the options' first.
+    weights: str | None = None,
+    *,
+    purpose: Purpose,
+    gelu: str | None = None,
+    num_heads: int | None = None,
+    mean: Triple | None = None,
+    std: Triple | None = None,
+    file_size: tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Opens a model from any place that a command accepts.
 
-    A run's folder or a weights file for images of `file_size`, or a builder for `size`;
-    None is their own.
+    Args:
+        model: a `.keras` file, a run's folder, a weights file, or a variant; None: the
+            weights file's own, else ViT-B/16.
+        weights: of a variant: a tag or a file; or a weights file without a variant.
+        purpose: "classify" for a model with a head, "any" for the model as it is,
+            "features" for one that a new head is put on.
+        gelu: of a variant or a weights file.
+        num_heads: of a weights file that does not state them.
+        mean: of a weights file that does not state it.
+        std: likewise.
+        file_size: (H, W) in pixels for a trained model; None: its own.
+        size: likewise, for a variant.
+
+    Returns:
+        The model, and how it was trained: a run's details, or an empty dictionary.
+
+    Raises:
+        ValueError: if there is no such model, or an option is of another kind of model.
     """
     import keras_vit
 
-    if model is not None and Path(model).is_dir():
-        if gelu is not None or weights is not None:
+    path = next((at for at in (model, weights) if at is not None and _exists(at)), None)
+    if path is not None and path == model and weights is not None:
+        raise ValueError(
+            "Expected --weights with a variant. Received: --weights "
+            f"{weights} and {model}, which has its own"
+        )
+    is_trained = path is not None and path == model and not _is_checkpoint(path)
+    is_raw = path is not None and not is_trained
+    for option, value in (("--mean", mean), ("--std", std)):
+        if value is not None and not is_raw:
             raise ValueError(
-                "Expected --weights and --gelu with a variant or a weights file. "
-                f"Received: --model {model}, a run that has its own"
+                f"Expected {option} with a weights file: a run, a .keras file and a "
+                f"published tag have their own. Received: {option} {value} without one"
             )
-        network, run = open_run(Path(model), mean, std)
-        if predicts_patches(network):
-            network = network.backbone
-        if file_size is not None:
-            network = keras_vit.at_resolution(network, file_size)
-        return network, run
-    run = Run([], *_normalization(weights, mean, std), {})
-    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
-    if model is None and _is_checkpoint(weights):
-        network = keras_vit.from_checkpoint(weights, image_size=file_size, **overrides)
-        console.print(str(network.checkpoint_report).splitlines()[0])
-        return network, run
-    network = _builder(model or "ViT-B/16", weights)(
+    alone = is_raw and (model is None or path == model)
+    if num_heads is not None and not alone:
+        raise ValueError(
+            "Expected --num-heads with a weights file: a variant or a run has its own. "
+            f"Received: --num-heads {num_heads} without one"
+        )
+    details: dict[str, Any] = {}
+    overrides = given(gelu=gelu, num_heads=num_heads)
+    if is_trained:
+        if gelu is not None:
+            raise ValueError(
+                "Expected --gelu with a variant or a weights file. Received: --gelu "
+                f"{gelu} and {model}, which has its own"
+            )
+        network, details = _open_trained(Path(str(model)))
+        if purpose == "features":
+            network = network.backbone if predicts_patches(network) else network
+            if file_size is not None:
+                network = keras_vit.at_resolution(network, file_size)
+    elif alone and path is not None:
+        resized = file_size if purpose == "features" else None
+        network = keras_vit.from_checkpoint(path, image_size=resized, **overrides)
+        if purpose != "classify":
+            console.print(str(network.provenance).splitlines()[0])
+    else:
+        variant = model or "ViT-B/16"
+        network = _build(variant, weights, purpose, size, overrides)
+    if mean is not None or std is not None:
+        network.preprocessing = dataclasses.replace(
+            network.preprocessing, **given(mean=mean, std=std)
+        )
+    if purpose == "classify":
+        _check_classifies(network, str(path or weights or model))
+    return network, details
+
+
+def _exists(path: str) -> bool:
+    """Whether an option's value is a path; a file that is missing is named as one."""
+    return Path(path).exists() or path.endswith(".keras")
+
+
+def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
+    """A `.keras` file, or the one in a run's folder."""
+    import keras
+
+    import keras_vit.self_supervision  # Registers what a file may hold.
+
+    if path.is_dir():
+        file, told = path / "model.keras", _read_run(path)
+    else:
+        file, told = path, {}
+    try:
+        network = keras.models.load_model(file, compile=False)
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        raise ValueError(
+            f"Expected a model that Keras saved. Received: {str(file)!r} "
+            f"({str(error)[:300]})"
+        ) from error
+    if isinstance(network, keras_vit.models.VisionModel) or predicts_patches(network):
+        return network, told.get("details", {})
+    return _with_facts(network, told, file), told.get("details", {})
+
+
+def _with_facts(network: Any, told: dict[str, Any], file: Path) -> Any:
+    """A model of keras_vit 0.1, whose facts were in run.json, or of another library."""
+    from keras_vit.facts import Facts, Preprocessing
+    from keras_vit.models import VisionModel
+
+    if not told:
+        errors.print(
+            f"{printable(file)} does not state its preprocessing: images are scaled to "
+            "[-1, 1], as the paper's"
+        )
+    stated = {key: told[key] for key in ("mean", "std") if key in told}
+    labels = told.get("classes") or None
+    if labels is not None and len(labels) != network.output_shape[-1]:
+        raise ValueError(
+            f"Expected {network.output_shape[-1]} classes in "
+            f"{str(file.with_name('run.json'))!r}, one for each output of its "
+            f"model. Received: {len(labels)} classes. Restore the file, or train again"
+        )
+    facts = Facts(preprocessing=Preprocessing(**stated), labels=labels)
+    try:
+        return VisionModel(network.input, network.output, network.name, facts=facts)
+    except ValueError as error:
+        raise ValueError(f"{str(file.with_name('run.json'))!r}: {error}") from error
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    """A run's `run.json`; one of keras_vit 0.1 has the model's facts as well."""
+    expected = (
+        "Expected a folder that `keras-vit finetune` or `pretrain` wrote to its "
+        f"end, with model.keras and run.json. Received: {str(folder)!r}"
+    )
+    missing = [
+        name for name in ("model.keras", "run.json") if not (folder / name).is_file()
+    ]
+    if missing:
+        begun = (folder / "begun.json").is_file()
+        hint = f". How far it is: keras-vit runs show {folder}" if begun else ""
+        raise ValueError(f"{expected} without {' and '.join(missing)}{hint}")
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(run["details"], dict):
+            raise TypeError("details is no object")
+        classes = run.get("classes", [])
+        if not isinstance(classes, list):
+            raise TypeError("classes is no list")
+        if not all(isinstance(name, str) for name in classes):
+            raise TypeError("classes has a name that is not text")
+        if "mean" in run or "std" in run:
+            run["mean"], run["std"] = checked(run["mean"], run["std"])
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{expected}, whose run.json is damaged ({reason}). Train again, or "
+            "restore the file"
+        ) from error
+    return dict(run)
+
+
+def _build(
+    variant: str,
+    weights: str | None,
+    purpose: Purpose,
+    size: tuple[int, int] | None,
+    overrides: dict[str, Any],
+) -> Any:
+    """A variant by its builder: with the published head, or without one."""
+    builder = _builder(variant, weights)
+    if purpose != "features":
+        weights = weights or "imagenet21k+imagenet2012"
+        chosen = weights if purpose == "classify" else _none(weights)
+        return builder(weights=chosen, classifier_activation=None, **overrides)
+    return builder(
         include_top=False,
-        pooling=_pooling(model or "ViT-B/16"),
+        pooling=_pooling(variant),
         input_shape=None if size is None else (*size, 3),
         **({} if weights is None else {"weights": _none(weights)}),
         **overrides,
     )
-    return network, run
+
+
+def _check_classifies(network: Any, source: str) -> None:
+    if predicts_patches(network):
+        raise ValueError(
+            "Expected a model with a head, one output for each class. Received: "
+            f"{source!r}, masked patch prediction. keras-vit finetune --model "
+            f"{source} puts one on"
+        )
+    if not class_names(network):
+        raise ValueError(
+            "Expected weights with a head, one output for each class. Received: "
+            f"{source} without. keras-vit finetune makes one"
+        )
+
+
+def class_names(network: Any) -> list[str]:
+    """The names of the classes; none without a head."""
+    from keras_vit.models.vision import labels_of
+
+    if "head" not in {layer.name for layer in network.layers}:
+        return []
+    return list(labels_of(network))
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -164,6 +307,7 @@ def changed(
     images: int,
     devices: int,
     *,
+    epochs: float | None = None,
     steps: int | None = None,
     warmup: int | None = None,
     lr: Sequence[float] | None = None,
@@ -178,16 +322,16 @@ def changed(
 ) -> "Recipe":
     """A recipe for so many images with the options that were given.
 
-    What was not given fits a machine of one's own: parts of 32 images on each device,
-    and a warm-up of a fifth of the steps at most.
+    Epochs and steps replace the row's length. Defaults fit a small machine: parts of 32
+    images on each device, and a warm-up of a fifth of the steps at most.
     """
+    if epochs is not None or steps is not None:
+        row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
     changes = given(
-        total_steps=steps,
         warmup_steps=warmup,
         base_lr=tuple(lr) if lr else None,
         batch_size=batch_size,
         accumulation_steps=parts,
-        image_size=pixels(image_size),
         augment=augment,
         remat=remat or None,
         freeze=freeze or None,
@@ -197,6 +341,8 @@ def changed(
     batch = changes.get("batch_size", row.batch_size)
     part = 32 * devices
     changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
+    if (size := pixels(image_size)) is not None:
+        row = row.at_size(size)
     recipe = dataclasses.replace(row, **changes).for_images(images)
     if "warmup_steps" in changes:
         return recipe
@@ -210,24 +356,8 @@ def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
         return False
     from keras_vit.weights.contents import is_folder
 
-    return Path(weights).is_file() or is_folder(weights)
-
-
-def _beside(weights: str | None) -> dict[str, Any]:
-    """The config.json beside a weights file; nothing for a tag."""
-    import keras_vit
-
-    return keras_vit.weights.config_beside(weights) if _is_checkpoint(weights) else {}
-
-
-def _normalization(
-    weights: str | None, mean: Triple | None, std: Triple | None
-) -> tuple[Triple, Triple]:
-    """Mean and deviation: the options, else the file's config.json, else 0.5."""
-    beside = _beside(weights)
-    mean = mean or tuple(beside.get("mean", HALF))
-    std = std or tuple(beside.get("std", HALF))
-    return mean, std
+    is_file = Path(weights).is_file() and not weights.endswith(".keras")
+    return is_file or is_folder(weights)
 
 
 def _none(weights: str) -> str | None:
@@ -261,39 +391,6 @@ def _is_path(weights: str) -> bool:
     return Path(weights).exists() or bool(Path(weights).suffix)
 
 
-def check_variant(variant: str, folders: bool = False) -> None:
-    """Raises for a variant that no builder is of, in words for what it looks like."""
-    from keras_vit.configs import builder_name
-
-    known = completing.variants()
-    if builder_name(variant) in map(builder_name, known):
-        return
-    wrote = "a folder that `keras-vit finetune` or `pretrain` wrote"
-    spelled = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(variant.lower(), spelled, n=2)
-    if folders and not close:
-        found = ", ".join(completing.runs()) or "none"
-        raise ValueError(
-            f"Expected {wrote}, or a variant of `keras-vit weights list`. Received: "
-            f"{variant!r}, which is neither. Such folders here: {found}"
-        )
-    others = f", or {wrote}" if folders else ""
-    hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
-    raise ValueError(
-        f"Expected one of {', '.join(known)}{others}. Received: {variant}.{hint} "
-        "`keras-vit weights list` says what there is of each"
-    )
-
-
-def open_run(folder: Path, mean: Triple | None, std: Triple | None) -> tuple[Any, Run]:
-    """The model of a run's folder and its run, with these in the place of its own."""
-    import keras
-
-    run = Run.load(folder)
-    run.mean, run.std = mean or run.mean, std or run.std
-    return keras.models.load_model(folder / "model.keras", compile=False), run
-
-
 def predicts_patches(network: Any) -> bool:
     """Whether it is of masked patch prediction (4.6), not a classifier."""
     from keras_vit.self_supervision import MaskedPatchPredictor
@@ -301,103 +398,21 @@ def predicts_patches(network: Any) -> bool:
     return isinstance(network, MaskedPatchPredictor)
 
 
-def open_model(
-    model: str | None, weights: str | None, mean: Triple | None, std: Triple | None
-) -> tuple[Any, Run]:
-    """A trained model and its run: from a run's folder, a variant, or a file."""
-    import keras_vit
-
-    if model is not None and Path(model).is_dir():
-        network, run = open_run(Path(model), mean, std)
-        if predicts_patches(network):
-            raise ValueError(
-                "Expected a model with a head, one output for each class. Received: "
-                f"{model!r}, masked patch prediction. keras-vit finetune --model "
-                f"{model} puts one on"
-            )
-        return network, run
-    if model is None and _is_checkpoint(weights):
-        network = keras_vit.from_checkpoint(weights)
-    else:
-        weights = weights or "imagenet21k+imagenet2012"
-        network = _builder(model or "ViT-B/16", weights)(
-            weights=weights,
-            classifier_activation=None,
-        )
-    classes = _class_names(network)
-    if not classes:
-        raise ValueError(
-            "Expected weights with a head, one output for each class. Received: "
-            f"{weights} without. keras-vit finetune makes one"
-        )
-    return network, Run(classes, *_normalization(weights, mean, std), {})
-
-
-def open_any(
-    model: str,
-    weights: str | None,
-    gelu: str | None,
-    mean: Triple | None,
-    std: Triple | None,
-) -> tuple[Any, Run]:
-    """A model as it is, with a head or without, and its run.
-
-    From a run's folder, a weights file, or a variant's `weights`.
-    """
-    import keras_vit
-
-    is_file = _is_checkpoint(model)
-    is_run = Path(model).is_dir() and not is_file
-    if (is_file or is_run) and weights is not None:
-        raise ValueError(
-            "Expected --weights with a variant. Received: --weights "
-            f"{weights} and {model}, which has its own"
-        )
-    if is_run:
-        if gelu is not None:
-            raise ValueError(
-                "Expected --gelu with a variant or a weights file. Received: --gelu "
-                f"{gelu} and {model}, a run that has its own"
-            )
-        return open_run(Path(model), mean, std)
-    overrides: dict[str, Any] = {} if gelu is None else {"gelu": gelu}
-    if is_file:
-        network = keras_vit.from_checkpoint(model, **overrides)
-        console.print(str(network.checkpoint_report).splitlines()[0])
-    else:
-        weights = weights or "imagenet21k+imagenet2012"
-        network = _builder(model, weights)(
-            weights=_none(weights),
-            classifier_activation=None,
-            **overrides,
-        )
-    normalization = _normalization(model if is_file else weights, mean, std)
-    return network, Run(_class_names(network), *normalization, {})
-
-
-def _class_names(network: Any) -> list[str]:
-    """Of the outputs of a published head; none without a head."""
-    from keras_vit.applications import imagenet2012_labels
-
-    if "head" not in {layer.name for layer in network.layers}:
-        return []
-    count = network.output_shape[-1]
-    if count == 1000:
-        return list(imagenet2012_labels())
-    return [f"class {i}" for i in range(count)]
-
-
 def image_files(path: Path) -> list[Path]:
     """An image, or every one below a folder."""
-    from keras_vit.data.sources import IMAGE_SUFFIXES
+    from keras_vit.data.decoding import SUFFIXES
 
     if path.is_dir():
-        found = sorted(
-            file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES
+        listed = sorted(
+            Path(folder, name)
+            for folder, _, names in os.walk(path, onerror=_skipped)
+            for name in names
+            if Path(name).suffix.lower() in SUFFIXES
         )
+        found = [file for file in listed if _may_end(file)]
         if not found:
             raise ValueError(
-                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
+                f"Expected images ({', '.join(sorted(SUFFIXES))}) in the folder. "
                 f"Received: {str(path)!r}"
             )
         return found
@@ -406,8 +421,24 @@ def image_files(path: Path) -> list[Path]:
     return [path]
 
 
-def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
-    """An image as a network of a run takes it, [H, W, C].
+def _may_end(file: Path) -> bool:
+    """Whether reading a file cannot wait forever; names one that is left out."""
+    from keras_vit.data.sources import may_wait
+
+    if may_wait(file):
+        errors.print(f"skipped {printable(file)}: a named pipe, a socket or a device")
+        return False
+    return True
+
+
+def _skipped(error: OSError) -> None:
+    """Names a folder that cannot be listed; one that has just gone is no error."""
+    if not isinstance(error, FileNotFoundError):
+        errors.print(f"skipped {printable(error.filename)}: {error.strerror}")
+
+
+def read_image(file: Path, network: Any) -> "np.ndarray":
+    """An image as model input, [H, W, C].
 
     Raises:
         ValueError: naming the file, if it is no readable image.
@@ -415,20 +446,23 @@ def read_image(file: Path, network: Any, run: Run) -> "np.ndarray":
     import numpy as np
     import tensorflow as tf
 
-    from keras_vit.data import preprocessing
+    from keras_vit.data import decoding, preprocessing
+    from keras_vit.models.vision import preprocessing_of
 
     try:
-        # Python reads it: TensorFlow takes no file name that is not UTF-8.
-        image = preprocessing.decode(file.read_bytes())
-    except (tf.errors.OpError, ValueError, OSError) as error:
-        told = getattr(error, "message", None) or getattr(error, "strerror", None)
-        reason = str(told or error).splitlines()[0]
-        reason = reason.rpartition("}} ")[2].partition(" [Op:")[0]
+        encoded = file.read_bytes()
+    except OSError as error:
+        raise ValueError(unreadable(file, error.strerror or str(error))) from error
+    try:
+        image = decoding.decode(tf.constant(encoded))
+    except tf.errors.OpError as error:
+        reason = decoding.reason(encoded) or error.message
         raise ValueError(unreadable(file, reason)) from error
     size, channels = network.input_shape[1:3], network.input_shape[-1]
-    return np.asarray(preprocessing.prepare(image, size, run.mean, run.std, channels))
+    stated = preprocessing_of(network)
+    return np.asarray(preprocessing.prepare(image, size, stated, channels))
 
 
 def unreadable(file: Path, reason: str) -> str:
-    """What a file is told of that is no image."""
+    """Error message for an unreadable image."""
     return f"{printable(file)}: not a readable image ({reason})"

@@ -27,7 +27,8 @@ def serve(
         typer.Option(help="Of the model, in the address [default: OUT's name]."),
     ] = None,
     version: Annotated[
-        int | None, typer.Option(help="Of the folders in OUT [default: the newest].")
+        int | None,
+        typer.Option(min=0, help="Version, a folder in OUT [default: the newest]."),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Whose connections are taken; 0.0.0.0 is everyone's.")
@@ -40,19 +41,22 @@ def serve(
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="With --batching: images that run together [default: 32]."
+            min=1,
+            max=2**16,
+            help="With --batching: images that run together [default: 32].",
         ),
     ] = None,
     batch_timeout_micros: Annotated[
         int | None,
         typer.Option(
             min=0,
+            max=10**9,
             help="With --batching: how long the first waits for others "
             "[default: 2000].",
         ),
     ] = None,
     max_request_mib: Annotated[
-        int, typer.Option(min=1, help="A longer request is refused.")
+        int, typer.Option(min=1, max=2047, help="A longer request is refused.")
     ] = 32,
 ) -> None:
     """Serves an export on this machine, as TensorFlow Serving would.

@@ -1,48 +1,117 @@
 """What every command prints with, the commands' list, and how a command ends."""
 
 import contextlib
+import errno
 import importlib
+import itertools
+import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from typer.core import TyperCommand
 
-console = Console(markup=False, highlight=False, soft_wrap=True)
-errors = Console(stderr=True, style="red", markup=False, soft_wrap=True)
+# C0 without tab and newline, DEL and C1: a terminal would execute them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONGEST = 4096  # Characters of a value, as Linux's PATH_MAX.
+_LARGEST = 2**63 - 1
+
+
+def visible(text: str) -> str:
+    """Text whose control characters are written as escapes (JSON's)."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_format_warning = warnings.formatwarning
+
+
+def visible_warning(*args: Any, **kwargs: Any) -> str:
+    """As `warnings.formatwarning`; warnings name files too."""
+    return visible(_format_warning(*args, **kwargs))
+
+
+class SafeConsole(Console):
+    """A console that escapes the control characters of what it prints.
+
+    File names, class names and a server's messages come from others: printed raw, they
+    could move the cursor, rename the window or hide a line.
+    """
+
+    def render(
+        self, renderable: Any, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As rich's; styles are applied after it."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+console = SafeConsole(markup=False, highlight=False, soft_wrap=True)
+errors = SafeConsole(stderr=True, style="red", markup=False, soft_wrap=True)
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
-LIGHT = ("launch", "recipes")  # Run without the package, whose import takes seconds.
 
 
 class Command(TyperCommand):
-    """A command that runs the package first; an expected error of it is one message."""
+    """A command that imports Keras first; an expected error of it is one message."""
+
+    needs_keras = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Also refuses values that no argument or option of any command can mean."""
+        if not ctx.resilient_parsing:
+            _refuse_words(ctx, args)
+        with _explained(ctx):
+            rest = super().parse_args(ctx, args)
+        for parameter in () if ctx.resilient_parsing else self.params:
+            for value in _flat(ctx.params.get(parameter.name or "")):
+                if fault := _fault(value):
+                    option = max(parameter.opts, key=len)
+                    raise typer.BadParameter(fault, ctx=ctx, param_hint=repr(option))
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Runs it."""
-        try:
-            if self.name not in LIGHT:
-                run_package()
+        with _explained(ctx):
+            if self.needs_keras:
+                import_keras()
             return super().invoke(ctx)
-        except Exception as error:
-            if _message(error) is None:
-                raise
-            _, *words = ctx.command_path.split()
-            tell(error, " ".join(["keras-vit", *words]))
-            raise typer.Exit(1) from error
+
+
+class PlainCommand(Command):
+    """A command that starts without Keras, whose import takes seconds."""
+
+    needs_keras = False
 
 
 class Commands(typer.Typer):
-    """Whose commands are each a `Command`."""
+    """A `Typer` of `Command`s."""
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
-        """As typer's."""
-        return super().command(name, cls=Command, **options)
+    def command(
+        self, name: str | None = None, *, needs_keras: bool = True, **options: Any
+    ) -> Callable[[Any], Any]:
+        """Adds a command, as `Typer.command`."""
+        kind = Command if needs_keras else PlainCommand
+        return super().command(name, cls=kind, **options)
+
+
+@contextlib.contextmanager
+def _explained(ctx: Any) -> Iterator[None]:
+    """Prints an expected error of a command as one message and exits with 1."""
+    try:
+        yield
+    except Exception as error:
+        if _message(error) is None:
+            raise
+        _, *words = ctx.command_path.split()
+        tell(error, " ".join(["keras-vit", *words]))
+        raise typer.Exit(1) from error
 
 
 app = Commands(
@@ -53,12 +122,10 @@ app = Commands(
 )
 
 
-def run_package() -> None:
-    """Runs keras_vit/__init__.py, if `keras_vit_command` has put it off."""
-    package = sys.modules["keras_vit"]
-    if not hasattr(package, "__version__"):
-        with _without_chatter():
-            importlib.reload(package)
+def import_keras() -> None:
+    """Imports Keras and registers the classes that saved models need."""
+    with _without_chatter():
+        importlib.import_module("keras_vit._registered")
 
 
 @contextlib.contextmanager
@@ -89,6 +156,43 @@ def _without_chatter() -> Iterator[None]:
             for line in held:
                 if not chatter.match(line):
                     os.write(2, line)
+
+
+def _refuse_words(ctx: Any, words: list[str]) -> None:
+    """Raises for an empty word, as a path the working folder, and for an overlong one.
+
+    Before they are read: a message may repeat what cannot be read.
+    """
+    for before, word in itertools.pairwise(["", *words]):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and equals:
+            before, word = option, value
+        place = f" after {visible(before)}" if before.startswith("-") else ""
+        if not word.strip():
+            ctx.fail(f"Expected a value that is not empty. Received: {word!r}{place}")
+        if len(word) > _LONGEST:
+            ctx.fail(
+                f"Expected a value of at most {_LONGEST} characters. Received: "
+                f"{len(word)}{place}"
+            )
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """A parameter's value, or the values of one that takes several."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _fault(value: Any) -> str | None:
+    """What is wrong with a value, wherever it is given; None if nothing is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"expected a finite number. Received: {value}."
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return f"expected a number of at most {_LARGEST}. Received: {value}."
+    return None
 
 
 @contextlib.contextmanager
@@ -123,6 +227,11 @@ def _message(error: Exception) -> str | None:
     said = str(error)
     if isinstance(error, BrokenPipeError):  # Nobody reads any more.
         return None
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return (
+            "Expected a path with names that the file system can hold (255 bytes "
+            f"each). Received: {str(error.filename)[:60]!r}..."
+        )
     if isinstance(error, ValueError | OSError | ImportError):
         return said
     if said.startswith("Expected "):  # Of ours.
@@ -140,8 +249,8 @@ def _message(error: Exception) -> str | None:
     return None
 
 
-def printable(file: Path) -> str:
-    """A file's name; what is no text in it is escaped, as Python does on stderr."""
+def readable(file: str | Path) -> str:
+    """A file's name as text; bytes that are not UTF-8 are escaped."""
     return str(file).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -14,18 +14,17 @@ from rich.text import Text
 
 from keras_vit.cli import completing
 from keras_vit.cli.opening import (
-    Run,
     changed,
-    check_variant,
     given,
     on_devices,
     open_data,
-    open_pretrained,
+    open_model,
     predicts_patches,
+    save_details,
     table_4,
 )
 from keras_vit.cli.options import (
-    HALF,
+    SEEDS,
     Augment,
     BatchSize,
     Corrupt,
@@ -34,12 +33,18 @@ from keras_vit.cli.options import (
     Ema,
     Freeze,
     Gelu,
+    Heads,
+    HiddenSize,
     ImageSize,
+    Layers,
     Lora,
     MeanOption,
     MixedPrecision,
+    MlpDim,
     ModelParallel,
+    NumHeads,
     Parts,
+    PatchSize,
     Pretrained,
     PretrainedWeights,
     Rates,
@@ -49,14 +54,15 @@ from keras_vit.cli.options import (
     StdOption,
     Steps,
     Tpu,
-    Triple,
     Warmup,
+    variant_of_option,
 )
 from keras_vit.cli.shell import Commands, app, console, helped_by, progress
 
 if TYPE_CHECKING:
     import keras
 
+    import keras_vit
     from keras_vit.recipes import Recipe
 
 
@@ -93,9 +99,12 @@ def finetune(
     tpu: Tpu = None,
     model_parallel: ModelParallel = 1,
     gelu: Gelu = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
-    seed: Annotated[int, typer.Option(help="Of order, crops and dropout.")] = 0,
+    seed: Annotated[
+        int, typer.Option(**SEEDS, help="Random seed for order, crops and dropout.")
+    ] = 0,
     on_corrupt: Corrupt = "stop",
     resume: Resume = "auto",
     save_minutes: SaveMinutes = 10,
@@ -122,13 +131,21 @@ def finetune(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network, run = open_pretrained(
-        model, weights, size, settings.image_size, gelu, mean, std
+    network, _ = open_model(
+        model,
+        weights,
+        purpose="features",
+        gelu=gelu,
+        num_heads=num_heads,
+        mean=mean,
+        std=std,
+        file_size=size,
+        size=settings.image_size,
     )
-    network = keras_vit.for_task(network, len(source.classes))
+    network = keras_vit.for_task(network, source.classes)
     told = {"data": data, "model": model, "weights": weights, "seed": seed}
     options = {"resume": resume, "save_minutes": save_minutes}
-    _train(network, settings, source, output, (run.mean, run.std), told, **options)
+    _train(network, settings, source, output, told, **options)
 
 
 def _train(
@@ -136,7 +153,6 @@ def _train(
     recipe: "Recipe",
     source: Any,
     output: Path,
-    normalization: tuple[Triple, Triple],
     told: dict[str, Any],
     **options: Any,
 ) -> None:
@@ -144,7 +160,6 @@ def _train(
     import keras_vit
     from keras_vit.training.distribution import Workers
 
-    mean, std = normalization
     masked = predicts_patches(network)
     classes = "" if masked else f" of {len(source.classes)} classes"
     console.print(
@@ -156,8 +171,6 @@ def _train(
         network,
         recipe,
         source,
-        mean=mean,
-        std=std,
         seed=told["seed"],
         output=output,
         verbose=progress(),
@@ -170,7 +183,7 @@ def _train(
         "keras_vit": keras_vit.__version__,
     }
     if Workers.of(network).chief:
-        Run(list(source.classes), mean, std, details).save(output)
+        save_details(output, details)
     if masked:
         _print_masked(network, result, output)
         return
@@ -207,6 +220,7 @@ def pretrain(
         str,
         typer.Option(
             autocompletion=completing.variants,
+            callback=variant_of_option,
             help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
         ),
     ] = "ViT-B/16",
@@ -238,15 +252,11 @@ def pretrain(
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and checkpoints.")
     ] = Path("runs/pretrain"),
-    patch_size: Annotated[
-        int | None, typer.Option(help="P in pixels, in the place of the variant's.")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Depth, in the place of the variant's (D.2).")
-    ] = None,
-    hidden_size: Annotated[int | None, typer.Option(help="D, likewise.")] = None,
-    mlp_dim: Annotated[int | None, typer.Option(help="MLP size, likewise.")] = None,
-    heads: Annotated[int | None, typer.Option(help="k, likewise.")] = None,
+    patch_size: PatchSize = None,
+    layers: Layers = None,
+    hidden_size: HiddenSize = None,
+    mlp_dim: MlpDim = None,
+    heads: Heads = None,
     classifier: Annotated[
         Literal["token", "gap", "map"] | None,
         typer.Option(help="What the head reads (D.3), likewise."),
@@ -275,7 +285,12 @@ def pretrain(
     distribute: Distribute = "auto",
     tpu: Tpu = None,
     model_parallel: ModelParallel = 1,
-    seed: Annotated[int, typer.Option(help="Of weights, order, crops, dropout.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            **SEEDS, help="Random seed for weights, order, crops and dropout."
+        ),
+    ] = 0,
     on_corrupt: Corrupt = "stop",
     resume: Resume = "auto",
     save_minutes: SaveMinutes = 10,
@@ -287,7 +302,6 @@ def pretrain(
     --model OUTPUT` puts a head on it, `fewshot` measures its features, `inspect` draws
     what it predicts.
     """
-    check_variant(model)
     replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
     masked = objective == "masked-patches"
     task = given(target=target, corrupt=corrupt)
@@ -297,13 +311,12 @@ def pretrain(
             f"Received: {task} without"
         )
     source = open_data(data, seed, on_corrupt, labels=not masked)
-    row = _table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
-    if epochs or steps:  # The other of the two is the recipe's no more.
-        row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
     settings = changed(
-        row,
+        table_3(model, recipe or ("masked-patches" if masked else "imagenet2012")),
         len(source.train),
         replicas,
+        epochs=epochs,
+        steps=steps,
         warmup=warmup,
         lr=None if lr is None else (lr,),
         batch_size=batch_size,
@@ -330,7 +343,7 @@ def pretrain(
         network = MaskedPatchPredictor(network, **task)
         told |= {"objective": objective, **task}
     options = {"resume": resume, "save_minutes": save_minutes}
-    _train(network, settings, source, output, (HALF, HALF), told, **options)
+    _train(network, settings, source, output, told, **options)
 
 
 def _from_scratch(
@@ -339,14 +352,22 @@ def _from_scratch(
     """A variant with random weights, as the recipe wants it built."""
     import keras_vit
 
+    config = config_from_scratch(variant, recipe.model_options() | shape)
+    is_resnet = isinstance(config, keras_vit.ResNetConfig)
+    build: Any = keras_vit.resnet if is_resnet else keras_vit.vit
+    return build(config, image_size=recipe.image_size, num_classes=classes)
+
+
+def config_from_scratch(
+    variant: str, asked: dict[str, Any]
+) -> "keras_vit.ViTConfig | keras_vit.ResNetConfig":
+    """A variant's config with the fields that were asked for."""
+    import keras_vit
+
     config = keras_vit.VARIANTS[variant]
-    asked: dict[str, Any] = recipe.model_options() | shape
     if isinstance(config, keras_vit.ResNetConfig):
-        build: Any = keras_vit.resnet
         asked = {key: value for key, value in asked.items() if value}  # No dropout.
-    elif isinstance(config, keras_vit.ViTConfig):
-        build = keras_vit.vit
-    else:
+    elif not isinstance(config, keras_vit.ViTConfig):
         raise ValueError(
             "Expected a ViT, a hybrid or a ResNet (4.1). Received: "
             f"--model {variant}, a baseline of other authors"
@@ -357,11 +378,12 @@ def _from_scratch(
             f"Expected options that {variant} has. Received: "
             f"{', '.join(sorted(unknown))}"
         )
-    config = dataclasses.replace(config, **asked)
-    return build(config, image_size=recipe.image_size, num_classes=classes)
+    made: keras_vit.ViTConfig | keras_vit.ResNetConfig
+    made = dataclasses.replace(config, **asked)
+    return made
 
 
-def _table_3(model: str, name: str) -> "Recipe":
+def table_3(model: str, name: str) -> "Recipe":
     """The recipe of a name, or of a model and the data it is for."""
     from keras_vit.recipes import PRETRAIN, find
 
@@ -369,7 +391,7 @@ def _table_3(model: str, name: str) -> "Recipe":
         return PRETRAIN.get(f"{model.removeprefix('BiT-')}-{name}") or find(name)
 
 
-@app.command()
+@app.command(needs_keras=False)
 def recipes(
     name: Annotated[
         str | None,
@@ -423,24 +445,31 @@ def _in_words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _count(steps: int) -> str:
+    """Updates, whole millions as "1M"."""
+    millions, rest = divmod(steps, 1_000_000)
+    return str(steps) if rest else f"{millions}M"
+
+
 def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
     """One line a recipe, 80 columns wide at most."""
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in ("recipe", "length", "base lr", "decay", "wd", "optimizer"):
+    for column in ("recipe", "length", "base lr", "decay", "wd", "optim."):
         table.add_column(column, no_wrap=True)
     for name, row in rows.items():
         table.add_row(
             name,
-            f"{row.epochs:g} epochs" if row.epochs else f"{row.total_steps} steps",
+            f"{row.epochs:g} epochs" if row.epochs else f"{_count(row.steps)} steps",
             "-".join(f"{lr:g}" for lr in sorted({row.base_lr[0], row.base_lr[-1]})),
             row.decay,
             f"{row.weight_decay:g}",
-            row.optimizer + (" + SAM" if row.sam_rho else ""),
+            row.optimizer + ("+SAM" if row.sam_rho else ""),
         )
     return table
 
 
 @app.command(
+    needs_keras=False,
     context_settings={"allow_interspersed_args": False},
     epilog="Example: keras-vit launch --workers 2 -- finetune --data photos",
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,14 +13,15 @@ from rich.text import Text
 
 from keras_vit.cli import completing
 from keras_vit.cli.opening import (
-    Run,
     changed,
     on_devices,
     open_data,
-    open_pretrained,
+    open_model,
+    save_details,
     table_4,
 )
 from keras_vit.cli.options import (
+    SEEDS,
     Augment,
     BatchSize,
     Corrupt,
@@ -34,6 +36,7 @@ from keras_vit.cli.options import (
     MeanOption,
     MixedPrecision,
     ModelParallel,
+    NumHeads,
     Parts,
     Pretrained,
     PretrainedWeights,
@@ -46,9 +49,10 @@ from keras_vit.cli.options import (
     TestSeed,
     Tpu,
     Warmup,
+    model_of_option,
     pixels,
 )
-from keras_vit.cli.shell import app, console, helped_by, progress
+from keras_vit.cli.shell import app, console, helped_by, import_keras, progress
 
 if TYPE_CHECKING:
     from keras_vit.paper import Accuracy
@@ -94,10 +98,15 @@ def transfer(
     tpu: Tpu = None,
     model_parallel: ModelParallel = 1,
     gelu: Gelu = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
     seed: Annotated[
-        int, typer.Option(help="Of the first run; the next ones have the next seeds.")
+        int,
+        typer.Option(
+            **SEEDS,
+            help="Random seed of the first run; the next runs use the next seeds.",
+        ),
     ] = 0,
     on_corrupt: Corrupt = "stop",
     resume: Resume = "auto",
@@ -131,12 +140,20 @@ def transfer(
         ema=ema,
     )
     size = None if image_size is None else settings.image_size
-    network, own = open_pretrained(
-        model, weights, size, settings.image_size, gelu, mean, std
+    network, own = open_model(
+        model,
+        weights,
+        purpose="features",
+        gelu=gelu,
+        num_heads=num_heads,
+        mean=mean,
+        std=std,
+        file_size=size,
+        size=settings.image_size,
     )
-    settings = dataclasses.replace(settings, image_size=network.input_shape[1:3])
+    settings = settings.at_size(network.input_shape[1:3])
     tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
-    tagged = not own.details and tag in keras_vit.recipes.IMAGES
+    tagged = not own and tag in keras_vit.recipes.IMAGES
     result = keras_vit.training.transfer(
         network,
         source,
@@ -144,8 +161,6 @@ def transfer(
         row=recipe,
         pretrained_on=pretrained_on or (tag if tagged else None),
         runs=runs,
-        mean=own.mean,
-        std=own.std,
         seed=seed,
         output=output,
         resume=resume,
@@ -156,8 +171,7 @@ def transfer(
         for run in range(runs):
             details = {"data": data, "model": model, "weights": weights, "run": run}
             details |= {"seed": seed}  # The first run's: it draws the test share.
-            kept = Run(list(source.classes), own.mean, own.std, details)
-            kept.save(output / f"run-{run}")
+            save_details(output / f"run-{run}", details)
     console.print(str(result))
     next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
     console.print(f"wrote {output}; next: {next_one}")
@@ -223,9 +237,15 @@ def vtab(
     ] = "auto",
     tpu: Tpu = None,
     gelu: Gelu = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
-    seed: Annotated[int, typer.Option(help="Of the first run; then one more.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            **SEEDS, help="Random seed of the first run; each next run adds 1."
+        ),
+    ] = 0,
     save_minutes: SaveMinutes = 10,
 ) -> None:
     """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 beside the paper's.
@@ -263,7 +283,17 @@ def vtab(
             lora=lora,
         )
         size = settings.image_size
-        network, own = open_pretrained(model, weights, size, size, gelu, mean, std)
+        network, _ = open_model(
+            model,
+            weights,
+            purpose="features",
+            gelu=gelu,
+            num_heads=num_heads,
+            mean=mean,
+            std=std,
+            file_size=size,
+            size=size,
+        )
         scores = evaluation.run(
             network,
             chosen,
@@ -271,8 +301,6 @@ def vtab(
             recipe=settings,
             runs=runs,
             seed=seed,
-            mean=own.mean,
-            std=own.std,
             augment="task" if augment is None else "recipe",
             save_minutes=save_minutes,
             verbose=progress(),
@@ -318,7 +346,7 @@ def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
     return table
 
 
-@app.command()
+@app.command(needs_keras=False)
 def paper(
     table: Annotated[
         Literal[
@@ -326,16 +354,25 @@ def paper(
             "table5",
             "table6",
             "table7",
+            "table8",
             "table9",
+            "d9",
             "figure2",
             "figure3",
             "figure5",
         ]
         | None,
-        typer.Argument(help="One table or figure [default: all tables]."),
+        typer.Argument(
+            help="One table or figure; d9 is section D.9, ObjectNet [default: all "
+            "tables]."
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="As JSON, with every field.")
+        bool,
+        typer.Option(
+            "--json",
+            help="As JSON, with every field; Table 8, of other fields, by its name.",
+        ),
     ] = False,
     picture: Annotated[
         Path | None,
@@ -381,10 +418,13 @@ def paper(
         if picture is not None:
             _draw_figure_3(points, picture)
         return
+    if table == "table8":
+        _table_8(as_json)
+        return
     wanted = {
         name: rows
         for name, rows in TABLES.items()
-        if table in (None, name.lower().replace(" ", ""))
+        if table in (None, re.sub(r"[ .]", "", name.lower()))
     }
     if as_json:
         every = [dataclasses.asdict(row) for rows in wanted.values() for row in rows]
@@ -392,6 +432,8 @@ def paper(
         return
     for name, rows in wanted.items():
         console.print(_papers_table(name, rows))
+    if table is None:
+        _table_8(as_json)
 
 
 def _points(cards: list[str]) -> dict[str, dict[str, float]]:
@@ -399,6 +441,8 @@ def _points(cards: list[str]) -> dict[str, dict[str, float]]:
     from keras_vit.evaluation.cards import Card
     from keras_vit.recipes import IMAGES
 
+    if cards:
+        import_keras()
     points: dict[str, dict[str, float]] = {}
     for text in cards:
         data, _, folder = text.partition("=")
@@ -496,6 +540,28 @@ def _draw_figure_5(points: list[dict[str, Any]], picture: Path) -> None:
     console.print(f"Figure 5: {picture}")
 
 
+def _table_8(as_json: bool) -> None:
+    """5-shot accuracy of ViT-B/16 by kind of positions (lines) and place (columns)."""
+    from keras_vit.paper import TABLE_8
+
+    if as_json:
+        rows = [
+            {"position": position, "position_at": place, "accuracy": accuracy}
+            for (position, place), accuracy in TABLE_8.items()
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    title = "Table 8: ViT-B/16, ImageNet 5-shot linear accuracy"
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
+    places = list(dict.fromkeys(place for _, place in TABLE_8))
+    for column in ("position", *places):
+        table.add_column(column, justify="left" if column == "position" else "right")
+    for kind in dict.fromkeys(position for position, _ in TABLE_8):
+        found = (TABLE_8.get((kind, place)) for place in places)
+        table.add_row(kind, *("" if one is None else f"{one:.5f}" for one in found))
+    console.print(table)
+
+
 def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
     """A line for each number, 80 columns wide at most."""
     table = Table(box=None, pad_edge=False, title=Text(name), title_justify="left")
@@ -504,8 +570,10 @@ def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
     for row in rows:
         how = f", {row.epochs} epochs" if row.epochs else ""
         how += ", SGD" if row.optimizer == "sgd" else ""
-        percent = f"{row.percent:.1f}" if name == "Table 9" else f"{row.percent:.2f}"
+        coarse = name in ("Table 9", "D.9")
+        percent = f"{row.percent:.1f}" if coarse else f"{row.percent:.2f}"
         spread = "" if row.std is None else f" +- {row.std:.2f}"
+        spread += "" if row.top == 1 else f" (top-{row.top})"
         table.add_row(row.model, row.pretrained_on + how, row.dataset, percent + spread)
     return table
 
@@ -519,6 +587,7 @@ def fewshot(
         str | None,
         typer.Option(
             autocompletion=completing.models,
+            callback=model_of_option,
             help="A variant, e.g. ViT-B/16, or a folder that `finetune` wrote "
             "[default: ViT-B/16; a weights file tells its own].",
         ),
@@ -536,7 +605,10 @@ def fewshot(
         typer.Option(help="Weight of the penalty; likewise [default: 1024]."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Draws of the shots, by the seeds 0, 1, ...")
+        int,
+        typer.Option(
+            min=1, max=10_000, help="Draws of the shots, by the seeds 0, 1, ..."
+        ),
     ] = 3,
     knn: Annotated[
         bool, typer.Option("--knn", help="The 20 nearest neighbours' accuracy, too.")
@@ -561,6 +633,7 @@ def fewshot(
         Literal["tanh", "erf"] | None,
         typer.Option(help="The weights' GELU [default: their own]."),
     ] = None,
+    num_heads: NumHeads = None,
     mean: MeanOption = None,
     std: StdOption = None,
     batch_size: Images = 32,
@@ -580,13 +653,23 @@ def fewshot(
     from keras_vit.files import write_json
 
     size = pixels(image_size)
-    network, run = open_pretrained(model, weights, size, size, gelu, mean, std)
+    network, details = open_model(
+        model,
+        weights,
+        purpose="features",
+        gelu=gelu,
+        num_heads=num_heads,
+        mean=mean,
+        std=std,
+        file_size=size,
+        size=size,
+    )
     if seed is None:
-        seed = run.details.get("seed", 0)
+        seed = details.get("seed", 0)
+    preprocessing = network.preprocessing
     source: Any = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
     options: dict[str, Any] = {
-        "mean": run.mean,
-        "std": run.std,
+        "preprocessing": preprocessing,
         "batch_size": batch_size,
         "before_crop": pixels(before_crop, "--before-crop"),
     }
@@ -609,7 +692,8 @@ def fewshot(
         console.print(str(one))
     if output is not None:
         told = {"data": data, "model": model, "weights": weights, "seed": seed}
-        told |= {"mean": run.mean, "std": run.std, "gelu": gelu}
+        told |= {**dataclasses.asdict(preprocessing), "gelu": gelu}
+        told |= {"num_heads": num_heads}
         told |= {"image_size": image_size, "before_crop": before_crop}
         numbers = {"fewshot": result.as_dict(), "probes": list(map(vars, probes))}
         write_json(output, told | numbers)
@@ -620,7 +704,7 @@ def fewshot(
 
 
 def _shots(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text
 
 
 def _plot_shots(result: Any, path: Path) -> None:

@@ -8,8 +8,9 @@ Everyone reads the same JPEGs with the same number of threads (torch: of process
 takes turns, so that a busy machine is busy for all; ratios are of the same round. In a
 turn what was prefetched while others ran is thrown away before the clock starts.
 
-`--enlarge` writes the photos anew in another size: most of ImageNet's are 500x375,
-those of flowers12 only 224x224, and decoding one takes about as long as resizing it.
+`--images` is a folder of train/CLASS/*.jpg; without it they are 720 crops of
+scikit-learn's two photographs, 224x224, where decoding takes about as long as resizing.
+`--enlarge` writes the photos anew in a different size: most of ImageNet's are 500x375.
 
 - decode: `tf.io.decode_jpeg` of whole images whose bytes are in memory; nothing else,
   not even a batch.
@@ -39,10 +40,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from photographs import crops
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 BATCH = 32
-FLOWERS = Path(__file__).parents[2] / "shared/real/flowers12"
 
 
 class Photos:
@@ -306,7 +308,7 @@ def enlarged(folder: Path, size: str, output: Path) -> Path:
 def main() -> None:
     """Prints the table, or the hashes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--images", type=Path, default=FLOWERS)
+    parser.add_argument("--images", type=Path, help="folder of train/CLASS/*.jpg")
     parser.add_argument("--enlarge", metavar="WIDTHxHEIGHT")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -319,7 +321,8 @@ def main() -> None:
     from keras_vit.data.packing import pack
 
     with tempfile.TemporaryDirectory() as name:
-        images, folder = given.images, Path(name)
+        folder = Path(name)
+        images = given.images or crops(folder / "crops")
         if given.enlarge:
             images = enlarged(images, given.enlarge, folder / "photos")
         packed = pack(open_source(images), folder / "packed", shards=4)

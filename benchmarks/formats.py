@@ -1,7 +1,7 @@
 """The formats and precisions a model is served in: speed, size, and what they change.
 
     python benchmarks/formats.py ViT-B/16 --weights none        # speed and size
-    python benchmarks/formats.py runs/finetune --data ../shared/real/flowers12
+    python benchmarks/formats.py demo --data digits             # after `make demo`
 
 The model is exported in each format and run in the format's own runtime, all in one
 process and taking turns, `--rounds` times; images/s are medians with the least and the
@@ -56,10 +56,10 @@ class Row:
 
 
 def opened(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its run."""
-    from keras_vit.cli.opening import open_any
+    """The model, and how it was trained."""
+    from keras_vit.cli.opening import open_model
 
-    return open_any(options.model, options.weights, None, None, None)
+    return open_model(options.model, options.weights, purpose="any")
 
 
 def mebibytes(model: Any) -> float:
@@ -68,11 +68,12 @@ def mebibytes(model: Any) -> float:
     return float(sum(sizes)) / 2**20
 
 
-def keras_run(model: Any, run: Any) -> Scores:
+def keras_run(model: Any) -> Scores:
     """`predict_on_batch` of a model of logits or probabilities, from pixels."""
     import keras
 
-    mean, std = (np.float32(values) for values in (run.mean, run.std))
+    stated = model.preprocessing
+    mean, std = np.float32(stated.mean), np.float32(stated.std)
 
     def scores(images: np.ndarray) -> Any:
         outputs = model.predict_on_batch((images * np.float32(1 / 255) - mean) / std)
@@ -131,22 +132,19 @@ def openvino(path: Path, threads: int, precision: str) -> Scores:
     return lambda images: compiled(images)["scores"]
 
 
-def rows(model: Any, run: Any, threads: int, folder: Path) -> Iterator[tuple[str, Row]]:
+def rows(model: Any, threads: int, folder: Path) -> Iterator[tuple[str, Row]]:
     """Every format by name; Keras in float32 is the first."""
     from keras_vit import serving
     from keras_vit.serving.precision import in_policy
 
-    yield REFERENCE, Row(keras_run(model, run), mebibytes(model))
+    yield REFERENCE, Row(keras_run(model), mebibytes(model))
     half, small = (in_policy(model, at) for at in ("bfloat16", "float32"))
     serving.quantize(small)
-    yield "Keras bfloat16", Row(keras_run(half, run), mebibytes(half))
-    yield "Keras int8", Row(keras_run(small, run), mebibytes(small))
-    normalization = {"mean": run.mean, "std": run.std}
+    yield "Keras bfloat16", Row(keras_run(half), mebibytes(half))
+    yield "Keras int8", Row(keras_run(small), mebibytes(small))
     for name, (file, precision) in FILES.items():
         path = folder / file
-        serving.export_file(
-            model, path, precision=precision, verbose=False, **normalization
-        )
+        serving.export_file(model, path, precision=precision, verbose=False)
         data = path.with_suffix(".bin") if path.suffix == ".xml" else path
         size = data.stat().st_size / 2**20
         if name.startswith("LiteRT"):
@@ -159,14 +157,16 @@ def rows(model: Any, run: Any, threads: int, folder: Path) -> Iterator[tuple[str
             yield named, Row(openvino(path, threads, "bf16"), size)
 
 
-def test_images(options: argparse.Namespace, model: Any, run: Any) -> Any:
+def test_images(
+    options: argparse.Namespace, model: Any, details: dict[str, Any]
+) -> Any:
     """The test images, uint8 [N, H, W, C] with labels, or noise with None."""
     if options.data is None:
         size = (options.batch_size, *model.input_shape[1:])
         return np.random.default_rng(0).integers(0, 256, size, np.uint8), None
     from keras_vit.cli import exporting
 
-    task = exporting._task(options.data, run, None, "stop")
+    task = exporting._task(options.data, details, None, "stop")
     batches = exporting._pixels(model, task, options.batch_size)
     images, labels = zip(*batches, strict=True)
     return np.concatenate(images), np.concatenate(labels)
@@ -194,10 +194,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="each; default 3")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    model, run = opened(options)
-    images, labels = test_images(options, model, run)
+    model, details = opened(options)
+    images, labels = test_images(options, model, details)
     with tempfile.TemporaryDirectory() as folder:
-        table = dict(rows(model, run, options.threads, Path(folder)))
+        table = dict(rows(model, options.threads, Path(folder)))
         step = options.batch_size
         scores = {
             name: np.concatenate(

@@ -25,8 +25,6 @@ from pathlib import Path
 
 import numpy as np
 
-CIFAR10 = Path(__file__).parents[2] / "shared/real/cifar10_subset_6k.npz"
-
 
 def work(folder: str, data: str, steps: int) -> None:
     """One training in `folder`: from its beginning, or from where it was cut."""
@@ -158,7 +156,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--steps", type=int, default=400, help="updates (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the kills' moments")
-    parser.add_argument("--data", default=str(CIFAR10), help="an npz or a folder")
+    parser.add_argument(
+        "--data", default="digits", help="an npz or a folder (default: digits)"
+    )
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder:

@@ -6,7 +6,8 @@
 RUN is a folder of `keras-vit finetune`; without one it is a ViT-S/16 of random weights
 and 12 classes. It is exported, served by a process of its own, without and with
 batching, and asked by 1 to 32 clients at once, threads of this process. Each sends one
-photo's file in a request and the next one when it has the answer.
+photo's file in a request and the next one when it has the answer. Without --images the
+photos are crops of scikit-learn's two, 224x224.
 
 A request's time is the client's, from before it is sent until the answer is read:
 base64 (REST), the network of this machine, JPEG decoding, resizing, the model, names of
@@ -22,7 +23,6 @@ import argparse
 import base64
 import concurrent.futures
 import functools
-import json
 import os
 import statistics
 import subprocess
@@ -39,41 +39,37 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import requests
+from photographs import crops
 
-FLOWERS = Path(__file__).parents[2] / "shared/real/flowers12/test"
 BATCH = 32
 PORT, GRPC_PORT = 21871, 21870
 Ask = Callable[[bytes], None]
 
 
-def opened(run: Path | None) -> tuple[Any, dict[str, Any]]:
-    """A model, and what its images are scaled by and its classes called."""
+def opened(run: Path | None) -> Any:
+    """A run's model, or ViT-S/16 with random weights."""
     import keras
 
     import keras_vit
 
     if run is None:
-        return keras_vit.ViT_S16(weights=None, classes=12), {}
-    told = json.loads((run / "run.json").read_text())
-    options = {"labels": told["classes"], "mean": told["mean"], "std": told["std"]}
-    return keras.models.load_model(run / "model.keras"), options
+        return keras_vit.ViT_S16(weights=None, classes=12)
+    return keras.models.load_model(run / "model.keras")
 
 
 class InProcess:
     """`model.predict` on the files, in images per second."""
 
-    def __init__(self, model: Any, files: list[bytes], options: dict[str, Any]) -> None:
+    def __init__(self, model: Any, files: list[bytes]) -> None:
         import tensorflow as tf
 
         from keras_vit.data import preprocessing
-        from keras_vit.normalization import HALF
 
         size, channels = model.input_shape[1:3], model.input_shape[-1]
-        mean, std = options.get("mean", HALF), options.get("std", HALF)
 
         def prepared(file: Any) -> Any:
             image = preprocessing.decode(file)
-            return preprocessing.prepare(image, size, mean, std, channels)
+            return preprocessing.prepare(image, size, model.preprocessing, channels)
 
         self.model = model
         self.encoded = (
@@ -212,11 +208,20 @@ def first_to_median(ask: Ask, files: list[bytes]) -> float:
     return taken[0] / statistics.median(taken[1:])
 
 
+def photographs(folder: Path | None) -> list[bytes]:
+    """The bytes of every third JPEG of a folder; without one, of crops made here."""
+    with tempfile.TemporaryDirectory() as name:
+        images = folder or crops(Path(name, "crops")) / "test"
+        return [path.read_bytes() for path in sorted(images.rglob("*.jpg"))[::3]]
+
+
 def main() -> None:
     """Exports, serves, asks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, help="a folder of `keras-vit finetune`")
-    parser.add_argument("--images", type=Path, default=FLOWERS, help="JPEG files")
+    parser.add_argument(
+        "--images", type=Path, help="folder of JPEG files (default: made photographs)"
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument(
         "--requests", type=int, default=48, help="a line, or 2 a client (default 48)"
@@ -225,17 +230,17 @@ def main() -> None:
         "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS)
     )
     options = parser.parse_args()
-    files = [path.read_bytes() for path in sorted(options.images.rglob("*.jpg"))[::3]]
+    files = photographs(options.images)
     if not files:
         parser.error(f"no *.jpg in {options.images}")
 
     import keras_vit
 
-    model, scaled = opened(options.run)
+    model = opened(options.run)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "served")
-        keras_vit.serving.export(model, path, verbose=False, **scaled)
-        here = InProcess(model, files[:BATCH], scaled)
+        keras_vit.serving.export(model, path, verbose=False)
+        here = InProcess(model, files[:BATCH])
         here.measure()
         print(HEADER)
         for batching in (False, True):

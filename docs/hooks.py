@@ -5,8 +5,10 @@ one to that page, and any other one to the repository; a public name, one to its
 in the reference.
 """
 
+import dataclasses
 import functools
 import importlib
+import inspect
 import os
 import posixpath
 import re
@@ -23,7 +25,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import keras_vit
+from keras_vit.builder import Builder
 from keras_vit.cli import app
+from keras_vit.weights import registry
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
@@ -75,6 +79,9 @@ def on_page_markdown(
 
     if place == "reference/command-line.md":
         markdown += "\n".join(_help(typer.main.get_command(app), "keras-vit"))
+    if place == "reference/models.md":
+        table = "\n".join(_variants(frozenset(SHOWN.findall(markdown))))
+        markdown = markdown.replace("<!-- table of builders -->", table)
     markdown = SHOWN.sub(_with_other_names, markdown)
 
     def referred(name: re.Match[str]) -> str:
@@ -122,22 +129,90 @@ def _help(command: Any, name: str) -> list[str]:
 
 
 class Builders(griffe.Extension):
-    """Names that reading finds nowhere: builders, what comes on first use."""
+    """Documents each builder as the function it is called like.
+
+    The parameters and the types are those of its class's `__call__`, which griffe
+    reads; the defaults and the docstring are those of the builder itself.
+    """
 
     def on_package(
         self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any
     ) -> None:
         if pkg.name != "keras_vit":
             return
-        inspected = griffe.inspect("applications", parent=pkg)
-        for name in keras_vit.__all__:
-            if keras_vit.VARIANTS.get(name) and name in inspected.members:
-                pkg["applications"].set_member(name, inspected[name])
-        for module in ("keras_vit.training", "keras_vit.evaluation"):
-            public = importlib.import_module(module)
-            here = loader.modules_collection[module]
-            for name in public.__all__:
-                value = getattr(public, name)
-                if name not in here.members:
-                    path = f"{value.__module__}.{value.__qualname__}"
-                    here.set_member(name, griffe.Alias(name, path, parent=here))
+        module = pkg["applications"]
+        for name, builder in builders().items():
+            call = module[f"{type(builder).__name__}.__call__"]
+            parameters = [
+                griffe.Parameter(
+                    at.name,
+                    annotation=at.annotation,
+                    kind=at.kind,
+                    default=_default(builder, at.name),
+                )
+                for at in call.parameters
+                if at.name != "self"
+            ]
+            function = griffe.Function(
+                name,
+                parameters=griffe.Parameters(*parameters),
+                returns=call.returns,
+                lineno=module[name].lineno,
+                docstring=griffe.Docstring(builder.__doc__),
+            )
+            module.set_member(name, function)
+            function.docstring.parent = function
+
+
+def _default(builder: Builder[Any], name: str) -> str | None:
+    default = inspect.signature(builder).parameters[name].default
+    return None if default is inspect.Parameter.empty else repr(default)
+
+
+@functools.cache
+def builders() -> dict[str, Builder[Any]]:
+    """Every public builder by its name, in the order of the tables of `configs`."""
+    found = {name: getattr(keras_vit, name, None) for name in keras_vit.VARIANTS}
+    return {name: at for name, at in found.items() if isinstance(at, Builder)}
+
+
+def _variants(shown: frozenset[str]) -> list[str]:
+    """The table of builders in Markdown, with an anchor for each that is not shown."""
+    lines = [
+        "| builder | model | config | default weights | other tags | other defaults |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, builder in builders().items():
+        defaults = {
+            at.name: at.default for at in inspect.signature(builder).parameters.values()
+        }
+        weights = defaults["weights"]
+        tags = [tag for tag in registry.tags(builder.variant) if tag != weights]
+        usual = {at.name: at.default for at in dataclasses.fields(builder.config)}
+        changed = [
+            f"`{field}={value!r}`"
+            for field, value in defaults.items()
+            if field in usual and value != usual[field] and field != "gelu"
+        ]
+        anchor = "" if f"keras_vit.{name}" in shown else f"[](){{#keras_vit.{name}}}"
+        cells = [
+            f"{anchor}`{name}`",
+            builder.variant,
+            _config(builder.config),
+            f"`{weights}`" if weights else "none",
+            ", ".join(f"`{tag}`" for tag in tags),
+            ", ".join(changed),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _config(config: Any) -> str:
+    """The words of Table 1, and the units of a ResNet."""
+    if isinstance(config, keras_vit.ResNetConfig):
+        return f"units {config.num_layers}, width {config.width}"
+    text = (
+        f"L {config.num_layers}, D {config.hidden_size}, MLP {config.mlp_dim}, "
+        f"k {config.num_heads}, P {config.patch_size}"
+    )
+    return f"{text}; {_config(config.resnet)}" if config.resnet else text

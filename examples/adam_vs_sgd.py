@@ -12,7 +12,8 @@ clipped at 1, the rate swept on a held-out tenth. A small model wants higher rat
 the paper's: those here pre-train best of 3e-3, 1e-2, 3e-2 (Adam) and 0.03, 0.1, 0.3
 (SGD). Weights decay apart from the gradient; BiT's decay is a part of the loss.
 
-    python examples/adam_vs_sgd.py --data ../shared/real/cifar10_subset_6k.npz
+    python examples/cifar10.py
+    python examples/adam_vs_sgd.py
 
 A killed run goes on: the same command finds every training in its folder.
 """
@@ -29,7 +30,7 @@ import numpy as np
 import keras_vit
 from keras_vit import ResNetConfig, data, recipes, training
 
-CIFAR10 = "../shared/real/cifar10_subset_6k.npz"
+CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
 UPSTREAM = ("airplane", "bird", "deer", "frog", "ship")
 TASKS = (
     ("automobile", "truck"),

@@ -1,17 +1,20 @@
-r"""Section 4.5, D.4, D.7, D.8: what a trained ViT has learnt, on one's own photos.
+r"""Section 4.5, D.4, D.7, D.8: what a trained ViT has learnt, on your own photos.
 
 Draws Figures 6, 7, 10, 11 and 14 of a weights file (anything `from_checkpoint` reads)
 and a folder of photos, and Figure 5 of the paper's own accuracies with the exaFLOPs
-that `inspection.costs` counts. By default it is a ViT-S/14 and 240 photos of flowers;
-the paper has ViT-L/16, in Figure 7 ViT-L/32, and R50+ViT-L/16 beside it in Figure 11.
+that `inspection.costs` counts. The paper has ViT-L/16, in Figure 7 ViT-L/32, and
+R50+ViT-L/16 next to it in Figure 11. Without options it is the model of `make demo`:
 
-    python examples/inside.py --weights file.npz --name ViT-B/16 --gelu tanh \
-        --photos photos --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --quantile 1
+    keras-vit convert demo/model.keras demo.npz --to npz
+    python examples/inside.py
+
+    python examples/inside.py --weights ViT-B_16.npz --name ViT-B/16 --photos photos
 
 As in Figures 11 and 14, distances are the mean over 128 photos, and as many are shown.
-The default weights, of DINOv2, look at single patches of no interest more than at all
-else (arXiv:2309.16588); so the brightest 3 % of a map are drawn alike, where the paper
-scales by the maximum (--quantile 1).
+DINOv2's models look at single patches of no interest more than at all else
+(arXiv:2309.16588): with --quantile 0.97 the brightest 3 % of a map are drawn alike,
+where the paper scales by the maximum. Their other options are --gelu erf
+--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225.
 """
 
 import argparse
@@ -25,10 +28,9 @@ from keras_vit.data import pipelines
 from keras_vit.inspection import plots
 from keras_vit.inspection.counting import table_6
 
-WEIGHTS = "../shared/real/vit_s14/vit_s14_224_google.npz"
-PHOTOS = "../shared/real/flowers12"
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+WEIGHTS, NAME = "demo.npz", "the demo's ViT"
+PHOTOS = "digits"
+HALF = (0.5, 0.5, 0.5)
 
 
 def main(
@@ -36,13 +38,13 @@ def main(
     photos: str = PHOTOS,
     output: str = "runs/inside",
     *,
-    name: str = "ViT-S/14",
+    name: str = NAME,
     count: int = 128,
-    gelu: str = "erf",
+    gelu: str = "tanh",
     layer_norm_epsilon: float = 1e-6,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
-    quantile: float = 0.97,
+    mean: tuple[float, ...] = HALF,
+    std: tuple[float, ...] = HALF,
+    quantile: float = 1.0,
     components: int = 28,
 ) -> np.ndarray:
     """Returns the attention distances in pixels, [L, k]."""
@@ -50,7 +52,8 @@ def main(
     model = keras_vit.from_checkpoint(
         weights, gelu=gelu, layer_norm_epsilon=layer_norm_epsilon
     )
-    images = some_images(photos, count, model.input_shape[1:3], mean, std)
+    model.preprocessing = keras_vit.Preprocessing(mean=mean, std=std)
+    images = some_images(photos, count, model)
     shown = np.clip(images * std + mean, 0, 1)
     maps = inspection.attention_rollout(model, images)
     distances = inspection.attention_distance(model, images)
@@ -69,17 +72,16 @@ def main(
 
 
 def some_images(
-    photos: str,
-    count: int,
-    image_size: tuple[int, int],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    photos: str, count: int, model: keras_vit.models.VisionModel
 ) -> np.ndarray:
     """Test photos drawn at random, all if they are fewer: [N, H, W, C]."""
     split = data.open_source(photos).test
     drawn = np.random.default_rng(0).permutation(len(split))[:count]
     batches = pipelines.eval_pipeline(
-        split.take(drawn), image_size=image_size, batch_size=32, mean=mean, std=std
+        split.take(drawn),
+        image_size=model.input_shape[1:3],
+        batch_size=32,
+        preprocessing=model.preprocessing,
     )
     return np.concatenate([images for images, _ in batches.as_numpy_iterator()])
 
@@ -128,33 +130,33 @@ if __name__ == "__main__":
         "--weights", default=WEIGHTS, help="a checkpoint of any dialect: %(default)s"
     )
     parser.add_argument(
-        "--photos", default=PHOTOS, help="a folder or an .npz: %(default)s"
+        "--photos", default=PHOTOS, help="a folder, an .npz or a name: %(default)s"
     )
     parser.add_argument(
-        "--name", default="ViT-S/14", help="of the model, in titles: %(default)s"
+        "--name", default=NAME, help="of the model, in titles: %(default)s"
     )
     parser.add_argument(
         "--count", type=int, default=128, help="photos at most: %(default)s"
     )
     parser.add_argument(
-        "--gelu", default="erf", choices=("tanh", "erf"), help="%(default)s"
+        "--gelu", default="tanh", choices=("tanh", "erf"), help="%(default)s"
     )
     parser.add_argument(
         "--layer-norm-epsilon", type=float, default=1e-6, help="%(default)s"
     )
-    for option, default in (("--mean", IMAGENET_MEAN), ("--std", IMAGENET_STD)):
+    for option in ("--mean", "--std"):
         parser.add_argument(
             option,
             type=float,
             nargs=3,
             metavar="X",
-            default=default,
-            help="of the input, by channel, in the 0..1 range: ImageNet's %(default)s",
+            default=HALF,
+            help="of the input, by channel, in the 0..1 range: %(default)s",
         )
     parser.add_argument(
         "--quantile",
         type=float,
-        default=0.97,
+        default=1.0,
         help="of a rollout, from which it is drawn in full light: %(default)s",
     )
     parser.add_argument(

@@ -11,10 +11,11 @@ head reads the mean of the patches, which is what was trained, not the class tok
 Each is fine-tuned with Adam at the best of five rates, which were tried once, on the
 labels of another seed, and judged on 2,000 other training images.
 
-    python examples/masked_patches.py --data ../shared/real/cifar10_subset_6k.npz
+    python examples/cifar10.py
+    python examples/masked_patches.py
 
 A killed study goes on: the same command finds every training in its folder. A TFDS name
-has to be packed first: keras-vit data pack cifar10 cifar10-packed.
+for --data has to be packed first: keras-vit data pack cifar10 cifar10-packed.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from keras_vit.inspection import plots
 from keras_vit.self_supervision import MaskedPatchPredictor
 from keras_vit.training import watching
 
-CIFAR10 = "../shared/real/cifar10_subset_6k.npz"
+CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
 CONFIG = ViTConfig(
     patch_size=4,
     num_layers=4,

@@ -1,6 +1,8 @@
 """The command line, called as a shell calls it."""
 
+import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -8,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -20,7 +23,9 @@ pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit import cli  # noqa: E402
-from keras_vit.models.description import config_of  # noqa: E402
+from keras_vit.facts import OFFICIAL  # noqa: E402
+from keras_vit.weights.architecture import config_of  # noqa: E402
+from tests.runs import save_run, save_run_of_0_1  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -64,7 +69,7 @@ def test_version_and_help(shell):
     assert code == 0
     for command in (
         *("demo", "finetune", "transfer", "predict", "evaluate", "compare", "fewshot"),
-        *("vtab", "paper", "costs", "export", "doctor"),
+        *("data-size", "vtab", "paper", "costs", "export", "doctor"),
     ):
         assert command in text
         code, own, _ = shell(command, "--help")
@@ -77,8 +82,10 @@ def test_version_and_help(shell):
 
 def test_finetune_writes_the_run(photos, trained):
     run = json.loads((trained / "run.json").read_text())
-    assert run["classes"] == list(CLASSES)
-    assert run["mean"] == [0.5, 0.5, 0.5]
+    assert run.keys() == {"details"}
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    assert model.labels == CLASSES
+    assert model.preprocessing == OFFICIAL
     assert run["details"]["data"] == str(photos)
     assert run["details"]["test_accuracy"] == 1.0
     assert {path.name for path in trained.iterdir()} == {
@@ -130,6 +137,39 @@ def test_predict_prints_json(shell, photos, trained):
     assert [row["image"] for row in rows] == [str(file) for file in files]
     assert [len(row["top"]) for row in rows] == [2, 2]
     assert {row["top"][0]["class"] for row in rows} == {"light"}
+
+
+def test_control_characters_of_names_are_escaped(shell, photos, trained, tmp_path):
+    """Of files and of classes; JSON still holds the names as they are."""
+    name, label = "a\x1b[2J\x07\x9b.jpg", "da\x1b[31mrk"
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    save_run(tmp_path, model, (label, *CLASSES[1:]))
+    image = shutil.copy(photos / "test" / "dark" / "0.jpg", tmp_path / name)
+    bad = tmp_path / "bad\x1b[2J.jpg"
+    bad.write_text("no image")
+    for option in ([], ["--json"]):
+        code, out, err = shell("predict", "--model", tmp_path, *option, image, bad)
+        assert code == 1
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", out + err)
+        assert "bad\\u001b[2J.jpg" in err
+    assert json.loads(out)["image"] == str(image)
+    assert label in {row["class"] for row in json.loads(out)["top"]}
+
+
+def test_control_characters_of_warnings_are_escaped(monkeypatch, shell):
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)
+    shell("recipes", "cifar10")
+    shown = warnings.formatwarning("left out a\x1b[2J", UserWarning, "file", 1)
+    assert "left out a\\u001b[2J\n" in shown
+
+
+def test_named_pipes_of_a_folder_are_no_images(shell, trained, photos, tmp_path):
+    """Reading one would wait for ever."""
+    shutil.copy(photos / "test" / "dark" / "0.jpg", tmp_path)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    code, out, _ = shell("predict", "--model", trained, tmp_path)
+    assert code == 0
+    assert out.count(".jpg") == 1
 
 
 def test_predict_is_the_model_on_the_image(shell, photos, trained):
@@ -210,8 +250,11 @@ def test_evaluate_writes_a_card_and_compare_reads_two(shell, photos, trained, tm
     assert facts["model"]["file"] == str(trained / "model.keras")
     assert facts["data"]["name"] == str(photos)
     assert facts["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
-    shifted = ("--mean", 0.9, 0.9, 0.9, "--output", other)
-    assert shell(*command, *shifted)[0] == 0
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    shifted = dataclasses.replace(OFFICIAL, mean=(0.9,) * 3)
+    run = save_run(tmp_path / "run", model, CLASSES, shifted, data=str(photos), seed=0)
+    command = ("evaluate", "--model", run, "--batch-size", 4, "--per-class")
+    assert shell(*command, "--output", other)[0] == 0
     code, out, err = shell("compare", one, other / "card.json")
     assert (code, err) == (0, "")
     right = json.loads((other / "card.json").read_text())["results"]["top_1"]["value"]
@@ -221,6 +264,28 @@ def test_evaluate_writes_a_card_and_compare_reads_two(shell, photos, trained, tm
     )
     assert f"B 0, A {round(15 * (1 - right))}" in out
     assert "Table 2" not in out
+
+
+@pytest.mark.filterwarnings("ignore:objectnet has:UserWarning")
+@pytest.mark.filterwarnings("ignore:imagenet2012 has:UserWarning")
+def test_evaluate_prints_the_papers_numbers_of_objectnet(shell, photos, tmp_path):
+    """D.9's two numbers stand below ours; other sets have none."""
+    from keras_vit.evaluation import imagenet_classes
+
+    config = config_of(keras_vit.from_checkpoint(MINI))
+    model = keras_vit.vit(config, image_size=(32, 32), num_classes=1000)
+    save_run(tmp_path / "run", model, imagenet_classes.names())
+    command = ("evaluate", "--model", tmp_path / "run", "--imagenet")
+    shutil.copytree(photos / "test" / "dark", tmp_path / "objects" / "banana")
+    code, out, err = shell(*command, "objectnet", "--data", tmp_path / "objects")
+    assert (code, err) == (0, "")
+    model_of_the_paper = "ViT-H/14 pre-trained on jft300m (D.9)"
+    assert f"paper  0.617  top-1 of {model_of_the_paper}\n" in out
+    assert f"paper  0.821  top-5 of {model_of_the_paper}\n" in out
+    wnid = imagenet_classes.wnids()[0]
+    shutil.copytree(photos / "test" / "dark", tmp_path / "val" / wnid)
+    code, out, _ = shell(*command, "val", "--data", tmp_path / "val")
+    assert (code, "paper" in out) == (0, False)
 
 
 def test_evaluate_knows_imagenets_family(shell, photos, tmp_path):
@@ -284,9 +349,8 @@ def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
     assert recipe["augment"] == "flip"
     assert recipe["ema"] == 0.9
     assert history["sweep"].keys() == {"0.01", "0.02"}
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert run["mean"] == [0.4, 0.5, 0.6]
     model = keras.models.load_model(tmp_path / "model.keras")
+    assert model.preprocessing.mean == (0.4, 0.5, 0.6)
     block = model.get_layer("encoderblock_0")
     assert block.compute_dtype == "bfloat16"
     assert block.get_config()["gelu"] == "erf"
@@ -329,8 +393,8 @@ def test_config_beside_the_weights_sets_the_numerics(shell, photos, tmp_path):
     output = tmp_path / "run"
     command = ("finetune", "--data", photos, "--weights", tmp_path / "mine.npz")
     assert shell(*command, *QUICK, "--output", output)[0] == 0
-    assert json.loads((output / "run.json").read_text())["std"] == [0.25] * 3
     model = keras.models.load_model(output / "model.keras")
+    assert model.preprocessing.std == (0.25,) * 3
     assert model.get_layer("encoderblock_0").get_config()["gelu"] == "erf"
 
 
@@ -464,6 +528,101 @@ def test_folders_that_are_no_runs(shell, photos, trained, tmp_path):
     assert "model.keras" in err
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"std": [0, 0, 0]}, "Expected std, by which each channel is divided"),
+        ({"std": [0.5, -1, 0.5]}, "to be positive"),
+        ({"mean": [math.nan] * 3}, "Expected mean, .*finite"),
+        ({"mean": [0.5, 0.5]}, "2.*for 3 channels|0.5, 0.5.*for 3 channels"),
+        ({"mean": 0.5}, "mean=0.5"),
+        ({"classes": list("ab")}, "Expected 3 classes .*Received: 2 classes"),
+        ({"classes": list("abcd")}, "Expected 3 classes .*Received: 4 classes"),
+        ({"classes": "abc"}, "run.json is damaged"),
+        ({"classes": [1, 2, 3]}, "a name that is not text"),
+        ({"details": None}, "run.json is damaged"),
+    ],
+    ids=str,
+)
+def test_a_changed_run_json_of_0_1_gives_no_answer(
+    shell, photos, trained, tmp_path, changes, message
+):
+    """A zero std printed nan % and other values wrong probabilities, with status 0."""
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    save_run_of_0_1(tmp_path, model, **changes)
+    image = photos / "test" / "dark" / "0.jpg"
+    code, out, err = shell("predict", "--model", tmp_path, image)
+    assert (code, out) == (1, "")
+    assert re.search(message, err.replace("\n", " "))
+    assert "run.json" in err
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "fewshot", "inspect"])
+def test_a_zero_std_is_refused(shell, photos, trained, command, tmp_path):
+    image = photos / "test" / "dark" / "0.jpg"
+    words = {
+        "predict": ["--weights", MINI, image],
+        "evaluate": ["--weights", MINI, "--data", photos],
+        "fewshot": ["--weights", MINI, "--data", photos, "--shots", 1],
+        "inspect": [MINI, image, "--output", tmp_path / "page.html"],
+    }[command]
+    code, out, err = shell(command, *words, "--std", 0, 0, 0)
+    assert code == 1
+    assert "nan" not in out
+    assert "Expected std" in err
+
+
+def test_a_trained_model_keeps_its_normalization(shell, photos, trained):
+    image = photos / "test" / "dark" / "0.jpg"
+    code, _, err = shell("predict", "--model", trained, image, "--mean", 0, 0, 0)
+    assert code == 1
+    assert "Expected --mean with a weights file" in err
+
+
+def test_a_run_of_0_1_and_a_file_of_keras_predict(shell, photos, trained, tmp_path):
+    """The same model from three places: the run, one of 0.1, its `.keras` file."""
+    image = photos / "test" / "dark" / "0.jpg"
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    old = save_run_of_0_1(tmp_path / "old", model, classes=list(CLASSES))
+    rows = []
+    for place in (trained, old, trained / "model.keras"):
+        code, out, err = shell("predict", "--model", place, image, "--json")
+        assert (code, err) == (0, "")
+        rows.append(json.loads(out)["top"])
+    assert rows[0] == rows[1] == rows[2]
+    plain = old / "model.keras"  # What a user's own `model.save` may write.
+    code, out, err = shell("predict", "--model", plain, image, "--json")
+    assert code == 0
+    assert "does not state its preprocessing" in err
+    first = json.loads(out)["top"][0]
+    assert first["probability"] == rows[0][0]["probability"]
+    assert first["class"] == f"class {CLASSES.index(rows[0][0]['class'])}"
+
+
+def test_scores_that_are_not_finite_are_no_prediction(shell, photos, trained, tmp_path):
+    model = keras.models.load_model(trained / "model.keras", compile=False)
+    head = model.get_layer("head")
+    head.bias.assign([np.nan] * len(CLASSES))
+    model.save(tmp_path / "model.keras")
+    shutil.copy(trained / "run.json", tmp_path)
+    image = photos / "test" / "dark" / "0.jpg"
+    for words in (["predict", "--model", tmp_path, image],):
+        code, out, err = shell(*words)
+        assert (code, out) == (1, "")
+        assert "Expected finite scores. Received: NaN or infinity" in err
+        assert "0.jpg" in err
+    for words in (
+        ["evaluate", "--model", tmp_path],
+        ["inspect", tmp_path, image, "--output", tmp_path / "page.html"],
+        ["export", tmp_path, tmp_path / "served"],
+        ["export", tmp_path, tmp_path / "model.tflite"],
+    ):
+        code, out, err = shell(*words)
+        assert code == 1, words
+        assert "nan" not in out.lower(), words
+        assert re.search("finite|NaN|nan", err), (words, err)
+
+
 def test_what_cannot_be_predicted_or_evaluated(shell, photos, trained, tmp_path):
     code, _, err = shell("predict", "--model", trained, tmp_path / "none.jpg")
     assert code == 1
@@ -575,7 +734,8 @@ def test_transfer_prints_sweep_runs_and_differences(shell, photos, tmp_path):
     assert len(told["accuracies"]) == 2
     assert set(told["sweep"]) == {"0.05", "0.5"}
     run = json.loads((tmp_path / "out/run-1/run.json").read_text())
-    assert (run["classes"], run["details"]["run"]) == (list(CLASSES), 1)
+    assert run == {"details": run["details"]}
+    assert run["details"]["run"] == 1
     code, out, _ = shell("evaluate", "--model", tmp_path / "out/run-1")
     assert code == 0
     assert f"top_1  {told['accuracies'][1]:.4f}" in out
@@ -618,6 +778,16 @@ def test_interrupted_run_is_saved(photos, tmp_path):
     assert len(list((output / "checkpoints").glob("step-*.json"))) == 1
 
 
+def first_correct(run):
+    """(Number from 1, label) of the first test digit that a run's model gets right."""
+    source = keras_vit.data.open_source("digits")
+    model = keras.models.load_model(run / "model.keras")
+    images = tf.image.resize(np.repeat(source.test.images, 3, axis=-1), (32, 32))
+    guesses = model.predict(np.round(images) / 127.5 - 1, verbose=0).argmax(-1)
+    place = int(np.flatnonzero(guesses == source.test.labels)[0])
+    return str(place + 1), str(source.test.labels[place])
+
+
 @pytest.mark.slow
 def test_demo(shell, tmp_path):
     pytest.importorskip("sklearn")
@@ -627,6 +797,13 @@ def test_demo(shell, tmp_path):
     assert "test accuracy" in out
     assert "handwritten digits" in out
     assert (tmp_path / "demo" / "attention.png").read_bytes()[1:4] == b"PNG"
+    (last,) = re.findall(
+        r"the first test digit that it classifies correctly is number (\d+): label "
+        r"'(\d)', prediction '(\d)' \(\d+\.\d%\)",
+        out,
+    )
+    assert last[1] == last[2]
+    assert last[:2] == first_correct(tmp_path / "demo")
     code, out, _ = shell("evaluate", "--model", tmp_path / "demo")
     assert code == 0
     assert "of 359 images right" in out
@@ -679,3 +856,28 @@ def test_convert_says_what_a_dialect_cannot_hold(shell, tmp_path):
     code, _, err = shell("convert", tmp_path / "none.npz", tmp_path / "x", "--to", "hf")
     assert code == 1
     assert "does not exist" in err
+
+
+def test_num_heads_of_a_file_that_does_not_show_them(shell, tmp_path):
+    """timm's tensors of width 16, without the config.json that states 4 heads."""
+    file = tmp_path / "model.safetensors"
+    dialects = REFERENCE.parent / "dialects"
+    shutil.copy(dialects / "timm_vit" / "model.safetensors", file)
+    image = tmp_path / "image.png"
+    keras.utils.save_img(image, np.full((32, 32, 3), 90, np.uint8), scale=False)
+    for command in (
+        ("convert", file, tmp_path / "out.npz", "--to", "npz"),
+        ("predict", image, "--weights", file),
+        ("inspect", file, image, "--output", tmp_path / "page.html"),
+    ):
+        code, _, err = shell(*command)
+        assert code == 1
+        assert "--num-heads" in err
+        code, _, err = shell(*command, "--num-heads", 4)
+        assert code == 0, err
+    with np.load(tmp_path / "out.npz") as converted:
+        shapes = {value.shape for name, value in converted.items() if "query" in name}
+    assert (16, 4, 4) in shapes
+    code, _, err = shell("predict", image, "--model", "ViT-Ti/16", "--num-heads", 3)
+    assert code == 1
+    assert "Expected --num-heads with a weights file" in err

@@ -18,6 +18,9 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "convert": f"{MINI} OUT --to npz",
     "costs": "ViT-Ti/16",
     "data pack": "digits OUT",
+    "data-size": "--data digits --layers 1 --hidden-size 8 --mlp-dim 8 --heads 1 "
+    "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --subset 0.1 "
+    "--output OUT",
     "demo": "--steps 1 --output OUT",
     "evaluate": f"--weights {MINI} --data digits",
     "export": f"{MINI} OUT",
@@ -37,6 +40,7 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "weights fetch": "sam --to OUT",
     "weights list": "",
 }
+ODD = "file/missing\x1b[2J\x07\x9b"  # Below a file, with control characters.
 ANY = {"evaluate --name"}  # Takes what it is given.
 
 
@@ -82,15 +86,103 @@ def test_a_bad_value_is_one_message(name, parameter, shell, tmp_path, monkeypatc
     (tmp_path / "PHOTO").write_text("no photo")
     words = shlex.split(VALID[name])
     if parameter.param_type_name == "argument":
-        words = ["file/missing"] * max(2, parameter.nargs)
+        words = [ODD] * max(2, parameter.nargs)
     else:
         option = max(parameter.opts, key=len)
-        words += [option, *["file/missing"] * parameter.nargs]
-    code, _, err = shell(*name.split(), *words)
+        words += [option, *[ODD] * parameter.nargs]
+    code, out, err = shell(*name.split(), *words)
     assert code, f"{words} was taken"
     assert "Traceback" not in err
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", out + err)
     known = {*TREE, *(words.split()[0] for words in TREE)}
     assert commands_in(err) & known or "pip install" in err, err
+
+
+HOSTILE = {
+    "empty": "",
+    "blank": " ",
+    "overlong": "x" * 5000,
+    "not a number": "nan",
+    "infinite": "inf",
+    "negative": "-1",
+    "huge": "99999999999999999999",
+}
+# Kinds that no option or argument of a type may accept.
+REFUSED = {
+    "int": HOSTILE.keys(),
+    "float": HOSTILE.keys() - {"negative", "huge"},
+    "text": {"empty", "blank", "overlong"},
+}
+
+
+def type_of(parameter):
+    """The type of a parameter's values: "int", "float" or "text"."""
+    described = str(getattr(parameter, "type_descriptor", None) or parameter.type)
+    words = set(re.findall(r"[a-z]+", described.lower()))
+    for name, spelled in (("int", {"int", "integer"}), ("float", {"float"})):
+        if words & spelled:
+            return name
+    return "text"
+
+
+@pytest.mark.parametrize(("name", "parameter"), bad_values())
+def test_hostile_values_are_usage_errors(name, parameter, shell, tmp_path, monkeypatch):
+    """They are refused before a command runs, so that none can mean something else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))
+    monkeypatch.setattr("keras_vit.cli.shell.import_keras", lambda: pytest.fail("ran"))
+    for kind in REFUSED[type_of(parameter)]:
+        words = shlex.split(VALID[name])
+        if parameter.param_type_name == "argument":
+            if HOSTILE[kind].startswith("-"):
+                continue
+            words = [HOSTILE[kind]] * max(2, parameter.nargs)
+        elif parameter.nargs > 1:
+            words += [parameter.opts[-1], *[HOSTILE[kind]] * parameter.nargs]
+        else:
+            words += [f"{max(parameter.opts, key=len)}={HOSTILE[kind]}"]
+        code, out, err = shell(*name.split(), *words)
+        assert (code in (1, 2), out) == (True, ""), (kind, err)
+        assert len(re.findall("Error: |keras-vit: ", err)) == 1
+        assert "Received: " in err or "Invalid value" in err
+        assert len(err) < 1000
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("recipes ''", "Received: ''"),
+        ("finetune --data digits --output ''", "Received: '' after --output"),
+        ("finetune --data digits --output=", "Received: '' after --output"),
+        ("finetune --data digits --lr -1", r"base_lr=\(-1.0,\)"),
+        ("finetune --data digits --ema -1", "Polyak averaging.*ema=-1.0"),
+        ("finetune --data digits --ema 0", "ema=0.0"),
+        ("pretrain --data digits --epochs 0", "passes over the.*epochs=0.0"),
+        ("pretrain --data digits --lr 0", r"base_lr=\(0.0,\)"),
+        ("pretrain --data digits --epochs 1 --steps 1", "either total_steps or epochs"),
+        ("pretrain --data digits --layers 4294967296", "--layers"),
+        ("pretrain --data digits --image-size 99999999999", "from 1 to 65535"),
+        ("pretrain --data digits --image-size ²", "--image-size ²"),
+        ("demo --seed -1", "--seed"),
+        ("demo --seed 4294967296", "--seed"),
+        ("launch --workers 1000000 -- finetune", "at most 256 workers"),
+        (f"predict --model OWN --weights {MINI} PHOTO", "--weights with a variant"),
+        (
+            f"predict PHOTO --server http://localhost:1 --model-version {2**63}",
+            r"2\*\*63 - 1",
+        ),
+    ],
+)
+def test_values_that_were_accepted_or_crashed(
+    line, message, shell, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "OWN").mkdir()
+    (tmp_path / "PHOTO").write_text("no photo")
+    code, _, err = shell(*shlex.split(line))
+    assert code
+    assert re.search(message, err.replace("\n", " ")), err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import keras_vit
 from keras_vit import evaluation
 from tests.conftest import REFERENCE
+from tests.runs import save_run
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -47,7 +48,7 @@ def test_fewshot_prints_and_writes_what_the_library_returns(shell, shades, tmp_p
         shots=(2, "all"),
         l2=1,
         seeds=(0, 1),
-        mean=(0.4, 0.5, 0.6),
+        preprocessing=keras_vit.Preprocessing(mean=(0.4, 0.5, 0.6)),
         before_crop=(72, 72),
     )
     assert str(expected) in out
@@ -74,20 +75,18 @@ def test_fewshot_with_neighbours_and_probe(shell, shades, tmp_path):
 
 
 def test_fewshot_of_a_run_takes_its_normalization(shell, shades, tmp_path):
-    from keras_vit import cli
-
     model = keras_vit.from_checkpoint(MINI)
-    model.save(tmp_path / "model.keras")
-    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    cli.opening.Run(["a"], mean, std, {"seed": 3}).save(tmp_path)
+    scale = keras_vit.Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    labels = map(str, range(model.output_shape[-1]))
+    save_run(tmp_path, model, labels, scale, seed=3)
     given = ["fewshot", "--model", tmp_path, "--data", shades, "--shots", "5"]
     code, out, _ = shell(*given)
     assert code == 0
-    expected = evaluation.fewshot(model, shades, shots=(5,), mean=mean, std=std)
+    expected = evaluation.fewshot(model, shades, shots=(5,), preprocessing=scale)
     assert str(expected) in out
     code, _, err = shell(*given, "--gelu", "erf")
     assert code == 1
-    assert "a run that has its own" in err
+    assert "which has its own" in err
 
 
 def test_fewshot_of_a_variant_without_weights(shell, shades):

@@ -32,9 +32,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
 
-    def start(*words, python=(), **variables):
+    def start(*words, program=PROGRAM, **variables):
         return subprocess.run(
-            [sys.executable, *python, "-m", "keras_vit_command", *words],
+            [*program, *words],
             capture_output=True,
             text=True,
             env=os.environ | variables,
@@ -99,34 +99,101 @@ def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
 TAB = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_CWORD": "5"}
 
 
+# Prints the imported modules on standard error when the process ends.
+WATCHED = """
+import atexit, runpy, sys
+atexit.register(lambda: print("modules:", *sys.modules, file=sys.stderr))
+sys.argv[0] = "keras-vit"
+{start}
+"""
+STARTS = {
+    "console script": "import keras_vit_command; keras_vit_command.main()",
+    "python -m": "runpy.run_module('keras_vit_command', run_name='__main__')",
+}
+HEAVY = {"tensorflow", "keras", "jax", "torch", "numpy"}
+
+
+def watched(start):
+    """A Python program: the command line, whose imported modules are printed last."""
+    return [sys.executable, "-c", WATCHED.format(start=STARTS[start])]
+
+
 @pytest.mark.parametrize(
-    ("words", "variables", "code"),
+    ("line", "code"),
     [
-        ([], {}, 0),
-        (["--version"], {}, 0),
-        (["--help"], {}, 0),
-        (["finetune", "--help"], {}, 0),
-        (["finetun"], {}, 2),
-        (["finetune"], {}, 2),
-        (["recipes", "cifar10"], {}, 0),
-        ([], TAB | {"COMP_WORDS": "keras-vit finetune --model ViT-L/32 --weights "}, 0),
+        ("", 0),
+        ("--version", 0),
+        ("--help", 0),
+        ("finetune --help", 0),
+        ("finetun", 2),
+        ("finetune", 2),
+        ("finetune --model ViT-B/61", 1),
+        ("predict --model ViT-B/61 image.jpg", 1),
+        ("export ViT-B/61 exported", 1),
+        ("pretrain --model ViT-B/61 --data photos", 1),
+        ("recipes", 0),
+        ("recipes cifar10", 0),
+        ("recipes no-such-recipe", 1),
+        ("weights list", 0),
+        ("weights list --variant ViT-B/16 --urls", 0),
+        ("paper", 0),
+        ("paper table5", 0),
+        ("paper table8 --json", 0),
+        ("paper figure5 --json", 0),
+        ("costs ViT-L/16", 0),
+        ("costs BiT-R50x1 --batch 8 --by-layer", 0),
+        ("costs R50+ViT-B/16 --image-size 384", 0),
+        ("costs ViT-B/61", 1),
+        ("costs --table6", 0),
+        ("costs --plan 'ViT-L/16 imagenet21k 30 epochs on 8xH100'", 0),
     ],
 )
-def test_what_imports_no_keras(run, words, variables, code):
-    """Nor NumPy: a TAB is answered in a quarter of a second."""
-    done = run(*words, python=["-X", "importtime"], **variables)
-    assert done.returncode == code
-    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+def test_what_imports_no_keras(run, line, code):
+    """Nor NumPy: these commands only print constants."""
+    done = run(*shlex.split(line), program=watched("console script"))
+    printed, _, modules = done.stderr.rpartition("modules:")
+    assert done.returncode == code, printed
+    names = set(modules.split())
     assert "keras_vit.cli.training" in names
-    assert not names & {"tensorflow", "keras", "numpy"}
-    assert done.stdout or "Error" in done.stderr
+    assert not names & HEAVY
+    if code == 1:
+        assert printed.startswith("keras-vit: Expected ")
+    assert done.stdout or code
 
 
-def test_a_command_has_the_whole_package_and_no_chatter(run):
-    """TensorFlow's own lines are held back, which it prints in its import."""
-    done = run("paper", "figure5", "--json")
+@pytest.mark.parametrize("start", STARTS)
+def test_completion_imports_no_keras(run, start):
+    words = "keras-vit finetune --model ViT-L/32 --weights "
+    done = run(program=watched(start), **TAB, COMP_WORDS=words)
+    assert done.stdout.split() == ["imagenet21k", "imagenet21k+imagenet2012", "sam"]
+    names = set(done.stderr.rpartition("modules:")[2].split())
+    assert "keras_vit.weights.registry" in names
+    assert not names & HEAVY
+
+
+def test_a_misspelled_model_is_named_first(run):
+    """Before missing data, a missing option, and seconds of imports."""
+    done = run("finetune", "--model", "ViT-B/61")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "Received: ViT-B/61. Did you mean ViT-B/16" in line
+
+
+def test_a_command_registers_what_a_saved_model_needs(run):
+    """In a process whose `import keras_vit` does not; TensorFlow's lines are held."""
+    model = keras_vit.vit(
+        keras_vit.ViTConfig(
+            patch_size=8, num_layers=1, hidden_size=8, mlp_dim=8, num_heads=1
+        ),
+        image_size=(16, 16),
+        num_classes=2,
+    )
+    model.compile(keras_vit.training.optim.MomentumSGD(0.1), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save("model.keras")
+    done = run("convert", "model.keras", "model.npz", "--to", "npz")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)
+    assert Path("model.npz").is_file()
 
 
 def test_what_is_no_chatter_is_not_held_back(monkeypatch, capfd):

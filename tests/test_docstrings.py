@@ -16,6 +16,8 @@ import types
 import keras
 import pytest
 
+from keras_vit.builder import Builder
+
 pytestmark = pytest.mark.tensorflow_only
 
 PUBLIC_MODULES = (
@@ -158,6 +160,7 @@ def faults_of_class(kind, doc):
 def docstring_of_constant(module, name):
     """The literal after the assignment, as griffe reads it, and the module of both."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
+    body += [inner for node in body if isinstance(node, ast.If) for inner in node.body]
     for node, after in itertools.pairwise([*body, ast.Pass()]):
         if isinstance(node, ast.ImportFrom) and name in [at.name for at in node.names]:
             return docstring_of_constant(node.module, name)
@@ -172,11 +175,17 @@ def docstring_of_constant(module, name):
 def faults(value, module, name):
     """What the docstring of a public name leaves out."""
     member = value
-    if isinstance(value, property):
+    if isinstance(value, Builder):
+        member = type(value).__call__
+    elif isinstance(value, property):
         member = value.fget
     elif isinstance(value, classmethod | staticmethod):
         member = value.__func__
-    if isinstance(member, type | types.FunctionType):
+    if isinstance(value, Builder):
+        doc = inspect.getdoc(value)
+        for section in {"Args", "Returns", "Raises"} - sections(doc).keys():
+            yield f"no {section}"
+    elif isinstance(member, type | types.FunctionType):
         doc = inspect.getdoc(member)  # Of the base's method, where it has none.
     else:
         doc, _ = docstring_of_constant(module, name)
@@ -224,7 +233,7 @@ def public():
             value = getattr(module, name)
             if isinstance(value, types.ModuleType) or name.startswith("__"):
                 continue
-            if isinstance(value, type | types.FunctionType):
+            if isinstance(value, type | types.FunctionType | Builder):
                 home = value.__module__
             else:
                 _, home = docstring_of_constant(path, name)

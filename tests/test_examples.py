@@ -6,6 +6,7 @@ import json
 import types
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
@@ -15,10 +16,6 @@ from tests.conftest import REFERENCE
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CIFAR10 = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
 
 
 def example(name):
@@ -37,7 +34,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_every_example_is_tested_and_listed():
     tested = {
         *("quickstart", "finetune_folder", "finetune_cifar10"),
-        *("data_size", "adam_vs_sgd", "masked_patches"),
+        *("cifar10", "data_size", "adam_vs_sgd", "masked_patches"),
         *("inside", "appendix_d"),
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
@@ -73,12 +70,37 @@ def test_finetune_folder(tmp_path):
 def cifar10(tmp_path):
     """Noise of CIFAR-10's shape and classes: 60 and 20 images."""
     rng = np.random.default_rng(0)
-    arrays = {"classes": np.array(CIFAR10)}
+    arrays = {"classes": np.array(example("cifar10").CLASSES)}
     for split, count in (("train", 60), ("test", 20)):
         arrays[f"x_{split}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
         arrays[f"y_{split}"] = np.arange(count) % 10
     np.savez(tmp_path / "cifar.npz", **arrays)
     return tmp_path / "cifar.npz"
+
+
+def test_cifar10(tmp_path, monkeypatch, capsys):
+    """The first images of each class, in the data set's order."""
+    labels = np.array([3, 0, 3, 0, 3, 0, *range(10)], np.uint8)[:, None]
+    images = np.arange(16, dtype=np.uint8).reshape(16, 1, 1, 1) + np.zeros(
+        (16, 32, 32, 3), np.uint8
+    )
+    data = ((images, labels), (images[6:], labels[6:]))
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: data)
+    example("cifar10").main(train=2, test=1)
+    assert capsys.readouterr().out == "cifar10-6k.npz: 12 and 10 images\n"
+    source = keras_vit.data.open_source(tmp_path / "cifar10-6k.npz")
+    assert source.classes[3] == "cat"
+    kept = source.train.images[:, 0, 0, 0]
+    assert kept.tolist() == [0, 1, 2, 3, *range(7, 9), *range(10, 16)]
+    np.testing.assert_array_equal(source.train.labels, labels[kept, 0])
+    assert source.test.images[:, 0, 0, 0].tolist() == [*range(6, 16)]
+
+
+@pytest.mark.parametrize(
+    "name", ["adam_vs_sgd", "appendix_d", "data_size", "masked_patches"]
+)
+def test_studies_read_what_cifar10_writes(name):
+    assert example(name).CIFAR10 == example("cifar10").OUTPUT
 
 
 def test_finetune_cifar10(cifar10):
@@ -87,6 +109,7 @@ def test_finetune_cifar10(cifar10):
 
 
 def test_data_size(cifar10, tmp_path, capsys):
+    """The test images judge what other images have chosen: they are not trained on."""
     pytest.importorskip("matplotlib")
     module = example("data_size")
     accuracy = module.main(cifar10, images=(20,), smoke=True)
@@ -97,8 +120,11 @@ def test_data_size(cifar10, tmp_path, capsys):
     folder = tmp_path / "runs" / "data_size"
     assert (folder / "data_size.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "data_size.json").read_text())
-    assert kept["best"]["ViT"]["20"] == accuracy["ViT"][20]
-    begun = {file: file.stat().st_mtime_ns for file in folder.glob("*/best.keras")}
+    assert kept["ViT"]["20"] == accuracy["ViT"][20]
+    for name in accuracy:
+        result = keras_vit.evaluation.subsets.read(folder / name)
+        assert (result.validation_images, result.test_images) == (10, 20)
+    begun = {file: file.stat().st_mtime_ns for file in folder.glob("*/*/best.keras")}
     assert len(begun) == 2
     printed = capsys.readouterr().out
     assert module.main(cifar10, images=(20,), smoke=True) == accuracy
@@ -157,6 +183,10 @@ def test_appendix_d(cifar10, tmp_path, capsys):
     ((name, points),) = numbers["9"].items()
     assert f"{name:<20}{points[1]:>7.1%}" in printed
     assert numbers["10"]["1-D"].shape == (8, 8, 8, 8)
+    ((positions, accuracy),) = numbers["table8"].items()
+    assert positions == ("none", "stem")
+    row = f"{'none':<10}{'stem':<20}{accuracy:>8.1%}{0.61382:>9.1%}"
+    assert row in printed
     (model,) = numbers["13"]
     exaflops, speed, accuracy = numbers["13"][model]
     module = example("appendix_d")

@@ -69,7 +69,12 @@ def test_archive_of_the_wheel(dist, version):
     info = f"{NAME}-{version}.dist-info/"
     files = {name for name in wheel.namelist() if not name.startswith(info)}
     assert files == tracked("keras_vit", "keras_vit_command.py")
-    for name in ("py.typed", "inspection/page.css", "labels/imagenet2012.txt"):
+    for name in (
+        "py.typed",
+        "inspection/page.css",
+        "labels/imagenet2012.txt",
+        "templates/card.html",
+    ):
         assert f"keras_vit/{name}" in files
     assert wheel.read(f"{info}licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert b"keras-vit = keras_vit_command:main" in wheel.read(

@@ -1,5 +1,6 @@
-"""The paper's numbers against PAPER.md, and against each other."""
+"""The paper's numbers as it prints them, and against each other."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -32,9 +33,9 @@ DATA = {
 }
 
 
-@pytest.fixture(scope="module")
-def text(shared):
-    return (shared / "reference" / "PAPER.md").read_text()
+@pytest.fixture
+def text(paper_facts):
+    return paper_facts
 
 
 def rows(text, header):
@@ -144,6 +145,42 @@ def test_table_9(text):
     assert not ours
 
 
+def test_table_8(text):
+    """The places are those of the sentence; one number of none and of relative."""
+    (sentence,) = re.findall(
+        r"- D\.4, Table 8 .*?\): (none .*?)\. 2-D:", text, re.DOTALL
+    )
+    places = ("stem", "every_layer", "every_layer_shared")
+    assert "stem / every layer / every layer, shared" in text
+    names = {"none": "none", "1-D": "1d", "2-D": "2d", "relative": "relative"}
+    printed = {}
+    for kind in re.sub(r"\s+", " ", sentence).split("; "):
+        for word, numbers in re.findall(r"([a-z]+|[12]-D) ((?:\.\d+ ?)+)", kind):
+            for place, number in zip(places, numbers.split(), strict=False):
+                printed[names[word], place] = float(number)
+    assert len(printed) == 8
+    assert printed == paper.TABLE_8
+
+
+def test_d_9(text):
+    ((five, one),) = re.findall(
+        r"- D\.9: .*H/14.*JFT.*top-5 (\d+\.\d), top-1 (\d+\.\d)", text
+    )
+    ours = keyed("D.9", "model", "pretrained_on", "dataset", "top")
+    for top, percent in ((1, one), (5, five)):
+        (row,) = ours.pop(("ViT-H/14", "jft300m", "objectnet", top))
+        assert row.percent == float(percent)
+    assert not ours
+
+
+def test_positions_of_table_8_are_fields_of_a_config():
+    for position, place in paper.TABLE_8:
+        config = dataclasses.replace(
+            VARIANTS["ViT-B/16"], position=position, position_at=place
+        )
+        assert (config.position, config.position_at) == (position, place)
+
+
 def percents(table, *fields, **like):
     return {
         tuple(getattr(row, field) for field in fields): row.percent
@@ -230,7 +267,7 @@ def test_names_are_the_projects():
         assert row.model in VARIANTS
         assert row.pretrained_on in IMAGES
         assert row.dataset.removesuffix("_real") in FINETUNE or (
-            row.dataset == "average" or row.dataset.startswith("vtab/")
+            row.dataset in ("average", "objectnet") or row.dataset.startswith("vtab/")
         )
         assert 0 < row.percent < 100
 
@@ -257,6 +294,10 @@ def test_expected():
     found = paper.expected("BiT-R50x1", "jft300m", "cifar10", table="Table 7")
     assert (found.percent, found.optimizer) == (97.67, "adam")
     assert paper.expected("ViT-H/14", "jft300m", "vtab/dtd").percent == 75.2
+    assert paper.expected("ViT-H/14", "jft300m", "objectnet").percent == 61.7
+    found = paper.expected("ViT-H/14", "jft300m", "objectnet", top=5)
+    assert (found.percent, found.table) == (82.1, "D.9")
+    assert paper.expected("ViT-H/14", "jft300m", "cifar10", top=5) is None
     assert paper.expected("ViT-H/14", "imagenet2012", "cifar10") is None
     assert paper.expected("ViT-B/16", "augreg-imagenet21k", "cifar10") is None
     with pytest.raises(ValueError, match=r"one of Table 2, .*table='Table 3'"):
@@ -282,6 +323,8 @@ def test_the_command_prints_them(shell, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = shell("paper")[1]
     assert all(f"Table {number}\n" in out for number in (2, 5, 6, 7, 9))
+    assert "D.9\n" in out
+    assert "Table 8: " in out
     assert max(map(len, out.splitlines())) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in out
     rows = json.loads(shell("paper", "--json")[1])
@@ -289,3 +332,24 @@ def test_the_command_prints_them(shell, monkeypatch):
     out = shell("paper", "table7")[1]
     assert "jft300m, SGD" in out
     assert shell("paper", "table3")[0] == 2
+
+
+@pytest.mark.tensorflow_only
+def test_the_command_prints_d_9_and_table_8(shell):
+    lines = [" ".join(line.split()) for line in shell("paper", "d9")[1].splitlines()]
+    assert "ViT-H/14 jft300m objectnet 61.7" in lines
+    assert "ViT-H/14 jft300m objectnet 82.1 (top-5)" in lines
+    code, out, err = shell("paper", "table8")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[1:] == [
+        ["position", "stem", "every_layer", "every_layer_shared"],
+        ["none", "0.61382"],
+        ["1d", "0.64206", "0.63964", "0.64292"],
+        ["2d", "0.64001", "0.64046", "0.64022"],
+        ["relative", "0.64032"],
+    ]
+    rows = json.loads(shell("paper", "table8", "--json")[1])
+    assert {(r["position"], r["position_at"]): r["accuracy"] for r in rows} == (
+        paper.TABLE_8
+    )

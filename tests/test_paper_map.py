@@ -12,7 +12,7 @@ from keras_vit.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "paper.md").read_text()
-# PAPER.md's outline, so that a checkout without it is held to the same.
+# PAPER.md's outline.
 SECTIONS = """\
 1 Introduction
 2 Related work
@@ -98,9 +98,8 @@ def test_every_equation_table_and_figure_is_in_its_section():
     }
 
 
-def test_the_outline_is_papers_mds(shared):
-    text = (shared / "reference" / "PAPER.md").read_text()
-    outline = " ".join(text.partition("\n## Outline")[2].split())
+def test_the_outline_is_papers_mds(paper_facts):
+    outline = " ".join(paper_facts.partition("\n## Outline")[2].split())
     parts, equations = outline.split(" Equations: ")
     equations, tables = equations.split(" Tables ")
     for section in SECTIONS:

@@ -1,5 +1,8 @@
 """The public surface: what `keras_vit` shows, and what importing it costs."""
 
+import ast
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -9,6 +12,10 @@ import pytest
 
 import keras_vit
 
+LAZY = [
+    "keras_vit",
+    *(f"keras_vit.{at}" for at in ("evaluation", "inspection", "training", "weights")),
+]
 PUBLIC = {
     "AddPositionEmbs",
     "Axial_ResNet50",
@@ -25,9 +32,12 @@ PUBLIC = {
     "BiT_R50x3",
     "ClassToken",
     "EfficientNetConfig",
+    "Facts",
     "MAPHead",
     "MlpBlock",
     "PatchEmbedding",
+    "Preprocessing",
+    "Provenance",
     "R26_ViT_B32",
     "R26_ViT_S32",
     "R50_ViT_B16",
@@ -50,6 +60,7 @@ PUBLIC = {
     "ViT_S16",
     "ViT_S32",
     "ViT_Ti16",
+    "VisionModel",
     "__version__",
     "at_resolution",
     "data",
@@ -109,6 +120,77 @@ def test_unknown_names_are_attribute_errors():
         _ = keras_vit.nonsense
 
 
+@pytest.mark.parametrize("package", LAZY)
+def test_a_lazy_package_lists_the_same_names_three_times(package):
+    """In `if TYPE_CHECKING:`, in `__all__` and in the call of `names_of`."""
+    module = importlib.import_module(package)
+    tree = ast.parse(inspect.getsource(module))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    checked = {alias.name: at.module for at in block.body for alias in at.names}
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "names_of"
+    )
+    taken = {
+        name: f"{package}.{keyword.arg}"
+        for keyword in call.keywords
+        for name in ast.literal_eval(keyword.value).split()
+    }
+    submodules = {name for name, home in checked.items() if home == package}
+    assert checked.keys() == set(module.__all__) - {"__version__"}
+    assert taken.keys() == checked.keys() - submodules
+    for name, home in taken.items():
+        assert checked[name].startswith(home)
+        assert getattr(module, name) is getattr(
+            importlib.import_module(checked[name]), name
+        )
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_lazy_names_are_as_eager_ones():
+    """For star imports, signatures, and submodules that nothing has imported yet."""
+    namespace = {}
+    exec("from keras_vit import *", namespace)
+    assert namespace.keys() >= PUBLIC
+    assert "weights" in inspect.signature(keras_vit.ViT_B16).parameters
+    assert keras_vit.paper.EXAFLOPS
+    with pytest.raises(ImportError, match="nonsense"):
+        exec("from keras_vit.weights import nonsense")
+
+
+REGISTERED = """
+import importlib, json, pkgutil, sys
+import keras, keras_vit
+def registered():
+    names = keras.saving.get_custom_objects()
+    return sorted(name for name in names if name.startswith("keras_vit>"))
+imported = registered()
+for module in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."):
+    if module.name.startswith(("keras_vit.cli", "keras_vit.serving.")):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ImportError:  # An extra, or TensorFlow.
+        pass
+print(json.dumps([imported, registered()]))
+"""
+
+
+def test_import_registers_every_class():
+    """`import keras_vit` is all that `keras.saving.load_model` needs."""
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTERED], capture_output=True, text=True, check=True
+    )
+    imported, every = json.loads(done.stdout.splitlines()[-1])
+    assert imported == every
+    assert "keras_vit>TransformerBlock" in imported
+
+
 def modules_after(statement):
     """What a fresh process has imported after `statement`."""
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
@@ -126,8 +208,11 @@ def test_import_brings_no_heavy_extras():
     ours = modules_after("import keras_vit") - modules_after("import keras")
     roots = {name.split(".")[0] for name in ours}
     assert not roots & {
+        "filelock",
+        "jinja2",
         "tensorflow_datasets",
         "matplotlib",
+        "scipy",
         "sklearn",
         "torch",
         "typer",

@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.configs import HYBRID_VARIANTS
-from keras_vit.models.description import config_of
+from keras_vit.facts import OFFICIAL
 from keras_vit.self_supervision import (
     MASKED,
     SIDE,
@@ -18,9 +18,13 @@ from keras_vit.self_supervision import (
     MaskedPatchPredictor,
     class_colors,
 )
+from keras_vit.weights.architecture import config_of
+from tests.photos import tiles
 
 TARGETS = ("mean_color", "4x4", "l2")
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET = keras_vit.Preprocessing(
+    mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
 
 
 def tiny(image_size=(32, 48), classes=None, **changes):
@@ -39,10 +43,9 @@ def photos(count, image_size=(32, 48), seed=0):
     return (large + rng.integers(-3, 4, large.shape)).clip(0, 255).astype(np.uint8)
 
 
-def scaled(images, mean=(0.5,) * 3, std=(0.5,) * 3):
-    return ((images / np.float32(255) - np.float32(mean)) / np.float32(std)).astype(
-        np.float32
-    )
+def scaled(images, by=OFFICIAL):
+    shares = images / np.float32(255)
+    return ((shares - np.float32(by.mean)) / np.float32(by.std)).astype(np.float32)
 
 
 def said(predictor, images):
@@ -180,17 +183,17 @@ def on_the_cuts(patch_size, side):
 
 
 @pytest.mark.parametrize(
-    ("target", "patch_size", "normalization"),
+    ("target", "patch_size", "preprocessing"),
     [
-        ("mean_color", 4, {}),
+        ("mean_color", 4, OFFICIAL),
         ("mean_color", 14, IMAGENET),
-        ("mean_color", 16, {}),
+        ("mean_color", 16, OFFICIAL),
         ("4x4", 4, IMAGENET),
-        ("4x4", 14, {}),  # Areas of 3.5 pixels.
+        ("4x4", 14, OFFICIAL),  # Areas of 3.5 pixels.
         ("4x4", 16, IMAGENET),
     ],
 )
-def test_colors_equal_a_quantizer_in_whole_numbers(target, patch_size, normalization):
+def test_colors_equal_a_quantizer_in_whole_numbers(target, patch_size, preprocessing):
     size = (patch_size, 2 * patch_size)
     noise = np.random.default_rng(1).integers(0, 256, (20, *size, 3), np.uint8)
     flat = np.random.default_rng(2).integers(0, 256, (20, 1, 1, 3), np.uint8)
@@ -198,8 +201,10 @@ def test_colors_equal_a_quantizer_in_whole_numbers(target, patch_size, normaliza
     ends = np.stack([np.zeros((*size, 3), np.uint8), np.full((*size, 3), 255, "u1")])
     images = np.concatenate([noise, flat, on_the_cuts(patch_size, 1), ends])
     backbone = tiny(size, patch_size=patch_size)
-    predictor = MaskedPatchPredictor(backbone, target, corrupt=1.0, **normalization)
-    out = said(predictor, scaled(images, **normalization))
+    predictor = MaskedPatchPredictor(
+        backbone, target, corrupt=1.0, preprocessing=preprocessing
+    )
+    out = said(predictor, scaled(images, preprocessing))
     expected = quantized(images, patch_size, SIDE[target])
     order = out["places"][..., None]
     np.testing.assert_array_equal(
@@ -226,10 +231,9 @@ def test_a_color_and_back():
 
 
 @pytest.mark.parametrize("target", ["mean_color", "4x4"])
-def test_no_label_is_constant(target, shared):
+def test_no_label_is_constant(target):
     """Of real photos: the first port of this gave every patch one and the same."""
-    with np.load(shared / "real/cifar10_subset_6k.npz") as file:
-        images = scaled(file["x_test"][:256])
+    images = scaled(tiles(32, reduce=2))
     backbone = tiny((32, 32), patch_size=4)
     labels = said(MaskedPatchPredictor(backbone, target, 1.0), images)["target"]
     for shown in range(labels.shape[-1]):
@@ -530,11 +534,14 @@ def test_reconstructions(predictor):
     [
         ({"target": "mean"}, "mean_color, 4x4, l2.*target='mean'"),
         ({"mask": 0.9}, r"add up to 1 .*mask=0.9, replace=0.1, keep=0.1"),
-        ({"mask": 1.2, "replace": -0.3}, "add up to 1"),
-        ({"mask": math.nan}, "add up to 1"),
-        ({"corrupt": 0.0}, r"above 0 and at most 1 .*corrupt=0.0"),
+        ({"mask": 1.2, "replace": -0.3}, r"mask to be a share in \[0, 1\].*mask=1.2"),
+        ({"mask": math.nan}, "mask to be a share"),
+        ({"corrupt": 0.0}, r"one of them corrupted.*corrupt=0.0 of 24"),
         ({"corrupt": 1.5}, "corrupt=1.5"),
-        ({"mean": (0.5, 0.4)}, r"one value for each channel.* for 3 channels"),
+        (
+            {"preprocessing": keras_vit.Preprocessing(mean=(0.5, 0.4))},
+            r"one value for each channel.* for 3 channels",
+        ),
         ({"corrupt": 0.01}, "corrupt=0.01 of 24 patches. Take a larger share"),
     ],
 )

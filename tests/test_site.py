@@ -1,11 +1,13 @@
 """The site of docs/, as `make docs` builds it: whole, linked, legible on a phone."""
 
+import dataclasses
 import functools
+import html
 import http.server
 import importlib.util
+import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,12 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import keras_vit
+from keras_vit.builder import Builder
+from keras_vit.weights import registry
 from tests.test_docstrings import PUBLIC_MODULES
 
 pytestmark = pytest.mark.tensorflow_only
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/keras-vit/keras-vit/"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
@@ -100,6 +104,33 @@ def test_every_public_name_is_in_the_reference(pages):
     assert sorted(hooks.public() - anchors) == []
 
 
+def test_the_table_of_builders_states_how_they_differ(site):
+    """One signature is documented for each kind; a row states what is a variant's."""
+    page = (site / "reference" / "models.html").read_text()
+    rows = [
+        html.unescape(re.sub("<.*?>", "", row.replace("</td>", "|")))
+        for row in re.findall("<tr>(.*?)</tr>", page, re.S)
+    ]
+    cells = {row.split("|")[0].strip(): row for row in rows}
+    found = {name: getattr(keras_vit, name) for name in keras_vit.__all__}
+    found = {name: at for name, at in found.items() if isinstance(at, Builder)}
+    assert len(found) == 28
+    for name, builder in found.items():
+        told = [cell.strip() for cell in cells[name].split("|")]
+        parameters = inspect.signature(builder).parameters
+        weights = parameters["weights"].default
+        assert told[1] == builder.variant
+        assert told[3] == (weights or "none")
+        tags = {tag for tag in told[4].split(", ") if tag}
+        assert tags == set(registry.tags(builder.variant)) - {weights}
+        for field in dataclasses.fields(builder.config):
+            if field.name in parameters and field.name != "gelu":
+                default = parameters[field.name].default
+                changed = f"{field.name}={default!r}" in told[5]
+                assert changed == (default != field.default), name
+    assert page.count("whether to put the classifier on top") == 2
+
+
 def test_every_page_is_in_the_menu(site, pages):
     home = {link for link in pages[site / "index.html"].links if "#" not in link}
     for page in pages:
@@ -130,18 +161,11 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_pages_open_in_a_browser(site, pages, address, width):
+def test_pages_open_in_a_browser(site, pages, address, width, chromium):
     """No error in the console, nothing asked of a network, nothing off the edge."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("LOUD: no chromium here (apt install chromium): no page was opened")
     said, asked = [], []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
-        x, y = WIDTHS[width]
-        tab = browser.new_page(viewport={"width": x, "height": y})
+    x, y = WIDTHS[width]
+    with chromium.new_page(viewport={"width": x, "height": y}) as tab:
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("request", lambda request: asked.append(request.url))
@@ -155,6 +179,5 @@ def test_pages_open_in_a_browser(site, pages, address, width):
         first = tab.locator(".md-search-result__item").first
         first.wait_for(state="attached")
         assert "rollout" in first.inner_text()
-        browser.close()
     assert said == []
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]

@@ -12,7 +12,7 @@ import keras_vit
 
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
-# ViT-L/16 by the table of FACTS section 4, written out: not asked of our own code.
+# ViT-L/16's names in the official checkpoints, written out: not from our own code.
 D, M, H, LAYERS, TOKENS, CLASSES = 1024, 4096, 16, 24, 197, 21843
 
 

@@ -149,7 +149,7 @@ def float64_is_allowed():
 
 
 def test_a_batch_of_one_is_the_first_of_two(case):
-    """In float64: in float32 a processor's order of summation moves AxialUnit by 1e-6."""
+    """In float64: float32 moves AxialUnit by 1e-6, with the order of summation."""
     layer, arguments, x = case
     x = x.astype("float64")
     with float64_is_allowed():

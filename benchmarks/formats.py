@@ -58,8 +58,10 @@ class Row:
 def opened(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model, and how it was trained."""
     from keras_vit.cli.opening import open_model
+    from keras_vit.cli.options import OpenedModel
 
-    return open_model(options.model, options.weights, purpose="any")
+    asked = OpenedModel(model=options.model, weights=options.weights)
+    return open_model(asked, purpose="any")
 
 
 def mebibytes(model: Any) -> float:

@@ -43,6 +43,7 @@ def measure(options: argparse.Namespace) -> None:
     import numpy as np
 
     import keras_vit
+    from keras_vit.families import family_of
     from keras_vit.layers import TransformerBlock, kernels
     from keras_vit.training.optim import MomentumSGD
 
@@ -51,9 +52,7 @@ def measure(options: argparse.Namespace) -> None:
     size = (options.image_size, options.image_size)
     (variant,) = options.variant
     config = keras_vit.VARIANTS[variant]
-    is_resnet = isinstance(config, keras_vit.ResNetConfig)
-    build = keras_vit.resnet if is_resnet else keras_vit.vit
-    model = build(config, image_size=size, num_classes=1000)
+    model = family_of(config).build(config, image_size=size, num_classes=1000)
     for layer in model.layers:
         if isinstance(layer, TransformerBlock):
             layer.remat = options.only == "remat"

@@ -28,7 +28,6 @@ import keras
 import numpy as np
 from inside import neighbours  # The example beside this one.
 
-import keras_vit
 from keras_vit import (
     ResNetConfig,
     ViTConfig,
@@ -40,6 +39,7 @@ from keras_vit import (
 )
 from keras_vit.data import pipelines
 from keras_vit.data.sources import Source
+from keras_vit.families import family_of
 from keras_vit.inspection import plots
 from keras_vit.training import optim
 
@@ -134,9 +134,9 @@ class Study:
     ) -> keras.Model:
         """A model from random weights, trained with `model.fit`."""
         keras.utils.set_random_seed(0)
-        if self.smoke and isinstance(config, ViTConfig):
+        if self.smoke and family_of(config).has_patches:
             config = dataclasses.replace(config, num_layers=1)
-        build = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+        build = family_of(config).build
         model = build(config, image_size=SIZE, num_classes=len(self.source.classes))
         epochs, steps = self.length(times)
         recipe = dataclasses.replace(

@@ -18,7 +18,6 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.builder import PER_VARIANT, Builder
 from keras_vit.configs import (
-    CLASS_TOKENS,
     NUMERICS,
     Classifier,
     Gelu,
@@ -27,19 +26,18 @@ from keras_vit.configs import (
     PoolPadding,
     ResNetConfig,
     ViTConfig,
+    numerics_from,
     numerics_of,
 )
 from keras_vit.facts import Facts, imagenet2012_labels
+from keras_vit.families import family_of
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.layers.encoder import undrawn
 from keras_vit.models import heads
-from keras_vit.models.resnet import classify as classify_map
-from keras_vit.models.resnet import encode as feature_map
 from keras_vit.models.vision import VisionModel
-from keras_vit.models.vit import check_size, encode
-from keras_vit.weights import checkpoint, contents, download, keras_files, registry
+from keras_vit.weights import checkpoint, download, keras_files, reading, registry
 from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
-from keras_vit.weights.contents import Contents
+from keras_vit.weights.parsed import ParsedCheckpoint
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -78,12 +76,12 @@ def _build(
         size = None if input_shape is None else input_shape[:2]
         saved = config if numerics is None else _with(config, numerics)
         saved = dataclasses.replace(saved, **chosen)
-        found = keras_files.read(source, saved, size) or contents.read(
+        found = keras_files.read(source, saved, size) or reading.read(
             source, numerics=own, num_heads=getattr(config, "num_heads", None)
         )
         if include_top:
             checkpoint.warn_of_dropped_head(found, stacklevel=3)
-        chosen = _numerics_in(found, config) | chosen
+        chosen = numerics_from(found.config, config) | chosen
     elif numerics is not None:
         chosen = numerics_of(config, numerics) | chosen
     config = dataclasses.replace(config, **chosen)
@@ -98,7 +96,8 @@ def _build(
         if include_top:
             outputs = _classify(images, config, num_classes, classifier_activation)
         else:
-            outputs = _pool(_features(images, config), pooling)
+            features = family_of(config).encode(images, config)
+            outputs = _pool(features, pooling)
     inputs = images
     if input_tensor is not None:
         sources = keras.utils.get_source_inputs(images)
@@ -137,51 +136,27 @@ def _with(config: Any, numerics: str) -> Any:
     return dataclasses.replace(config, **numerics_of(config, numerics))
 
 
-def _numerics_in(found: Contents, config: ViTConfig | ResNetConfig) -> dict[str, Any]:
-    """The fields of `config` that a file's dialect or `config.json` sets."""
-    told, kernels = found.config, NUMERICS["paper"]["v2"].keys()
-    if isinstance(config, ResNetConfig) and isinstance(told, ResNetConfig):
-        return {name: getattr(told, name) for name in kernels}
-    if isinstance(config, ResNetConfig) or isinstance(told, ResNetConfig):
-        return {}  # Of another family: loading says so.
-    fields = {name: getattr(told, name) for name in NUMERICS["paper"]["vit"]}
-    if config.resnet is not None and told.resnet is not None:
-        epsilons = {name: getattr(told.resnet, name) for name in kernels}
-        fields["resnet"] = dataclasses.replace(config.resnet, **epsilons)
-    return fields
-
-
-def _features(images: Tensor, config: ViTConfig | ResNetConfig) -> Tensor:
-    if isinstance(config, ResNetConfig):
-        return feature_map(images, config)
-    return encode(images, config)
-
-
 def _classify(
     images: Tensor,
     config: ViTConfig | ResNetConfig,
     num_classes: int | None,
     activation: Any = None,
 ) -> Tensor:
-    features = _features(images, config)
-    if isinstance(config, ResNetConfig):
-        return classify_map(features, config, num_classes, activation)
-    return heads.classify(features, config, num_classes, activation)
+    family = family_of(config)
+    features = family.encode(images, config)
+    return family.classify(features, config, num_classes, activation)
 
 
 def _check_pooling(
     config: ViTConfig | ResNetConfig, include_top: bool, pooling: str | None
 ) -> None:
     arguments.choice("pooling", pooling, POOLINGS)
-    token = isinstance(config, ViTConfig) and CLASS_TOKENS[config.classifier]
-    if pooling == "token" and not include_top and not token:
-        what = (
-            f"classifier={config.classifier!r}, which has none"
-            if isinstance(config, ViTConfig)
-            else "a ResNet"
-        )
+    if pooling == "token" and not include_top and not config.num_class_tokens:
+        classifier = getattr(config, "classifier", None)
         raise ValueError(
-            f"Expected a class token for pooling='token' (Equation 4). Received: {what}"
+            "Expected a class token for pooling='token' (Equation 4). Received: "
+            f"{family_of(config).title} without one"
+            + (f", classifier={classifier!r}" if classifier else "")
         )
 
 
@@ -234,10 +209,9 @@ def _images(
 
 def _check_shape(name: str, shape: Any, config: ViTConfig | ResNetConfig) -> Any:
     """(H, W, C), if the model can be built on it; H and W of a BiT may be None."""
-    opened = isinstance(config, ResNetConfig) and config.unit != "axial"
-    shape = arguments.sides(name, shape, letters="(H, W, C)", opened=opened)
-    if isinstance(config, ViTConfig):
-        check_size(name, shape[:2], config)
+    family = family_of(config)
+    shape = arguments.sides(name, shape, letters="(H, W, C)", opened=family.any_size)
+    family.check_size(name, shape[:2], config)
     return shape
 
 
@@ -286,7 +260,7 @@ def _resolve(
 
 def _in_directory(variant: str, directory: Path) -> Path:
     """The one checkpoint of `variant` in a directory: by its name, else the only."""
-    if contents.is_folder(directory):
+    if reading.is_folder(directory):
         return directory
     files = sorted(
         file
@@ -520,21 +494,18 @@ def from_checkpoint(
             "Expected num_channels to be a positive integer or None. "
             f"Received: num_channels={num_channels!r}"
         )
-    found = contents.read(source, grid=grid, numerics=numerics, overrides=overrides)
+    found = reading.read(source, grid=grid, numerics=numerics, overrides=overrides)
     config = found.config
     new_head = classes is not None and classes != found.num_classes
-    if isinstance(config, ViTConfig) and new_head:
-        fresh = {"representation_size": None} | overrides
-        config = dataclasses.replace(
-            config, representation_size=fresh["representation_size"]
-        )
+    if new_head and "representation_size" not in overrides:
+        config = config.with_linear_head()
     size = image_size or _own_size(found)
     channels = num_channels or found.num_channels
     images = keras.Input((*size, channels), name="images")
     num_classes = found.num_classes if classes is None else classes
     with undrawn():
         outputs = _classify(images, config, num_classes)
-    name = "resnet" if isinstance(config, ResNetConfig) else "vit"
+    name = family_of(config).model_name
     model = VisionModel(images, outputs, name, facts=Facts(config=config))
     checkpoint.assign(model, found)
     if classes is None or classes:
@@ -542,21 +513,14 @@ def from_checkpoint(
     return model
 
 
-def _own_size(found: Contents) -> tuple[int, int]:
+def _own_size(found: ParsedCheckpoint) -> tuple[int, int]:
     """The pixels that a checkpoint's positions are for."""
-    config = found.config
-    if isinstance(config, ResNetConfig):
+    grid, stride = found.grid, found.config.stride
+    if found.num_positions is not None:
+        grid = checkpoint.position_grid(found.num_positions, None, grid, found.where)
+    if grid is None or not family_of(found.config).has_patches:
         return 224, 224
-    if found.num_positions is None:
-        if found.grid is None:
-            return 224, 224
-        rows, columns = found.grid
-    else:
-        rows, columns = checkpoint.position_grid(
-            found.num_positions, None, found.grid, found.where
-        )
-    pixels = config.patch_size * (config.resnet.stride if config.resnet else 1)
-    return rows * pixels, columns * pixels
+    return grid[0] * stride, grid[1] * stride
 
 
 def preprocess_input(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Standard library only.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, Self, TypedDict, get_args
 
 from keras_vit import arguments
 
@@ -74,8 +74,26 @@ def _units(name: str, value: Any) -> tuple[int, ...]:
     return tuple(int(units) for units in value)
 
 
+class ModelConfig:
+    """What the configs of every family answer."""
+
+    @property
+    def family(self) -> str:
+        """The key of its row of `keras_vit.families.FAMILIES`."""
+        raise NotImplementedError
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Tokens before the patches that the head reads (D.3)."""
+        return 0
+
+    def with_linear_head(self) -> Self:
+        """Returns the config for a head that is one linear layer (B.1.1)."""
+        return self
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
+class ResNetConfig(ModelConfig):
     """A ResNet of bottleneck units, group-normalised, with standardised kernels (4.1).
 
     The stem of a hybrid is of units "v1" (vit_jax/models_resnet.py), a BiT model of
@@ -130,13 +148,22 @@ class ResNetConfig:
             )
 
     @property
+    def family(self) -> str:
+        """The key of its row of `keras_vit.families.FAMILIES`."""
+        return "axial ResNet" if self.unit == "axial" else "BiT"
+
+    @property
     def stride(self) -> int:
         """Pixels to a place of the feature map: 4 after the root, then 2 a stage."""
         return 4 << max(len(self.num_layers) - 1, 0)
 
+    def numerics(self, library: str) -> dict[str, Any]:
+        """Returns its fields as a library computes: see `numerics_of`."""
+        return dict(NUMERICS[library]["v1" if self.unit == "v1" else "v2"])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig:
+class ViTConfig(ModelConfig):
     """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
 
     Attributes:
@@ -231,11 +258,8 @@ class ViTConfig:
                 f"position={self.position!r} (D.4: halves for X and Y). "
                 f"Received: hidden_size={self.hidden_size}"
             )
-        if not isinstance(self.resnet, ResNetConfig | None):
-            raise ValueError(
-                "Expected resnet to be a ResNetConfig or None (3.1). "
-                f"Received: resnet={arguments.shown(self.resnet)}"
-            )
+        if self.resnet is not None:
+            arguments.instance("resnet", self.resnet, ResNetConfig)
         if self.resnet is not None and self.resnet.unit != "v1":
             raise ValueError(
                 "Expected a hybrid's resnet to have unit='v1' (3.1; the official "
@@ -256,9 +280,38 @@ class ViTConfig:
             )
 
     @property
+    def family(self) -> str:
+        """The key of its row of `keras_vit.families.FAMILIES`."""
+        if self.attention == "axial":
+            return "axial ViT"
+        return "ViT" if self.resnet is None else "hybrid"
+
+    @property
+    def stride(self) -> int:
+        """Pixels to a patch: P, in a hybrid times those to a place of its map."""
+        return self.patch_size * (1 if self.resnet is None else self.resnet.stride)
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Tokens before the patches that the head reads (D.3)."""
+        return CLASS_TOKENS[self.classifier]
+
+    @property
     def num_prefix_tokens(self) -> int:
         """Tokens before the patches: the class token, if any, then registers."""
-        return CLASS_TOKENS[self.classifier] + self.num_registers
+        return self.num_class_tokens + self.num_registers
+
+    def numerics(self, library: str) -> dict[str, Any]:
+        """Returns its fields as a library computes: see `numerics_of`."""
+        fields = dict(NUMERICS[library]["vit"])
+        if self.resnet is not None:
+            stem = self.resnet.numerics(library)
+            fields["resnet"] = dataclasses.replace(self.resnet, **stem)
+        return fields
+
+    def with_linear_head(self) -> Self:
+        """Returns the config for a head that is one linear layer (B.1.1)."""
+        return dataclasses.replace(self, representation_size=None)
 
 
 def _row(num_layers: int, hidden_size: int, mlp_dim: int, num_heads: int) -> ViTConfig:
@@ -399,7 +452,7 @@ AXIAL_RESNETS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EfficientNetConfig:
+class EfficientNetConfig(ModelConfig):
     """One scaling of EfficientNet-B0 (arXiv:1905.11946), the other system of Table 2.
 
     Attributes:
@@ -426,6 +479,11 @@ class EfficientNetConfig:
         _validate(self, arguments.positive, *coefficients, most=100)  # L2's: 4.3, 5.3.
         _validate(self, arguments.integer, "image_size")
         _validate(self, arguments.rate, "dropout_rate", "drop_connect_rate")
+
+    @property
+    def family(self) -> str:
+        """The key of its row of `keras_vit.families.FAMILIES`."""
+        return "EfficientNet"
 
 
 EFFICIENTNET_VARIANTS = {
@@ -547,12 +605,26 @@ def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, An
         ValueError: if `numerics` is unknown.
     """
     arguments.choice("numerics", numerics, NUMERICS)
-    table = NUMERICS[numerics]
-    if isinstance(config, ResNetConfig):
-        return dict(table["v1" if config.unit == "v1" else "v2"])
-    fields = dict(table["vit"])
-    if config.resnet is not None:
-        fields["resnet"] = dataclasses.replace(config.resnet, **table["v1"])
+    return config.numerics(numerics)
+
+
+def numerics_from(told: Any, config: Any) -> dict[str, Any]:
+    """The fields of `config` that set its numerics, as another config has them.
+
+    Args:
+        told: the config to take them from.
+        config: a ViT's, a hybrid's or a ResNet's.
+
+    Returns:
+        Values by field, for `dataclasses.replace`; none if the two are of different
+        classes.
+    """
+    if type(told) is not type(config):
+        return {}
+    fields = {name: getattr(told, name) for name in config.numerics("paper")}
+    if (stem := fields.pop("resnet", None)) is not None:
+        changes = numerics_from(stem, config.resnet)
+        fields["resnet"] = dataclasses.replace(config.resnet, **changes)
     return fields
 
 

@@ -13,7 +13,8 @@ import pytest
 
 import keras_vit
 from keras_vit import applications, layers
-from keras_vit.configs import EfficientNetConfig, ResNetConfig, ViTConfig
+from keras_vit.configs import EfficientNetConfig, ResNetConfig
+from keras_vit.families import family_of
 from keras_vit.layers.convolution import RootPool
 from keras_vit.self_supervision import CorruptPatches, MaskedPatchPredictor
 from tests.models.families import V1, V2
@@ -155,11 +156,7 @@ CONFIGS = {
 
 
 def model_of(config):
-    if isinstance(config, ViTConfig):
-        return keras_vit.vit(config, image_size=SIZE, num_classes=2)
-    if isinstance(config, ResNetConfig):
-        return keras_vit.resnet(config, image_size=SIZE, num_classes=2)
-    return keras_vit.efficientnet(config, image_size=SIZE, num_classes=2)
+    return family_of(config).build(config, image_size=SIZE, num_classes=2)
 
 
 @pytest.mark.parametrize(("name", "argument"), cases(CONFIGS))

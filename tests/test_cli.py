@@ -382,7 +382,8 @@ def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monke
 )
 def test_parts_are_of_32_images_on_each_device(devices, parts):
     row = cli.opening.table_4("cifar10", "digits")
-    changed = cli.opening.changed(row, 1000, devices, batch_size=128)
+    asked = cli.options.RecipeChanges(batch_size=128)
+    changed = cli.opening.changed(row, 1000, devices, asked)
     assert changed.accumulation_steps == parts
 
 

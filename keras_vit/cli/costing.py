@@ -1,5 +1,6 @@
 """`keras-vit costs`."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_vit.cli import completing
-from keras_vit.cli.options import pixels
+from keras_vit.cli.options import grouped, pixels
 from keras_vit.cli.shell import app, console, import_keras
 
 # What each way of asking takes.
@@ -19,11 +20,101 @@ _OPTIONS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked about costs, in one of the ways of `_OPTIONS`."""
+
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels, 384 or 384x512 (height x width) [default: 224; of --plan the "
+            "recipe's]."
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images at once: prints memory too; of --plan images an update "
+            "[default: the recipe's].",
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of activations, float32 or bfloat16; prints memory [default: "
+            "float32]."
+        ),
+    ] = None
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of the head; 0 leaves it out [default: 1000]; --plan has the data's.",
+        ),
+    ] = None
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="By layer instead of by operation.")
+    ] = False
+    table6: Annotated[
+        bool,
+        typer.Option("--table6", help="ExaFLOPs of every model of Table 6, at 224 px."),
+    ] = False
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="What a pre-training takes: 'ViT-L/16 imagenet21k 30 epochs on "
+            "8xH100'."
+        ),
+    ] = None
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of --plan: euros an hour of one device."),
+    ] = None
+    utilisation: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --plan: share of the devices' peak, 0 to 1 [default: the paper's "
+            "0.345]."
+        ),
+    ] = None
+    figure12: Annotated[
+        bool,
+        typer.Option(
+            "--figure12",
+            help="Measures images/s and the largest batch on this machine (D.5): "
+            "minutes to hours.",
+        ),
+    ] = False
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Of --figure12: pixels [default: 64,128,224,384,512]."),
+    ] = None
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            help="Of --figure12 on a CPU: GiB to take [default: 0.8 of what is free].",
+        ),
+    ] = None
+    largest: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of --figure12: images at most [default: 1024]."),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Of --figure12: a folder for figure12.json and .png."),
+    ] = None
+
+
 @app.command(
     needs_keras=False,
     epilog="Example: keras-vit costs R50+ViT-B/16 --image-size 384",
 )
+@grouped
 def costs(
+    *,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -34,98 +125,17 @@ def costs(
             show_default=False,
         ),
     ] = None,
-    image_size: Annotated[
-        str | None,
-        typer.Option(
-            help="Pixels, 384 or 384x512 (height x width) [default: 224; of --plan the "
-            "recipe's]."
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Images at once: prints memory too; of --plan images an update "
-            "[default: the recipe's].",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Of activations, float32 or bfloat16; prints memory [default: "
-            "float32]."
-        ),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Of the head; 0 leaves it out [default: 1000]; --plan has the data's.",
-        ),
-    ] = None,
-    by_layer: Annotated[
-        bool, typer.Option("--by-layer", help="By layer instead of by operation.")
-    ] = False,
-    table6: Annotated[
-        bool,
-        typer.Option("--table6", help="ExaFLOPs of every model of Table 6, at 224 px."),
-    ] = False,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="What a pre-training takes: 'ViT-L/16 imagenet21k 30 epochs on "
-            "8xH100'."
-        ),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(min=0, help="Of --plan: euros an hour of one device."),
-    ] = None,
-    utilisation: Annotated[
-        float | None,
-        typer.Option(
-            help="Of --plan: share of the devices' peak, 0 to 1 [default: the paper's "
-            "0.345]."
-        ),
-    ] = None,
-    figure12: Annotated[
-        bool,
-        typer.Option(
-            "--figure12",
-            help="Measures images/s and the largest batch on this machine (D.5): "
-            "minutes to hours.",
-        ),
-    ] = False,
-    sizes: Annotated[
-        str | None,
-        typer.Option(help="Of --figure12: pixels [default: 64,128,224,384,512]."),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            help="Of --figure12 on a CPU: GiB to take [default: 0.8 of what is free].",
-        ),
-    ] = None,
-    largest: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of --figure12: images at most [default: 1024]."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Of --figure12: a folder for figure12.json and .png."),
-    ] = None,
+    question: Question,
 ) -> None:
     """Counts parameters and the multiply-adds of one image, without building a model.
 
     Of matrix products and convolutions; taps on padding are left out.
     """
-    words = locals().items()
+    words = {"models": models, **vars(question)}.items()
     given = {name: at for name, at in words if at is not None and at is not False}
     way = _way(given)
     if way == "--table6":
-        for line in _table_6(1000 if classes is None else classes):
+        for line in _table_6(given.get("classes", 1000)):
             console.print(line)
     elif way == "--plan":
         console.print(_plan(given))

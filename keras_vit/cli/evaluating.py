@@ -14,7 +14,6 @@ from rich.text import Text
 
 from keras_vit.cli.opening import (
     class_names,
-    given,
     image_files,
     open_model,
     read_image,
@@ -23,12 +22,10 @@ from keras_vit.cli.opening import (
 from keras_vit.cli.options import (
     Corrupt,
     Images,
-    MeanOption,
-    ModelOption,
-    NumHeads,
-    StdOption,
+    OpenedModel,
     TestSeed,
-    WeightsOption,
+    given,
+    grouped,
 )
 from keras_vit.cli.shell import app, console, errors, readable, visible
 from keras_vit.files import printable
@@ -38,13 +35,56 @@ if TYPE_CHECKING:
     from keras_vit.evaluation.classification import Task
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server that is asked in the place of a model."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask this server of an exported model, as http://localhost:8501 "
+            "(REST) or grpc://localhost:8500."
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --server: the model's [default: model]."),
+    ] = None
+    model_version: Annotated[
+        str | None,
+        typer.Option(
+            help="With --server: a number or a label [default: the server's choice]."
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="With --server: seconds for one request [default: 60].",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --server: images of one request [default: 32]."),
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of `serving.Client` that were given."""
+        asked = given(self)
+        asked.pop("server", None)
+        if (version := asked.pop("model_version", None)) is not None:
+            asked["version"] = int(version) if version.isdecimal() else version
+        return asked
+
+
 @app.command()
+@grouped
 def predict(
+    *,
     images: Annotated[
         list[Path], typer.Argument(help="Image files, or folders of them.")
     ],
-    model: ModelOption = None,
-    weights: WeightsOption = None,
+    asked: OpenedModel,
     top: Annotated[
         int,
         typer.Option(
@@ -56,58 +96,16 @@ def predict(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object a line.")
     ] = False,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    num_heads: NumHeads = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            help="Ask this server of an exported model, as http://localhost:8501 "
-            "(REST) or grpc://localhost:8500."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="With --server: the model's [default: model]."),
-    ] = None,
-    model_version: Annotated[
-        str | None,
-        typer.Option(
-            help="With --server: a number or a label [default: the server's choice]."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="With --server: seconds for one request [default: 60].",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --server: images of one request [default: 32]."),
-    ] = None,
+    server: Server,
 ) -> None:
     """Prints the most probable classes of images."""
     files = [file for path in images for file in image_files(path)]
-    of_models: dict[str, Any] = {"--model": model, "--weights": weights}
-    of_models |= {"--mean": mean, "--std": std, "--num-heads": num_heads}
-    of_servers: dict[str, Any] = {"--name": name, "--model-version": model_version}
-    of_servers |= {"--timeout": timeout, "--batch-size": batch_size}
-    if server is None:
-        _refuse(of_servers, "with --server", "without")
-        predicted = _by_model(files, model, weights, mean, std, top, num_heads)
+    if server.server is None:
+        _refuse(server, "with --server", "without")
+        predicted = _by_model(files, asked, top)
     else:
-        _refuse(of_models, "without --server, whose model has its own", "with")
-        numbered = (
-            int(model_version)
-            if model_version and model_version.isdecimal()
-            else model_version
-        )
-        options = given(
-            name=name, version=numbered, timeout=timeout, batch_size=batch_size
-        )
-        predicted = _by_server(files, top, server, options)
+        _refuse(asked, "without --server, whose model has its own", "with")
+        predicted = _by_server(files, top, server.server, server.options())
     failed = 0
     for file, best in predicted:
         if isinstance(best, str):
@@ -122,30 +120,23 @@ def predict(
         )
 
 
-def _refuse(options: dict[str, Any], law: str, found: str) -> None:
-    """Raises if one of these was given."""
-    if names := [option for option, value in options.items() if value is not None]:
+def _refuse(group: OpenedModel | Server, law: str, found: str) -> None:
+    """Raises if one of these options was given."""
+    every = [f"--{name.replace('_', '-')}" for name in vars(group) if name != "server"]
+    if names := [f"--{name.replace('_', '-')}" for name in given(group)]:
         raise ValueError(
-            f"Expected {', '.join(options)} {law}. Received: {', '.join(names)} {found}"
+            f"Expected {', '.join(every)} {law}. Received: {', '.join(names)} {found}"
         )
 
 
 def _by_model(
-    files: list[Path],
-    model: str | None,
-    weights: str | None,
-    mean: Any,
-    std: Any,
-    top: int,
-    num_heads: int | None,
+    files: list[Path], asked: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
     """Each file's classes and probabilities; or why there are none, for the user."""
     import keras
     import numpy as np
 
-    network, _ = open_model(
-        model, weights, purpose="classify", mean=mean, std=std, num_heads=num_heads
-    )
+    network, _ = open_model(asked, purpose="classify")
     classes = class_names(network)
     for file in files:
         try:
@@ -211,25 +202,35 @@ def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) 
     console.print(table)
 
 
-@app.command()
-def evaluate(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TestData:
+    """The images that a model is evaluated on."""
+
     data: Annotated[
         str | None,
         typer.Option(
             help="As in `finetune` [default: what the run was trained on]. With "
             "--imagenet: a TFDS name, or the set's folder [default: TFDS's]."
         ),
-    ] = None,
-    model: ModelOption = None,
-    weights: WeightsOption = None,
+    ] = None
     imagenet: Annotated[
         Literal["val", "real", "v2", "a", "r", "sketch", "objectnet"] | None,
         typer.Option(help="One of the sets of ImageNet's classes, by its own rules."),
-    ] = None,
+    ] = None
     labels: Annotated[
         Path | None,
         typer.Option(help="Of --imagenet real: real.json, but for TFDS's own."),
-    ] = None,
+    ] = None
+    on_corrupt: Corrupt = "stop"
+    seed: TestSeed = None
+
+
+@app.command()
+@grouped
+def evaluate(
+    *,
+    images: TestData,
+    asked: OpenedModel,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -252,11 +253,6 @@ def evaluate(
         ),
     ] = False,
     batch_size: Images = 32,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    num_heads: NumHeads = None,
-    on_corrupt: Corrupt = "stop",
-    seed: TestSeed = None,
 ) -> None:
     """Prints accuracy and calibration on test images, every one of them counted.
 
@@ -269,12 +265,8 @@ def evaluate(
 
     if output is not None:
         plots.check()
-    network, details = open_model(
-        model, weights, purpose="classify", mean=mean, std=std, num_heads=num_heads
-    )
-    if seed is None:
-        seed = details.get("seed", 0)
-    task = _task(data, imagenet, labels, details, seed, on_corrupt)
+    network, details = open_model(asked, purpose="classify")
+    task = _task(images, details)
     found = classify(
         network,
         task,
@@ -284,9 +276,9 @@ def evaluate(
     card = Card.of(
         network,
         found,
-        name=name or model or weights or "ViT-B/16",
+        name=name or asked.model or asked.weights or "ViT-B/16",
         command=shlex.join(["keras-vit", *sys.argv[1:]]),
-        weights_file=_weights_file(model, weights),
+        weights_file=_weights_file(asked.model, asked.weights),
     )
     _print_results(card)
     _print_papers(card)
@@ -304,33 +296,30 @@ def evaluate(
         console.print(_per_class_table(card))
 
 
-def _task(
-    data: str | None,
-    imagenet: str | None,
-    labels: Path | None,
-    details: dict[str, Any],
-    seed: int,
-    on_corrupt: Any,
-) -> "Task":
+def _task(images: TestData, details: dict[str, Any]) -> "Task":
     """The images to evaluate on: of ImageNet's family, else a source's."""
     from keras_vit.data import sources
     from keras_vit.evaluation.classification import task_of
     from keras_vit.evaluation.imagenet import open_task
 
-    if imagenet is not None:
-        return open_task(imagenet, data=data, labels=labels, on_corrupt=on_corrupt)
+    labels, corrupt = images.labels, images.on_corrupt
+    if images.imagenet is not None:
+        return open_task(
+            images.imagenet, data=images.data, labels=labels, on_corrupt=corrupt
+        )
     if labels is not None:
         raise ValueError(
             "Expected --labels with --imagenet real. Received: --labels "
             f"{labels} without"
         )
-    data = data or details.get("data")
+    data = images.data or details.get("data")
     if data is None:
         raise ValueError(
             "Expected a data set, or a model that `keras-vit finetune` wrote. "
             "Received: no --data"
         )
-    return task_of(sources.open_source(data, seed=seed, on_corrupt=on_corrupt))
+    seed = details.get("seed", 0) if images.seed is None else images.seed
+    return task_of(sources.open_source(data, seed=seed, on_corrupt=corrupt))
 
 
 def _weights_file(model: str | None, weights: str | None) -> Path | None:

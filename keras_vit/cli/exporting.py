@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_vit.cli import completing
-from keras_vit.cli.opening import class_names, given, open_model
-from keras_vit.cli.options import (
-    Corrupt,
-    Gelu,
-    MeanOption,
-    NumHeads,
-    StdOption,
-    TestSeed,
-    model_of_option,
-)
+from keras_vit.cli.opening import class_names, open_model
+from keras_vit.cli.options import Corrupt, NamedModel, TestSeed, given, grouped
 from keras_vit.cli.shell import app, console
 from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format
 
@@ -25,17 +16,34 @@ if TYPE_CHECKING:
     from keras_vit.evaluation.metrics import PerImage
 
 
-@app.command(epilog="Example: keras-vit export runs/photos photos.tflite")
-def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completing.models,
-            callback=model_of_option,
-            help="A folder that `finetune` or `pretrain` wrote, a variant, or a "
-            "weights file.",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedModelOptions:
+    """What a SavedModel alone has."""
+
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "--top", min=1, help="Of savedmodel: classes told of an image. [default: 5]"
         ),
-    ],
+    ] = None
+    on_bad_image: Annotated[
+        Literal["status", "fail"] | None,
+        typer.Option(
+            help="Of savedmodel: an unreadable image says so in its status, or fails "
+            "its batch. [default: status]"
+        ),
+    ] = None
+    version: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of savedmodel. [default: the one after the last]"),
+    ] = None
+
+
+@app.command(epilog="Example: keras-vit export runs/photos photos.tflite")
+@grouped
+def export(
+    *,
+    asked: NamedModel,
     output: Annotated[
         Path,
         typer.Argument(
@@ -62,34 +70,7 @@ def export(
             "after, and proves a file on some of them."
         ),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completing.tags,
-            help="Of a variant: a tag or 'none' [default: imagenet21k+imagenet2012].",
-        ),
-    ] = None,
-    gelu: Gelu = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    top: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Of savedmodel: classes told of an image. [default: 5]"
-        ),
-    ] = None,
-    on_bad_image: Annotated[
-        Literal["status", "fail"] | None,
-        typer.Option(
-            help="Of savedmodel: an unreadable image says so in its status, or fails "
-            "its batch. [default: status]"
-        ),
-    ] = None,
-    version: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of savedmodel. [default: the one after the last]"),
-    ] = None,
+    saved_model: SavedModelOptions,
     force: Annotated[
         bool,
         typer.Option(
@@ -111,7 +92,7 @@ def export(
             f"Expected --precision {' or '.join(PRECISIONS[kind])} with --format "
             f"{kind}. Received: --precision {precision}"
         )
-    options = given(top_k=top, on_bad_image=on_bad_image, version=version)
+    options = given(saved_model)
     if options and kind != "savedmodel":
         raise ValueError(
             "Expected --top, --on-bad-image and --version with --format savedmodel. "
@@ -119,15 +100,7 @@ def export(
         )
     from keras_vit import serving
 
-    network, details = open_model(
-        model,
-        weights,
-        purpose="any",
-        gelu=gelu,
-        mean=mean,
-        std=std,
-        num_heads=num_heads,
-    )
+    network, details = open_model(asked, purpose="any")
     task = None if data is None else _task(data, details, seed, on_corrupt)
     before = None if task is None else _by_keras(network, task)
     if precision == "int8" and kind != "litert":

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completing
-from keras_vit.cli.opening import given
-from keras_vit.cli.options import SEEDS, Corrupt, NumHeads, pixels
+from keras_vit.cli.options import SEEDS, Corrupt, NumHeads, given, pixels
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:

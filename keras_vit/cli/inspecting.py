@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from keras_vit.cli import completing
 from keras_vit.cli.opening import (
     class_names,
     image_files,
@@ -14,13 +13,7 @@ from keras_vit.cli.opening import (
     predicts_patches,
     read_image,
 )
-from keras_vit.cli.options import (
-    Gelu,
-    MeanOption,
-    NumHeads,
-    StdOption,
-    model_of_option,
-)
+from keras_vit.cli.options import NamedModel, grouped
 from keras_vit.cli.shell import app, console, errors
 
 if TYPE_CHECKING:
@@ -32,30 +25,16 @@ T = TypeVar("T")
 
 
 @app.command(epilog="Example: keras-vit inspect runs/photos photos/test --count 8")
+@grouped
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completing.models,
-            callback=model_of_option,
-            help="A folder that `pretrain` or `finetune` wrote, a weights file, or a "
-            "variant, e.g. ViT-B/16.",
-        ),
-    ],
+    *,
+    asked: NamedModel,
     images: Annotated[
         list[Path] | None,
         typer.Argument(
             help="Image files, or folders of them [default: test images of the run's "
             "data].",
             show_default=False,
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completing.tags,
-            help="Of a variant: a tag, a file, or 'none' [default: "
-            "imagenet21k+imagenet2012].",
         ),
     ] = None,
     output: Annotated[
@@ -68,10 +47,6 @@ def inspect(
     count: Annotated[
         int, typer.Option(min=1, help="Images at most, from all over those given.")
     ] = 8,
-    gelu: Gelu = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
 ) -> None:
     """Shows what a trained model does with images, as one page of HTML.
 
@@ -81,15 +56,8 @@ def inspect(
     """
     from keras_vit.inspection import plots
 
-    network, details = open_model(
-        model,
-        weights,
-        purpose="any",
-        gelu=gelu,
-        mean=mean,
-        std=std,
-        num_heads=num_heads,
-    )
+    model = str(asked.model)
+    network, details = open_model(asked, purpose="any")
     folder = Path(model) if Path(model).is_dir() and details else Path()
     if predicts_patches(network):
         plots.check()

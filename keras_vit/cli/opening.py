@@ -3,13 +3,21 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import typer
 
-from keras_vit.cli.options import Triple, check_variant, pixels
+from keras_vit.cli.options import (
+    Cluster,
+    Devices,
+    ImageData,
+    OpenedModel,
+    RecipeChanges,
+    check_variant,
+    given,
+    pixels,
+)
 from keras_vit.cli.shell import console, errors, helped_by
 from keras_vit.files import printable
 from keras_vit.normalization import checked
@@ -32,29 +40,21 @@ def save_details(folder: Path, details: dict[str, Any]) -> None:
 
 
 def open_model(
-    model: str | None,
-    weights: str | None = None,
+    asked: OpenedModel,
     *,
     purpose: Purpose,
-    gelu: str | None = None,
-    num_heads: int | None = None,
-    mean: Triple | None = None,
-    std: Triple | None = None,
     file_size: tuple[int, int] | None = None,
     size: tuple[int, int] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Opens a model from any place that a command accepts.
 
     Args:
-        model: a `.keras` file, a run's folder, a weights file, or a variant; None: the
-            weights file's own, else ViT-B/16.
-        weights: of a variant: a tag or a file; or a weights file without a variant.
+        asked: `model` is a `.keras` file, a run's folder, a weights file, or a variant;
+            None: the weights file's own, else ViT-B/16. `weights` is of a variant: a
+            tag or a file; or a weights file without a variant. The rest is of a weights
+            file that does not state it; `gelu` of a variant, too.
         purpose: "classify" for a model with a head, "any" for the model as it is,
             "features" for one that a new head is put on.
-        gelu: of a variant or a weights file.
-        num_heads: of a weights file that does not state them.
-        mean: of a weights file that does not state it.
-        std: likewise.
         file_size: (H, W) in pixels for a trained model; None: its own.
         size: likewise, for a variant.
 
@@ -66,6 +66,7 @@ def open_model(
     """
     import keras_vit
 
+    model, weights = asked.model, asked.weights
     path = next((at for at in (model, weights) if at is not None and _exists(at)), None)
     if path is not None and path == model and weights is not None:
         raise ValueError(
@@ -74,25 +75,27 @@ def open_model(
         )
     is_trained = path is not None and path == model and not _is_checkpoint(path)
     is_raw = path is not None and not is_trained
-    for option, value in (("--mean", mean), ("--std", std)):
-        if value is not None and not is_raw:
+    normalization = given(mean=asked.mean, std=asked.std)
+    for option, value in normalization.items():
+        if not is_raw:
             raise ValueError(
-                f"Expected {option} with a weights file: a run, a .keras file and a "
-                f"published tag have their own. Received: {option} {value} without one"
+                f"Expected --{option} with a weights file: a run, a .keras file and a "
+                f"published tag have their own. Received: --{option} {value} without "
+                "one"
             )
     alone = is_raw and (model is None or path == model)
-    if num_heads is not None and not alone:
+    if asked.num_heads is not None and not alone:
         raise ValueError(
             "Expected --num-heads with a weights file: a variant or a run has its own. "
-            f"Received: --num-heads {num_heads} without one"
+            f"Received: --num-heads {asked.num_heads} without one"
         )
     details: dict[str, Any] = {}
-    overrides = given(gelu=gelu, num_heads=num_heads)
+    overrides = given(gelu=asked.gelu, num_heads=asked.num_heads)
     if is_trained:
-        if gelu is not None:
+        if asked.gelu is not None:
             raise ValueError(
                 "Expected --gelu with a variant or a weights file. Received: --gelu "
-                f"{gelu} and {model}, which has its own"
+                f"{asked.gelu} and {model}, which has its own"
             )
         network, details = _open_trained(Path(str(model)))
         if purpose == "features":
@@ -107,9 +110,9 @@ def open_model(
     else:
         variant = model or "ViT-B/16"
         network = _build(variant, weights, purpose, size, overrides)
-    if mean is not None or std is not None:
+    if normalization:
         network.preprocessing = dataclasses.replace(
-            network.preprocessing, **given(mean=mean, std=std)
+            network.preprocessing, **normalization
         )
     if purpose == "classify":
         _check_classifies(network, str(path or weights or model))
@@ -246,18 +249,7 @@ def class_names(network: Any) -> list[str]:
     return list(labels_of(network))
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {key: value for key, value in options.items() if value is not None}
-
-
-def on_devices(
-    context: typer.Context,
-    distribute: Any,
-    tpu: str | None,
-    model_parallel: int,
-    mixed_precision: bool | None,
-) -> int:
+def on_devices(context: typer.Context, devices: Devices) -> int:
     """Runs the rest of the command on these devices; returns how many they are.
 
     A model is built under their strategy and in their precision. Worker 0 alone prints.
@@ -266,28 +258,33 @@ def on_devices(
 
     from keras_vit.training import distribution
 
-    if tpu is not None and "tpu" not in (distribute, distribution.found()):
+    asked, tpu = devices.distribute, devices.tpu
+    if tpu is not None and "tpu" not in (asked, distribution.found()):
         raise ValueError(
             "Expected --tpu where there is one, or with --distribute tpu. Received: "
-            f"--tpu {tpu}, --distribute {distribute}"
+            f"--tpu {tpu}, --distribute {asked}"
         )
-    strategy = distribution.strategy(distribute, tpu=tpu, model_parallel=model_parallel)
+    cut = devices.model_parallel if isinstance(devices, Cluster) else 1
+    strategy = distribution.strategy(asked, tpu=tpu, model_parallel=cut)
     context.with_resource(strategy.scope())
     workers = distribution.Workers(strategy)
     console.quiet = not workers.chief
-    if distribution.on_tpu(strategy) if mixed_precision is None else mixed_precision:
+    mixed = devices.mixed_precision
+    if distribution.on_tpu(strategy) if mixed is None else mixed:
         keras.config.set_dtype_policy("mixed_bfloat16")
     return workers.replicas
 
 
-def open_data(data: str, seed: int, on_corrupt: Any, labels: bool = True) -> "Source":
+def open_data(images: ImageData, seed: int, labels: bool = True) -> "Source":
     """The data of a training, whose seed is set before a model is."""
     import keras
 
     from keras_vit.data import sources
 
     keras.utils.set_random_seed(seed)
-    return sources.open_source(data, seed=seed, on_corrupt=on_corrupt, labels=labels)
+    return sources.open_source(
+        images.data, seed=seed, on_corrupt=images.on_corrupt, labels=labels
+    )
 
 
 def table_4(name: str | None, data: str) -> "Recipe":
@@ -302,46 +299,32 @@ def table_4(name: str | None, data: str) -> "Recipe":
     return FINETUNE[name or finetune_row(data)]
 
 
-def changed(
-    row: "Recipe",
-    images: int,
-    devices: int,
-    *,
-    epochs: float | None = None,
-    steps: int | None = None,
-    warmup: int | None = None,
-    lr: Sequence[float] | None = None,
-    batch_size: int | None = None,
-    parts: int | None = None,
-    image_size: str | None = None,
-    augment: str | None = None,
-    remat: bool = False,
-    freeze: bool = False,
-    lora: int | None = None,
-    ema: float | None = None,
-) -> "Recipe":
+def changed(row: "Recipe", images: int, devices: int, asked: RecipeChanges) -> "Recipe":
     """A recipe for so many images with the options that were given.
 
     Epochs and steps replace the row's length. Defaults fit a small machine: parts of 32
     images on each device, and a warm-up of a fifth of the steps at most.
     """
+    options = vars(asked)
+    epochs, steps = options.get("epochs"), asked.steps
     if epochs is not None or steps is not None:
         row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
+    rates: Any = (asked.lr,) if isinstance(asked.lr, float) else asked.lr
     changes = given(
-        warmup_steps=warmup,
-        base_lr=tuple(lr) if lr else None,
-        batch_size=batch_size,
-        accumulation_steps=parts,
-        augment=augment,
-        remat=remat or None,
-        freeze=freeze or None,
-        lora_rank=lora,
-        ema=ema,
+        warmup_steps=asked.warmup,
+        base_lr=tuple(rates) if rates else None,
+        batch_size=asked.batch_size,
+        accumulation_steps=asked.parts,
+        augment=asked.augment,
+        remat=asked.remat or None,
+        freeze=options.get("freeze") or None,
+        lora_rank=options.get("lora"),
+        ema=options.get("ema"),
     )
     batch = changes.get("batch_size", row.batch_size)
     part = 32 * devices
     changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
-    if (size := pixels(image_size)) is not None:
+    if (size := pixels(asked.image_size)) is not None:
         row = row.at_size(size)
     recipe = dataclasses.replace(row, **changes).for_images(images)
     if "warmup_steps" in changes:
@@ -354,7 +337,7 @@ def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
     """Whether `weights` is a file, or a folder as timm and transformers write it."""
     if weights is None:
         return False
-    from keras_vit.weights.contents import is_folder
+    from keras_vit.weights.reading import is_folder
 
     is_file = Path(weights).is_file() and not weights.endswith(".keras")
     return is_file or is_folder(weights)
@@ -366,10 +349,10 @@ def _none(weights: str) -> str | None:
 
 def _pooling(variant: str) -> str:
     """What a new head reads: the class token where there is one (D.3)."""
-    from keras_vit.configs import VARIANTS, ViTConfig, builder_name
+    from keras_vit.configs import VARIANTS, builder_name
 
     config = VARIANTS.get(builder_name(variant))
-    is_token = isinstance(config, ViTConfig) and config.classifier == "token"
+    is_token = getattr(config, "classifier", None) == "token"
     return "token" if is_token else "avg"
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from keras_vit.cli.opening import given
+from keras_vit.cli.options import given
 from keras_vit.cli.shell import app, console
 
 CURL = """\

@@ -68,13 +68,24 @@ class Command(TyperCommand):
         if not ctx.resilient_parsing:
             _refuse_words(ctx, args)
         with _explained(ctx):
-            rest = super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, self._with_model_first(args))
         for parameter in () if ctx.resilient_parsing else self.params:
             for value in _flat(ctx.params.get(parameter.name or "")):
                 if fault := _fault(value):
                     option = max(parameter.opts, key=len)
                     raise typer.BadParameter(fault, ctx=ctx, param_hint=repr(option))
         return rest
+
+    def _with_model_first(self, args: list[str]) -> list[str]:
+        """`--model MODEL` is the argument MODEL, where a command has one."""
+        named = [at.name for at in self.params if at.param_type_name == "argument"]
+        options = [word.partition("=")[0] for word in args]
+        if named[:1] != ["model"] or "--model" not in options:
+            return args
+        place = options.index("--model")
+        if "=" in args[place]:
+            return [args[place].partition("=")[2], *args[:place], *args[place + 1 :]]
+        return [*args[place + 1 : place + 2], *args[:place], *args[place + 2 :]]
 
     def invoke(self, ctx: Any) -> Any:
         """Runs it."""

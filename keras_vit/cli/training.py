@@ -15,7 +15,6 @@ from rich.text import Text
 from keras_vit.cli import completing
 from keras_vit.cli.opening import (
     changed,
-    given,
     on_devices,
     open_data,
     open_model,
@@ -25,53 +24,32 @@ from keras_vit.cli.opening import (
 )
 from keras_vit.cli.options import (
     SEEDS,
-    Augment,
-    BatchSize,
-    Corrupt,
-    Data,
-    Distribute,
-    Ema,
-    Freeze,
-    Gelu,
-    Heads,
-    HiddenSize,
-    ImageSize,
-    Layers,
-    Lora,
-    MeanOption,
-    MixedPrecision,
-    MlpDim,
-    ModelParallel,
-    NumHeads,
-    Parts,
-    PatchSize,
-    Pretrained,
-    PretrainedWeights,
-    Rates,
-    Remat,
-    Resume,
-    SaveMinutes,
-    StdOption,
-    Steps,
-    Tpu,
-    Warmup,
-    variant_of_option,
+    Checkpoints,
+    Cluster,
+    ImageData,
+    PretrainedModel,
+    PretrainingChanges,
+    Sizes,
+    TuningChanges,
+    Variant,
+    given,
+    grouped,
 )
 from keras_vit.cli.shell import Commands, app, console, helped_by, progress
 
 if TYPE_CHECKING:
     import keras
 
-    import keras_vit
     from keras_vit.recipes import Recipe
 
 
 @app.command()
+@grouped
 def finetune(
+    *,
     context: typer.Context,
-    data: Data,
-    model: Pretrained = None,
-    weights: PretrainedWeights = None,
+    images: ImageData,
+    asked: PretrainedModel,
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and run.json.")
     ] = Path("runs/finetune"),
@@ -83,69 +61,27 @@ def finetune(
             "oxford_flowers102's: 500 steps].",
         ),
     ] = None,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    lr: Rates = None,
-    batch_size: BatchSize = None,
-    parts: Parts = None,
-    image_size: ImageSize = None,
-    augment: Augment = None,
-    freeze: Freeze = False,
-    lora: Lora = None,
-    ema: Ema = None,
-    mixed_precision: MixedPrecision = None,
-    remat: Remat = False,
-    distribute: Distribute = "auto",
-    tpu: Tpu = None,
-    model_parallel: ModelParallel = 1,
-    gelu: Gelu = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
+    changes: TuningChanges,
+    devices: Cluster,
     seed: Annotated[
         int, typer.Option(**SEEDS, help="Random seed for order, crops and dropout.")
     ] = 0,
-    on_corrupt: Corrupt = "stop",
-    resume: Resume = "auto",
-    save_minutes: SaveMinutes = 10,
+    checkpoints: Checkpoints,
 ) -> None:
     """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
     import keras_vit
 
-    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
-    source = open_data(data, seed, on_corrupt)
-    settings = changed(
-        table_4(recipe, data),
-        len(source.train),
-        replicas,
-        steps=steps,
-        warmup=warmup,
-        lr=lr,
-        batch_size=batch_size,
-        parts=parts,
-        image_size=image_size,
-        augment=augment,
-        remat=remat,
-        freeze=freeze,
-        lora=lora,
-        ema=ema,
-    )
-    size = None if image_size is None else settings.image_size
+    replicas = on_devices(context, devices)
+    source = open_data(images, seed)
+    row = table_4(recipe, images.data)
+    settings = changed(row, len(source.train), replicas, changes)
+    size = None if changes.image_size is None else settings.image_size
     network, _ = open_model(
-        model,
-        weights,
-        purpose="features",
-        gelu=gelu,
-        num_heads=num_heads,
-        mean=mean,
-        std=std,
-        file_size=size,
-        size=settings.image_size,
+        asked, purpose="features", file_size=size, size=settings.image_size
     )
     network = keras_vit.for_task(network, source.classes)
-    told = {"data": data, "model": model, "weights": weights, "seed": seed}
-    options = {"resume": resume, "save_minutes": save_minutes}
-    _train(network, settings, source, output, told, **options)
+    told = {"data": images.data, "model": asked.model, "weights": asked.weights}
+    _train(network, settings, source, output, told | {"seed": seed}, checkpoints)
 
 
 def _train(
@@ -154,7 +90,7 @@ def _train(
     source: Any,
     output: Path,
     told: dict[str, Any],
-    **options: Any,
+    checkpoints: Checkpoints,
 ) -> None:
     """Trains a network and leaves a folder that `predict` and `evaluate` take."""
     import keras_vit
@@ -174,7 +110,7 @@ def _train(
         seed=told["seed"],
         output=output,
         verbose=progress(),
-        **options,
+        **vars(checkpoints),
     )
     details = {
         **told,
@@ -212,35 +148,51 @@ def _print_masked(network: Any, result: Any, output: Path) -> None:
     )
 
 
-@app.command()
-def pretrain(
-    context: typer.Context,
-    data: Data,
-    model: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completing.variants,
-            callback=variant_of_option,
-            help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
-        ),
-    ] = "ViT-B/16",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a pre-training predicts."""
+
     objective: Annotated[
         Literal["labels", "masked-patches"],
         typer.Option(help="What is predicted: classes, or masked patches (4.6)."),
-    ] = "labels",
+    ] = "labels"
     target: Annotated[
         Literal["mean_color", "4x4", "l2"] | None,
         typer.Option(
             help="Of masked patches: their color, 4x4 colors, or their pixels (B.1.2) "
             "[default: mean_color]."
         ),
-    ] = None,
+    ] = None
     corrupt: Annotated[
         float | None,
         typer.Option(
             help="Of masked patches: the share that is corrupted [default: 0.5]."
         ),
-    ] = None,
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture(Sizes):
+    """What a pre-trained model has otherwise than its variant (D.2 to D.4)."""
+
+    classifier: Annotated[
+        Literal["token", "gap", "map"] | None,
+        typer.Option(help="What the head reads (D.3), likewise."),
+    ] = None
+    position: Annotated[
+        Literal["none", "1d", "2d", "sincos2d", "relative"] | None,
+        typer.Option(help="Positions (D.4), likewise."),
+    ] = None
+
+
+@app.command()
+@grouped
+def pretrain(
+    *,
+    context: typer.Context,
+    images: ImageData,
+    model: Variant = "ViT-B/16",
+    objective: Objective,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -252,48 +204,16 @@ def pretrain(
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and checkpoints.")
     ] = Path("runs/pretrain"),
-    patch_size: PatchSize = None,
-    layers: Layers = None,
-    hidden_size: HiddenSize = None,
-    mlp_dim: MlpDim = None,
-    heads: Heads = None,
-    classifier: Annotated[
-        Literal["token", "gap", "map"] | None,
-        typer.Option(help="What the head reads (D.3), likewise."),
-    ] = None,
-    position: Annotated[
-        Literal["none", "1d", "2d", "sincos2d", "relative"] | None,
-        typer.Option(help="Positions (D.4), likewise."),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training images.")
-    ] = None,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    batch_size: BatchSize = None,
-    parts: Parts = None,
-    image_size: Annotated[
-        str | None,
-        typer.Option(
-            help="Pixels, 224 or 224x320 (height x width) [default: the recipe's]."
-        ),
-    ] = None,
-    augment: Augment = None,
-    mixed_precision: MixedPrecision = None,
-    remat: Remat = False,
-    distribute: Distribute = "auto",
-    tpu: Tpu = None,
-    model_parallel: ModelParallel = 1,
+    architecture: Architecture,
+    changes: PretrainingChanges,
+    devices: Cluster,
     seed: Annotated[
         int,
         typer.Option(
             **SEEDS, help="Random seed for weights, order, crops and dropout."
         ),
     ] = 0,
-    on_corrupt: Corrupt = "stop",
-    resume: Resume = "auto",
-    save_minutes: SaveMinutes = 10,
+    checkpoints: Checkpoints,
 ) -> None:
     """Trains a model from random weights, as Table 3 of the paper or B.1.2 does.
 
@@ -302,85 +222,40 @@ def pretrain(
     --model OUTPUT` puts a head on it, `fewshot` measures its features, `inspect` draws
     what it predicts.
     """
-    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
-    masked = objective == "masked-patches"
-    task = given(target=target, corrupt=corrupt)
+    replicas = on_devices(context, devices)
+    masked = objective.objective == "masked-patches"
+    task = given(target=objective.target, corrupt=objective.corrupt)
     if task and not masked:
         raise ValueError(
             "Expected --target and --corrupt with --objective masked-patches. "
             f"Received: {task} without"
         )
-    source = open_data(data, seed, on_corrupt, labels=not masked)
-    settings = changed(
-        table_3(model, recipe or ("masked-patches" if masked else "imagenet2012")),
-        len(source.train),
-        replicas,
-        epochs=epochs,
-        steps=steps,
-        warmup=warmup,
-        lr=None if lr is None else (lr,),
-        batch_size=batch_size,
-        parts=parts,
-        image_size=image_size,
-        augment=augment,
-        remat=remat,
-    )
-    shape = given(
-        patch_size=patch_size,
-        num_layers=layers,
-        hidden_size=hidden_size,
-        mlp_dim=mlp_dim,
-        num_heads=heads,
-        classifier=classifier,
-        position=position,
-    )
+    source = open_data(images, seed, labels=not masked)
+    row = table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
+    settings = changed(row, len(source.train), replicas, changes)
     classes = None if masked else len(source.classes)
-    network = _from_scratch(model, settings, classes, **shape)
-    told = {"data": data, "model": model, "recipe": recipe, "seed": seed}
+    network = _from_scratch(model, settings, classes, **given(architecture))
+    told = {"data": images.data, "model": model, "recipe": recipe, "seed": seed}
     if masked:
         from keras_vit.self_supervision import MaskedPatchPredictor
 
         network = MaskedPatchPredictor(network, **task)
-        told |= {"objective": objective, **task}
-    options = {"resume": resume, "save_minutes": save_minutes}
-    _train(network, settings, source, output, told, **options)
+        told |= {"objective": objective.objective, **task}
+    _train(network, settings, source, output, told, checkpoints)
 
 
 def _from_scratch(
     variant: str, recipe: "Recipe", classes: int | None, **shape: Any
 ) -> "keras.Model":
     """A variant with random weights, as the recipe wants it built."""
-    import keras_vit
+    from keras_vit.configs import VARIANTS
+    from keras_vit.families import family_of, with_options
 
-    config = config_from_scratch(variant, recipe.model_options() | shape)
-    is_resnet = isinstance(config, keras_vit.ResNetConfig)
-    build: Any = keras_vit.resnet if is_resnet else keras_vit.vit
-    return build(config, image_size=recipe.image_size, num_classes=classes)
-
-
-def config_from_scratch(
-    variant: str, asked: dict[str, Any]
-) -> "keras_vit.ViTConfig | keras_vit.ResNetConfig":
-    """A variant's config with the fields that were asked for."""
-    import keras_vit
-
-    config = keras_vit.VARIANTS[variant]
-    if isinstance(config, keras_vit.ResNetConfig):
-        asked = {key: value for key, value in asked.items() if value}  # No dropout.
-    elif not isinstance(config, keras_vit.ViTConfig):
-        raise ValueError(
-            "Expected a ViT, a hybrid or a ResNet (4.1). Received: "
-            f"--model {variant}, a baseline of other authors"
-        )
-    unknown = asked.keys() - {field.name for field in dataclasses.fields(config)}
-    if unknown:
-        raise ValueError(
-            f"Expected options that {variant} has. Received: "
-            f"{', '.join(sorted(unknown))}"
-        )
-    made: keras_vit.ViTConfig | keras_vit.ResNetConfig
-    made = dataclasses.replace(config, **asked)
-    return made
+    config = with_options(VARIANTS[variant], recipe.model_options() | shape)
+    model: keras.Model = family_of(config).build(
+        config, image_size=recipe.image_size, num_classes=classes
+    )
+    return model
 
 
 def table_3(model: str, name: str) -> "Recipe":

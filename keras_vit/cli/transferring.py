@@ -22,34 +22,16 @@ from keras_vit.cli.opening import (
 )
 from keras_vit.cli.options import (
     SEEDS,
-    Augment,
-    BatchSize,
-    Corrupt,
-    Data,
-    Distribute,
-    Ema,
-    Freeze,
-    Gelu,
+    Checkpoints,
+    Cluster,
+    Devices,
+    ImageData,
     Images,
-    ImageSize,
-    Lora,
-    MeanOption,
-    MixedPrecision,
-    ModelParallel,
-    NumHeads,
-    Parts,
-    Pretrained,
-    PretrainedWeights,
-    Rates,
-    Remat,
-    Resume,
+    PretrainedModel,
     SaveMinutes,
-    StdOption,
-    Steps,
     TestSeed,
-    Tpu,
-    Warmup,
-    model_of_option,
+    TuningChanges,
+    grouped,
     pixels,
 )
 from keras_vit.cli.shell import app, console, helped_by, import_keras, progress
@@ -59,11 +41,12 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@grouped
 def transfer(
+    *,
     context: typer.Context,
-    data: Data,
-    model: Pretrained = None,
-    weights: PretrainedWeights = None,
+    images: ImageData,
+    asked: PretrainedModel,
     runs: Annotated[
         int, typer.Option(min=1, help="Final trainings, a seed each; the paper has 3.")
     ] = 3,
@@ -82,25 +65,8 @@ def transfer(
         Literal["imagenet21k", "imagenet2012", "jft300m"] | None,
         typer.Option(help="For the paper's number [default: what --weights tells]."),
     ] = None,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    lr: Rates = None,
-    batch_size: BatchSize = None,
-    parts: Parts = None,
-    image_size: ImageSize = None,
-    augment: Augment = None,
-    freeze: Freeze = False,
-    lora: Lora = None,
-    ema: Ema = None,
-    mixed_precision: MixedPrecision = None,
-    remat: Remat = False,
-    distribute: Distribute = "auto",
-    tpu: Tpu = None,
-    model_parallel: ModelParallel = 1,
-    gelu: Gelu = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
+    changes: TuningChanges,
+    devices: Cluster,
     seed: Annotated[
         int,
         typer.Option(
@@ -108,9 +74,7 @@ def transfer(
             help="Random seed of the first run; the next runs use the next seeds.",
         ),
     ] = 0,
-    on_corrupt: Corrupt = "stop",
-    resume: Resume = "auto",
-    save_minutes: SaveMinutes = 10,
+    checkpoints: Checkpoints,
 ) -> None:
     """Measures how a model transfers as section 4.1 does, beside the paper's number.
 
@@ -121,38 +85,16 @@ def transfer(
     import keras_vit
     from keras_vit.training.distribution import Workers
 
-    replicas = on_devices(context, distribute, tpu, model_parallel, mixed_precision)
-    source = open_data(data, seed, on_corrupt)
-    settings = changed(
-        table_4(recipe, data),
-        len(source.train),
-        replicas,
-        steps=steps,
-        warmup=warmup,
-        lr=lr,
-        batch_size=batch_size,
-        parts=parts,
-        image_size=image_size,
-        augment=augment,
-        remat=remat,
-        freeze=freeze,
-        lora=lora,
-        ema=ema,
-    )
-    size = None if image_size is None else settings.image_size
+    replicas = on_devices(context, devices)
+    source = open_data(images, seed)
+    row = table_4(recipe, images.data)
+    settings = changed(row, len(source.train), replicas, changes)
+    size = None if changes.image_size is None else settings.image_size
     network, own = open_model(
-        model,
-        weights,
-        purpose="features",
-        gelu=gelu,
-        num_heads=num_heads,
-        mean=mean,
-        std=std,
-        file_size=size,
-        size=settings.image_size,
+        asked, purpose="features", file_size=size, size=settings.image_size
     )
     settings = settings.at_size(network.input_shape[1:3])
-    tag = weights or "imagenet21k"  # What a builder takes, where the paper has it.
+    tag = asked.weights or "imagenet21k"  # As a builder's default.
     tagged = not own and tag in keras_vit.recipes.IMAGES
     result = keras_vit.training.transfer(
         network,
@@ -163,14 +105,13 @@ def transfer(
         runs=runs,
         seed=seed,
         output=output,
-        resume=resume,
-        save_minutes=save_minutes,
         verbose=progress(),
+        **vars(checkpoints),
     )
     if Workers.of(network).chief:
+        told = {"data": images.data, "model": asked.model, "weights": asked.weights}
         for run in range(runs):
-            details = {"data": data, "model": model, "weights": weights, "run": run}
-            details |= {"seed": seed}  # The first run's: it draws the test share.
+            details = told | {"run": run, "seed": seed}  # It draws the test share.
             save_details(output / f"run-{run}", details)
     console.print(str(result))
     next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
@@ -178,7 +119,9 @@ def transfer(
 
 
 @app.command(epilog="Example: keras-vit vtab --model ViT-L/16 --runs 3")
+@grouped
 def vtab(
+    *,
     context: typer.Context,
     tasks: Annotated[
         list[str] | None,
@@ -188,8 +131,7 @@ def vtab(
             show_default=False,
         ),
     ] = None,
-    model: Pretrained = None,
-    weights: PretrainedWeights = None,
+    asked: PretrainedModel,
     output: Annotated[
         Path,
         typer.Option(help="Folder of the results; the same command goes on in it."),
@@ -201,45 +143,16 @@ def vtab(
         bool, typer.Option("--show", help="Print what --output has, and stop.")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw Figure 2 to this file, with --show too.")
+        Path | None,
+        typer.Option(
+            "--picture", "--plot", help="Draw Figure 2 to this file, with --show too."
+        ),
     ] = None,
     runs: Annotated[
         int, typer.Option(min=1, help="Trainings of each task; Table 2 has three.")
     ] = 1,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Learning rate; several are tried on the 200 validation images "
-            "[default: 0.01]."
-        ),
-    ] = None,
-    batch_size: BatchSize = None,
-    parts: Parts = None,
-    image_size: Annotated[
-        str | None,
-        typer.Option(help="Pixels, 384 or 384x512 (height x width) [default: 384]."),
-    ] = None,
-    augment: Annotated[
-        Literal["inception", "flip", "none"] | None,
-        typer.Option(
-            help="One for all tasks [default: each task's own, that its labels bear]."
-        ),
-    ] = None,
-    freeze: Freeze = False,
-    lora: Lora = None,
-    mixed_precision: MixedPrecision = None,
-    remat: Remat = False,
-    distribute: Annotated[
-        Literal["auto", "none", "mirrored", "tpu"],
-        typer.Option(help="As in `finetune`; one process."),
-    ] = "auto",
-    tpu: Tpu = None,
-    gelu: Gelu = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
+    changes: TuningChanges,
+    devices: Devices,
     seed: Annotated[
         int,
         typer.Option(
@@ -266,34 +179,10 @@ def vtab(
 
         with helped_by("keras-vit vtab --list"):
             chosen = [data.find(name) for name in tasks] if tasks else data.TASKS
-        replicas = on_devices(context, distribute, tpu, 1, mixed_precision)
-        settings = changed(
-            FINETUNE["vtab"],
-            1000,
-            replicas,
-            steps=steps,
-            warmup=warmup,
-            lr=lr,
-            batch_size=batch_size,
-            parts=parts,
-            image_size=image_size,
-            augment=augment,
-            remat=remat,
-            freeze=freeze,
-            lora=lora,
-        )
+        replicas = on_devices(context, devices)
+        settings = changed(FINETUNE["vtab"], 1000, replicas, changes)
         size = settings.image_size
-        network, _ = open_model(
-            model,
-            weights,
-            purpose="features",
-            gelu=gelu,
-            num_heads=num_heads,
-            mean=mean,
-            std=std,
-            file_size=size,
-            size=size,
-        )
+        network, _ = open_model(asked, purpose="features", file_size=size, size=size)
         scores = evaluation.run(
             network,
             chosen,
@@ -301,7 +190,7 @@ def vtab(
             recipe=settings,
             runs=runs,
             seed=seed,
-            augment="task" if augment is None else "recipe",
+            augment="task" if changes.augment is None else "recipe",
             save_minutes=save_minutes,
             verbose=progress(),
         )
@@ -377,7 +266,9 @@ def paper(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Of figure3 and figure5: draw it. `keras-vit vtab` draws figure2."
+            "--picture",
+            "--plot",
+            help="Of figure3 and figure5: draw it. `keras-vit vtab` draws figure2.",
         ),
     ] = None,
     cards: Annotated[
@@ -578,38 +469,47 @@ def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
     return table
 
 
-@app.command(
-    epilog="Example: keras-vit fewshot --data photos --shots 5 --shots all --knn"
-)
-def fewshot(
-    data: Data,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completing.models,
-            callback=model_of_option,
-            help="A variant, e.g. ViT-B/16, or a folder that `finetune` wrote "
-            "[default: ViT-B/16; a weights file tells its own].",
-        ),
-    ] = None,
-    weights: PretrainedWeights = None,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regressions:
+    """Which regressions are solved."""
+
     shots: Annotated[
         list[str] | None,
         typer.Option(
             help="Training images of each class, or all; several are each tried "
             "[default: 1, 5, 10, 25]."
         ),
-    ] = None,
+    ] = None
     l2: Annotated[
         list[float] | None,
         typer.Option(help="Weight of the penalty; likewise [default: 1024]."),
-    ] = None,
+    ] = None
     seeds: Annotated[
         int,
         typer.Option(
             min=1, max=10_000, help="Draws of the shots, by the seeds 0, 1, ..."
         ),
-    ] = 3,
+    ] = 3
+
+    def asked(self) -> dict[str, Any]:
+        """Arguments of `evaluation.fewshot`."""
+        shots = self.shots or ("1", "5", "10", "25")
+        return {
+            "shots": [int(text) if text.isdecimal() else text for text in shots],
+            "l2": self.l2 or 2.0**10,
+            "seeds": range(self.seeds),
+        }
+
+
+@app.command(
+    epilog="Example: keras-vit fewshot --data photos --shots 5 --shots all --knn"
+)
+@grouped
+def fewshot(
+    *,
+    images: ImageData,
+    asked: PretrainedModel,
+    regressions: Regressions,
     knn: Annotated[
         bool, typer.Option("--knn", help="The 20 nearest neighbours' accuracy, too.")
     ] = False,
@@ -629,21 +529,16 @@ def fewshot(
             "for 224 [default: resize to the model's size]."
         ),
     ] = None,
-    gelu: Annotated[
-        Literal["tanh", "erf"] | None,
-        typer.Option(help="The weights' GELU [default: their own]."),
-    ] = None,
-    num_heads: NumHeads = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
     batch_size: Images = 32,
-    on_corrupt: Corrupt = "stop",
     seed: TestSeed = None,
     output: Annotated[
         Path | None, typer.Option(help="A .json file for the numbers.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="A picture of accuracy against shots.")
+        Path | None,
+        typer.Option(
+            "--plot", "--picture", help="A picture of accuracy against shots."
+        ),
     ] = None,
 ) -> None:
     """Prints the few-shot accuracy of frozen features (4.1, Figure 4)."""
@@ -653,36 +548,23 @@ def fewshot(
     from keras_vit.files import write_json
 
     size = pixels(image_size)
-    network, details = open_model(
-        model,
-        weights,
-        purpose="features",
-        gelu=gelu,
-        num_heads=num_heads,
-        mean=mean,
-        std=std,
-        file_size=size,
-        size=size,
-    )
+    network, details = open_model(asked, purpose="features", file_size=size, size=size)
     if seed is None:
         seed = details.get("seed", 0)
     preprocessing = network.preprocessing
-    source: Any = sources.open_source(data, seed=seed, on_corrupt=on_corrupt)
+    source: Any = sources.open_source(
+        images.data, seed=seed, on_corrupt=images.on_corrupt
+    )
     options: dict[str, Any] = {
         "preprocessing": preprocessing,
         "batch_size": batch_size,
         "before_crop": pixels(before_crop, "--before-crop"),
     }
-    asked: dict[str, Any] = {
-        "shots": [_shots(text) for text in shots or ("1", "5", "10", "25")],
-        "l2": l2 or 2.0**10,
-        "seeds": range(seeds),
-    }
     if knn or probe:  # They read every image: the regressions need none again.
-        few_shot.check(features.opened(source), **asked)
+        few_shot.check(features.opened(source), **regressions.asked())
         source = evaluation.gather(network, source, **options)
         network, options = None, {}
-    result = evaluation.fewshot(network, source, **asked, **options)
+    result = evaluation.fewshot(network, source, **regressions.asked(), **options)
     console.print(str(result))
     judges = ([evaluation.knn] if knn else []) + (
         [evaluation.linear_probe] if probe else []
@@ -691,9 +573,8 @@ def fewshot(
     for one in probes:
         console.print(str(one))
     if output is not None:
-        told = {"data": data, "model": model, "weights": weights, "seed": seed}
-        told |= {**dataclasses.asdict(preprocessing), "gelu": gelu}
-        told |= {"num_heads": num_heads}
+        told = {"data": images.data, "seed": seed, **vars(asked)}
+        told |= dataclasses.asdict(preprocessing)  # Not as asked for: as it was.
         told |= {"image_size": image_size, "before_crop": before_crop}
         numbers = {"fewshot": result.as_dict(), "probes": list(map(vars, probes))}
         write_json(output, told | numbers)
@@ -701,10 +582,6 @@ def fewshot(
     if plot is not None:
         _plot_shots(result, plot)
         console.print(f"picture: {plot}")
-
-
-def _shots(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 def _plot_shots(result: Any, path: Path) -> None:

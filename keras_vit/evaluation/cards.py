@@ -24,11 +24,11 @@ from keras_vit.evaluation import card_pages, metrics
 from keras_vit.evaluation.card_data import CardData
 from keras_vit.evaluation.classification import Evaluation
 from keras_vit.evaluation.metrics import Estimate, PerImage
+from keras_vit.families import sizes_of, variant_of
 from keras_vit.files import BROKEN_ZIP, file_sha256, replacing_all
 from keras_vit.inspection import plots
 from keras_vit.models.description import (
     ForeignModelError,
-    variant_of,
     weights_sha256,
 )
 from keras_vit.weights.architecture import config_of
@@ -310,13 +310,7 @@ def _variant(config: ViTConfig | ResNetConfig | None) -> str:
         return "not of keras_vit"
     if (known := variant_of(config)) is not None:
         return known
-    own: tuple[str, ...] = ("num_layers", "width", "unit")
-    if isinstance(config, ViTConfig):
-        own = (
-            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
-            *("resnet", "attention"),
-        )
-    told = {field.replace("_", " "): getattr(config, field) for field in own}
+    told = {field.replace("_", " "): at for field, at in sizes_of(config).items()}
     usual = (None, "full")
     return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)
 

@@ -26,12 +26,13 @@ from keras_vit.data.source import Source
 from keras_vit.data.sources import open_source
 from keras_vit.evaluation import features, few_shot
 from keras_vit.facts import OFFICIAL, Preprocessing
+from keras_vit.families import family_of, with_options
 from keras_vit.files import write_json
-from keras_vit.models import resnet, vit
 from keras_vit.recipes import Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
-from keras_vit.training.fitting import Result, finished, fit
+from keras_vit.training.fitting import fit
+from keras_vit.training.results import Result, finished
 
 __all__ = ["DataSize", "SubsetAccuracy", "data_size", "read"]
 
@@ -233,7 +234,7 @@ def data_size(
         )
     few_shot.check(measured, (shots,), l2, draws)
     study = _Study(
-        config=dataclasses.replace(config, **_model_options(config, recipe)),
+        config=with_options(config, recipe.model_options()),
         source=source,
         measured=measured,
         recipe=_in_steps(recipe, source, validation_share),
@@ -272,20 +273,6 @@ def read(output: str | os.PathLike[str]) -> DataSize:
         ValueError: if there is none, or it is damaged.
     """
     return DataSize.load(Path(output) / RESULT)
-
-
-def _model_options(config: Config, recipe: Recipe) -> dict[str, Any]:
-    """The recipe's fields of a config; a ResNet has no dropout to be without."""
-    options: dict[str, Any] = recipe.model_options()
-    if isinstance(config, ResNetConfig):
-        options = {name: value for name, value in options.items() if value}
-    known = {field.name for field in dataclasses.fields(config)}
-    if strangers := options.keys() - known:
-        raise ValueError(
-            f"Expected a recipe that a {type(config).__name__} can follow. Received: "
-            f"{', '.join(sorted(strangers))} in the recipe. Set them to None"
-        )
-    return options
 
 
 def _in_steps(recipe: Recipe, source: Source, validation_share: float) -> Recipe:
@@ -410,8 +397,7 @@ class _Study:
 
     def _pretrain(self, images: int, seed: int, training: Path) -> Result:
         keras.utils.set_random_seed(seed)
-        build: Any = vit if isinstance(self.config, ViTConfig) else resnet
-        model = build(
+        model: keras.Model = family_of(self.config).build(
             self.config,
             image_size=self.recipe.image_size,
             num_classes=len(self.source.classes),

@@ -30,7 +30,8 @@ from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
-from keras_vit.training.fitting import Result, fit
+from keras_vit.training.fitting import fit
+from keras_vit.training.results import Result
 from keras_vit.training.transferring import fresh
 
 __all__ = ["Score", "Scores", "groups", "paper_rows", "read", "recipe_for", "run"]

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.configs import CLASS_TOKENS
 from keras_vit.layers import MAPHead, PatchEmbedding, StdConv2D, TransformerBlock
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.models.description import describe
@@ -178,8 +177,7 @@ def own_tokens(model: keras.Model) -> int | None:
     pooled = {"avg_pool", "max_pool"}  # The builders' `pooling`, over all T.
     if pooled & {layer.name for layer in model.layers}:
         return None
-    config: Any = config_of(model)
-    return CLASS_TOKENS[config.classifier]
+    return config_of(model).num_class_tokens
 
 
 def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:

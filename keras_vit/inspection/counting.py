@@ -17,12 +17,13 @@ import dataclasses
 import math
 import sys
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.configs import VARIANTS, ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from keras_vit.inspection.devices import DAY, PAPERS_UTILISATION, device_of
 from keras_vit.inspection.memory import Memory, memory
-from keras_vit.inspection.parts import Part, Sides, parts
+from keras_vit.inspection.parts import Part, Sides
 from keras_vit.paper import EXAFLOPS
 from keras_vit.recipes import IMAGES
 
@@ -279,9 +280,9 @@ def _config(model: Any) -> ViTConfig | ResNetConfig:
         config = config_of(model)
     elif isinstance(model, str):
         config = VARIANTS.get(model)
-    if isinstance(config, ViTConfig | ResNetConfig):
-        return config
-    known = (n for n, c in VARIANTS.items() if isinstance(c, ViTConfig | ResNetConfig))
+    if isinstance(config, ModelConfig) and family_of(config).of_the_paper:
+        return cast(ViTConfig | ResNetConfig, config)
+    known = (name for name, at in VARIANTS.items() if family_of(at).of_the_paper)
     raise ValueError(
         "Expected a model, a ViTConfig, a ResNetConfig, or one of "
         f"{', '.join(name for name in known if '-' in name)}. Received: model={model!r}"
@@ -298,7 +299,7 @@ def _built_for(
     heads = [layer.units for layer in model.layers if layer.name == "head"]
     _, height, width, channels = model.input_shape
     own = (height, width), heads[0] if heads else 0, channels
-    counted = sum(part.parameters for part in parts(config, *own))
+    counted = sum(part.parameters for part in _parts(config, *own))
     if counted != model.count_params():
         raise ValueError(
             "Expected a model as keras_vit.vit or resnet builds it. Received: "
@@ -306,6 +307,12 @@ def _built_for(
             f"a {type(config).__name__} has {counted:,}"
         )
     return own
+
+
+def _parts(
+    config: ViTConfig | ResNetConfig, size: Sides, num_classes: int, num_channels: int
+) -> list[Part]:
+    return list(family_of(config).parts(config, size, num_classes, num_channels))
 
 
 def _checked(
@@ -328,7 +335,7 @@ def _checked(
             f"Received: num_classes={num_classes}, num_channels={num_channels}"
         )
     height, width = map(int, sides)
-    return list(parts(config, (height, width), num_classes, num_channels))
+    return _parts(config, (height, width), num_classes, num_channels)
 
 
 def _sums(walked: list[Part], batch: int, dtype: str, optimizer: str) -> Costs:

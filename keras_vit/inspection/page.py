@@ -3,14 +3,15 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import ViTConfig
 from keras_vit.facts import Preprocessing
+from keras_vit.families import family_of, variant_of
 from keras_vit.files import replacing
 from keras_vit.inspection import page_render
 from keras_vit.inspection.attention import (
@@ -23,7 +24,6 @@ from keras_vit.inspection.embeddings import embedding_filters, position_similari
 from keras_vit.inspection.page_data import PageData
 from keras_vit.models.description import (
     describe,
-    variant_of,
     weights_sha256,
 )
 from keras_vit.models.vision import facts_of, preprocessing_of
@@ -191,13 +191,13 @@ def _check_names(
 
 def _config(model: keras.Model) -> ViTConfig:
     config = config_of(model)
-    if isinstance(config, ResNetConfig):
+    if not family_of(config).has_patches:
         raise ValueError(
             "Expected a Vision Transformer or a hybrid: the page shows patches and "
-            f"attention (3.1). Received: model={model.name!r}, a ResNet (4.1), which "
-            "has neither"
+            f"attention (3.1). Received: model={model.name!r}, "
+            f"{family_of(config).title}, which has neither"
         )
-    return config
+    return cast(ViTConfig, config)
 
 
 def _head(model: keras.Model) -> Any:

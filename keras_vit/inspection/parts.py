@@ -33,22 +33,6 @@ class Part(NamedTuple):
     block: str = ""  # The Transformer block it is part of.
 
 
-def parts(
-    config: ViTConfig | ResNetConfig,
-    image_size: Sides,
-    num_classes: int,
-    num_channels: int,
-) -> Iterator[Part]:
-    """Every part of a model, in the order of the layers.
-
-    Raises:
-        ValueError: if the patches do not tile the images (section 3.1).
-    """
-    if isinstance(config, ResNetConfig):
-        return _resnet(config, image_size, num_classes, num_channels)
-    return _vit(config, image_size, num_classes, num_channels)
-
-
 def _dense(layer: str, operation: str, rows: int, inputs: int, outputs: int) -> Part:
     """[rows, inputs] -> [rows, outputs], with a bias."""
     return Part(
@@ -72,10 +56,14 @@ def _norm(places: int, channels: int) -> Part:
     return Part("", "", parameters=2 * channels, kept=numbers, held=2 * numbers)
 
 
-def _vit(
+def vit(
     config: ViTConfig, image_size: Sides, num_classes: int, num_channels: int
 ) -> Iterator[Part]:
-    """Section 3.1, in the order of the layers."""
+    """Every part of a ViT or a hybrid (3.1), in the order of the layers.
+
+    Raises:
+        ValueError: if the patches do not tile the images (section 3.1).
+    """
     places, channels = image_size, num_channels
     if config.resnet is not None:
         yield from _stem(config.resnet, image_size, num_channels)
@@ -207,10 +195,10 @@ def _map(config: ViTConfig, tokens: int) -> Iterator[Part]:
     yield from _mlp(config, layer, 1)
 
 
-def _resnet(
+def resnet(
     config: ResNetConfig, image_size: Sides, num_classes: int, num_channels: int
 ) -> Iterator[Part]:
-    """Section 4.1's baselines and Axial-ResNet50."""
+    """Every part of section 4.1's baselines or Axial-ResNet50, by layer."""
     yield from _stem(config, image_size, num_channels)
     if num_classes:
         yield _dense("head", "head", 1, _features(config), num_classes)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import files
+from keras_vit.families import family_of
 
 __all__ = ["Figure12", "measure"]
 
@@ -244,11 +245,8 @@ def _run(task: dict[str, Any]) -> None:
     import keras_vit
 
     config = keras_vit.VARIANTS[task["model"]]
-    build: Any = keras_vit.vit
-    if isinstance(config, keras_vit.ResNetConfig):
-        build = keras_vit.resnet
     size = (task["pixels"], task["pixels"])
-    model = build(config, image_size=size, num_classes=1000)
+    model = family_of(config).build(config, image_size=size, num_classes=1000)
     if _accelerated():
         model.compile(jit_compile=keras.backend.backend() != "torch")
     _speed(model, 1, 0.0)  # Threads and what else there is once.

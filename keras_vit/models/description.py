@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
 from keras_vit.layers import (
     AxialBlock,
     ClassToken,
@@ -72,31 +71,6 @@ def _only(model: keras.Model, kind: type) -> Any:
             "reached as model.get_layer(name)"
         )
     return found[0]
-
-
-def variant_of(config: ViTConfig | ResNetConfig) -> str | None:
-    """The published model that has a config's shape, as `VARIANTS` names it."""
-    own = _shape(config)
-    for name, known in VARIANTS.items():
-        if isinstance(known, ViTConfig | ResNetConfig) and _shape(known) == own:
-            return name
-    return None
-
-
-def _shape(config: ViTConfig | ResNetConfig | None) -> Any:
-    if config is None:
-        return None
-    if isinstance(config, ResNetConfig):
-        return config.unit, config.num_layers, config.width
-    return (
-        config.patch_size,
-        config.num_layers,
-        config.hidden_size,
-        config.mlp_dim,
-        config.num_heads,
-        config.attention,
-        _shape(config.resnet),
-    )
 
 
 def weights_sha256(model: keras.Model, without: Collection[str] = ()) -> str:

@@ -9,7 +9,7 @@ Glossary of shapes:
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -98,6 +98,14 @@ def efficientnet(
         arguments.integer, "num_classes", num_classes, least=0
     )
     images = keras.Input((height, width, 3), name="images")
+    logits = classify(encode(images, config), config, num_classes)
+    mean, std = IMAGENET
+    facts = Facts(config=config, preprocessing=Preprocessing(mean=mean, std=std))
+    return VisionModel(images, logits, name, facts=facts)
+
+
+def encode(images: Tensor, config: EfficientNetConfig) -> Tensor:
+    """Stem, blocks and the last convolution: [B, H, W, C] -> [B, H/32, W/32, C']."""
     x = _conv(images, round_filters(STEM_FILTERS, config), "stem_conv2d", 3, 2)
     x = _swish(_batch_norm(x, "stem_tpu_batch_normalization"), "stem_swish")
     blocks = [
@@ -115,22 +123,30 @@ def efficientnet(
             name=f"blocks_{i}",
         )
     x = _conv(x, round_filters(HEAD_FILTERS, config), "head_conv2d")
-    x = _swish(_batch_norm(x, "head_tpu_batch_normalization"), "head_swish")
+    return _swish(_batch_norm(x, "head_tpu_batch_normalization"), "head_swish")
+
+
+def classify(
+    features: Tensor,
+    config: EfficientNetConfig,
+    num_classes: int | None,
+    activation: Any = None,
+) -> Tensor:
+    """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
     x = keras.layers.GlobalAveragePooling2D(
         data_format="channels_last", dtype="float32", name="head_pool"
-    )(x)
+    )(features)
     if num_classes:
         x = keras.layers.Dropout(config.dropout_rate, name="head_dropout")(x)
         x = keras.layers.Dense(
             num_classes,
+            activation=activation,
             kernel_initializer=keras.initializers.VarianceScaling(**DENSE_INITIALIZER),
             bias_initializer="zeros",
             dtype="float32",
             name="head_dense",
         )(x)
-    mean, std = IMAGENET
-    facts = Facts(config=config, preprocessing=Preprocessing(mean=mean, std=std))
-    return VisionModel(images, x, name, facts=facts)
+    return x
 
 
 def round_filters(filters: int, config: EfficientNetConfig) -> int:

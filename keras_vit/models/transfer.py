@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.configs import ViTConfig
 from keras_vit.facts import check_labels
 from keras_vit.layers import (
     AddPositionEmbs,
@@ -63,9 +62,7 @@ def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
             f"model={model.name!r} with output {features.shape}"
         )
     facts = facts_of(model)
-    config = facts.config
-    if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, representation_size=None)
+    config = None if facts.config is None else facts.config.with_linear_head()
     provenance = dataclasses.replace(
         facts.provenance, fresh=("head/kernel", "head/bias")
     )

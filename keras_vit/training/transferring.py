@@ -21,15 +21,17 @@ from keras_vit import paper
 from keras_vit.configs import VARIANTS
 from keras_vit.data.sources import Source, open_source
 from keras_vit.facts import OFFICIAL, Preprocessing
+from keras_vit.families import variant_of
 from keras_vit.files import write_json
 from keras_vit.models import at_resolution, for_task
-from keras_vit.models.description import variant_of, weights_sha256
+from keras_vit.models.description import weights_sha256
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting
 from keras_vit.training import resume as resuming
 from keras_vit.training.batches import Kept
 from keras_vit.training.distribution import Workers
+from keras_vit.training.results import Result, finished, forget
 from keras_vit.weights.architecture import config_of
 
 __all__ = ["Difference", "Transfer", "transfer"]
@@ -218,10 +220,10 @@ def transfer(
             workers.meet()
         told = _identity(model, source, recipe, seed, preprocessing)
         resuming.check_same(folder / resuming.BEGUN, told, workers.chief)
-    results: list[fitting.Result] = []
+    results: list[Result] = []
     for run in range(runs):
         kept = None if folder is None else folder / f"run-{run}"
-        result = None if kept is None else fitting.finished(kept)
+        result = None if kept is None else finished(kept)
         if result is None:
             if verbose and workers.chief:
                 print(f"run {run + 1} of {runs}, seed {seed + run}")
@@ -282,7 +284,7 @@ def _source(data: Any, seed: int) -> Kept:
 def _forget(folder: Path) -> None:
     """Deletes what a transfer would go on from."""
     for run in folder.glob("run-*"):
-        fitting.forget(run)
+        forget(run)
     for name in (resuming.BEGUN, RESULT):
         (folder / name).unlink(missing_ok=True)
 

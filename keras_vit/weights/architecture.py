@@ -1,16 +1,17 @@
 """The config of a model, also of one that a user put together from layers."""
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
 
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from keras_vit.layers import AddPositionEmbs, AxialBlock, ClassToken, TransformerBlock
 from keras_vit.models.description import ForeignModelError
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import variables
-from keras_vit.weights.contents import infer
+from keras_vit.weights.reading import infer
 
 
 def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
@@ -21,8 +22,8 @@ def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
             ViT's or a ResNet's.
     """
     config = facts_of(model).config
-    if isinstance(config, ViTConfig | ResNetConfig):
-        return config
+    if config is not None and family_of(config).of_the_paper:
+        return cast(ViTConfig | ResNetConfig, config)
     shapes = {
         name: np.broadcast_to(np.float32(0), entry.shape)
         for entry in variables.entries(model)

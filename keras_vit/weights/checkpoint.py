@@ -16,17 +16,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import configs
-from keras_vit.configs import VARIANTS, ResNetConfig, ViTConfig
+from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.facts import OFFICIAL, Preprocessing, Provenance
+from keras_vit.families import family_of, sizes_of, variant_of
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted
 from keras_vit.models.vision import VisionModel
 from keras_vit.normalization import per_channel
 from keras_vit.weights import variables
 from keras_vit.weights.architecture import config_of
-from keras_vit.weights.config_json import Grid
-from keras_vit.weights.contents import Contents, infer, read
+from keras_vit.weights.parsed import Grid, ParsedCheckpoint
+from keras_vit.weights.reading import infer, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,36 +133,36 @@ def load(
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
     known = heads.pop() if len(heads) == 1 else None
-    contents = read(source, grid=grid, num_heads=known)
+    parsed = read(source, grid=grid, num_heads=known)
     if any(layer.name == "head" for layer in model.layers):
-        warn_of_dropped_head(contents, stacklevel=3)
-    report = assign(model, contents)
-    _warn_of_numerics(config_of(model), contents)
+        warn_of_dropped_head(parsed, stacklevel=3)
+    report = assign(model, parsed)
+    _warn_of_numerics(config_of(model), parsed)
     return report
 
 
-def _warn_of_numerics(config: Any, contents: Contents) -> None:
+def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
     """A built model keeps its GELU and epsilons, whatever the file asks for."""
     ours = _computed_with(config)
     differing = [
         f"{field}={value!r}"
-        for field, value in _computed_with(contents.config).items()
+        for field, value in _computed_with(parsed.config).items()
         if ours.get(field, value) != value
     ]
     if differing:
         warnings.warn(
-            f"{contents.where} is computed with {', '.join(differing)} "
-            f"({contents.dialect}), this model is not: keras_vit.from_checkpoint "
+            f"{parsed.where} is computed with {', '.join(differing)} "
+            f"({parsed.dialect}), this model is not: keras_vit.from_checkpoint "
             "builds one that is",
             stacklevel=3,
         )
 
 
-def warn_of_dropped_head(contents: Contents, stacklevel: int) -> None:
+def warn_of_dropped_head(parsed: ParsedCheckpoint, stacklevel: int) -> None:
     """A classifier that is left out is said where a user expects one."""
-    if contents.dropped_classes is not None:
+    if parsed.dropped_classes is not None:
         warnings.warn(
-            f"{contents.where} has a classifier of {contents.dropped_classes} classes "
+            f"{parsed.where} has a classifier of {parsed.dropped_classes} classes "
             "that reads the class token and the mean of the patches together "
             "(DINOv2's), which no model here has: it is left out. A head here starts "
             "at zeros; without one the model returns features",
@@ -170,15 +170,15 @@ def warn_of_dropped_head(contents: Contents, stacklevel: int) -> None:
         )
 
 
-def assign(model: keras.Model, contents: Contents, **published: Any) -> Report:
+def assign(model: keras.Model, parsed: ParsedCheckpoint, **published: Any) -> Report:
     """`load` for a checkpoint that has been read.
 
     The preprocessing, the labels and the provenance of a `VisionModel` become the
     checkpoint's; `published` has the fields of `Provenance` that only a tag knows.
     """
     check_unadapted(model, "load first, then enable them")
-    _check_pre_logits(model, contents)
-    tensors = contents.tensors
+    _check_pre_logits(model, parsed)
+    tensors = parsed.tensors
     rows: list[Row] = []
     values: list[tuple[Any, np.ndarray]] = []
     for entry in variables.entries(model):
@@ -193,46 +193,46 @@ def assign(model: keras.Model, contents: Contents, **published: Any) -> Report:
             continue
         if len(found) < len(entry.names):
             missing = next(name for name in entry.names if name not in tensors)
-            raise _mismatch(model, contents, f"{missing} is missing")
+            raise _mismatch(model, parsed, f"{missing} is missing")
         for i, (name, tensor) in enumerate(zip(entry.names, found, strict=True)):
-            found[i], row = _fit(model, contents, name, tensor, entry.shape)
+            found[i], row = _fit(model, parsed, name, tensor, entry.shape)
             rows.append(row)
             if not np.isfinite(found[i]).all():
                 raise ValueError(
                     "Expected finite weights. Received: NaN or infinity in "
-                    f"{name} of {contents.where}"
+                    f"{name} of {parsed.where}"
                 )
         values.append((entry.variable, entry.merge(found)))
-    rows += _unused(model, contents, {row.name for row in rows})
+    rows += _unused(model, parsed, {row.name for row in rows})
     for variable, value in values:
         variable.assign(value)
     loaded = {row.name for row in rows if row.status == "loaded"}
     zero_head = "head/kernel" in loaded and not tensors["head/kernel"].any()
     report = Report(
-        contents.where,
+        parsed.where,
         tuple(rows),
         zero_head,
-        contents.dialect,
-        _numerics(contents),
-        contents.preprocessing,
+        parsed.dialect,
+        _numerics(parsed),
+        parsed.preprocessing,
     )
     if isinstance(model, VisionModel):
         model.facts = dataclasses.replace(
             model.facts,
-            preprocessing=_for_channels(contents, model.inputs[0].shape[-1]),
-            labels=(contents.labels if "head/bias" in loaded else None) or model.labels,
-            provenance=_provenance(report, contents, published),
+            preprocessing=_for_channels(parsed, model.inputs[0].shape[-1]),
+            labels=(parsed.labels if "head/bias" in loaded else None) or model.labels,
+            provenance=_provenance(report, parsed, published),
         )
     return report
 
 
 def _provenance(
-    report: Report, contents: Contents, published: Mapping[str, Any]
+    report: Report, parsed: ParsedCheckpoint, published: Mapping[str, Any]
 ) -> Provenance:
     """The report without shapes, as a model keeps it."""
     return Provenance(
         source=report.source,
-        sha256=contents.sha256,
+        sha256=parsed.sha256,
         dialect=report.dialect,
         numerics=report.numerics,
         loaded=len(report.names("loaded")),
@@ -243,9 +243,9 @@ def _provenance(
     )
 
 
-def _for_channels(contents: Contents, channels: int) -> Preprocessing:
+def _for_channels(parsed: ParsedCheckpoint, channels: int) -> Preprocessing:
     """The checkpoint's preprocessing for images of so many channels."""
-    preprocessing = contents.preprocessing
+    preprocessing = parsed.preprocessing
     changes: dict[str, Any] = {}
     for name in ("mean", "std"):
         values = getattr(preprocessing, name)
@@ -255,7 +255,7 @@ def _for_channels(contents: Contents, channels: int) -> Preprocessing:
             changes[name] = (sum(values) / len(values),)
     if changes:
         warnings.warn(
-            f"{contents.where} states the normalization of {contents.num_channels} "
+            f"{parsed.where} states the normalization of {parsed.num_channels} "
             f"channels and the model has {channels}: their averages are used, "
             f"{changes}. Set model.preprocessing to change this",
             stacklevel=4,
@@ -263,20 +263,19 @@ def _for_channels(contents: Contents, channels: int) -> Preprocessing:
     return dataclasses.replace(preprocessing, **changes)
 
 
-def _numerics(contents: Contents) -> tuple[str, ...]:
+def _numerics(parsed: ParsedCheckpoint) -> tuple[str, ...]:
     """What the file is to be computed with, in words."""
-    computed = _computed_with(contents.config)
+    computed = _computed_with(parsed.config)
     words = [f"{key}={value!r}" for key, value in computed.items()]
-    return (f"{contents.numerics} numerics", *words, *contents.notes)
+    return (f"{parsed.numerics} numerics", *words, *parsed.notes)
 
 
 def _computed_with(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
     """The GELU and the epsilons of a config, those of a hybrid's stem beside them."""
-    fields = configs.numerics_of(config, "paper").keys() - {"resnet"}
-    told = {field: getattr(config, field) for field in sorted(fields)}
-    if isinstance(config, ViTConfig) and config.resnet is not None:
-        told |= _computed_with(config.resnet)
-    return told
+    fields = {field: getattr(config, field) for field in config.numerics("paper")}
+    stem = fields.pop("resnet", None)
+    told = {field: fields[field] for field in sorted(fields)}
+    return told if stem is None else told | _computed_with(stem)
 
 
 def _is_fresh(
@@ -291,9 +290,9 @@ def _is_fresh(
     return False
 
 
-def _check_pre_logits(model: keras.Model, contents: Contents) -> None:
+def _check_pre_logits(model: keras.Model, parsed: ParsedCheckpoint) -> None:
     """A trained head that stood behind `pre_logits` means nothing without it."""
-    tensors = contents.tensors
+    tensors = parsed.tensors
     ours = {layer.name: layer for layer in model.layers}
     if (
         "pre_logits/kernel" in tensors
@@ -305,7 +304,7 @@ def _check_pre_logits(model: keras.Model, contents: Contents) -> None:
     ):
         raise ValueError(
             "Expected the hidden layer this file's head was trained behind. Received: "
-            f"model={model.name!r} without pre_logits, {contents.where} with "
+            f"model={model.name!r} without pre_logits, {parsed.where} with "
             f"pre_logits/kernel {tensors['pre_logits/kernel'].shape}. Build with "
             f"representation_size={tensors['pre_logits/bias'].shape[0]} to keep both, "
             "or with another number of classes for a new head"
@@ -314,7 +313,7 @@ def _check_pre_logits(model: keras.Model, contents: Contents) -> None:
 
 def _fit(
     model: keras.Model,
-    contents: Contents,
+    parsed: ParsedCheckpoint,
     name: str,
     tensor: np.ndarray,
     shape: tuple[int, ...],
@@ -324,7 +323,7 @@ def _fit(
     if folder.startswith("Transformer/posembed_"):
         layer = model.get_layer(folder.removeprefix("Transformer/"))
         if table == "pos_embedding":
-            return _fit_positions(model, contents, layer, name, tensor, shape)
+            return _fit_positions(model, parsed, layer, name, tensor, shape)
         if table != "prefix_embedding" and _same_but(1, tensor.shape, shape):
             return _fit_axis(name, tensor, shape)
     if tensor.shape == shape:
@@ -334,7 +333,7 @@ def _fit(
         note = f"{tensor.shape[2]} to {shape[2]} channels"
         row = Row(name, "resized", tensor.shape, shape, note)
         return adapt_channels(tensor, shape[2]), row
-    raise _mismatch(model, contents, f"{name} is {tensor.shape}, not {tuple(shape)}")
+    raise _mismatch(model, parsed, f"{name} is {tensor.shape}, not {tuple(shape)}")
 
 
 def _same_but(axis: int, file: tuple[int, ...], model: tuple[int, ...]) -> bool:
@@ -345,25 +344,25 @@ def _same_but(axis: int, file: tuple[int, ...], model: tuple[int, ...]) -> bool:
 
 def _fit_positions(
     model: keras.Model,
-    contents: Contents,
+    parsed: ParsedCheckpoint,
     layer: AddPositionEmbs,
     name: str,
     table: np.ndarray,
     shape: tuple[int, ...],
 ) -> tuple[np.ndarray, Row]:
     prefix, new_grid = layer.num_prefix_tokens, layer.grid
-    cls = contents.tensors.get("cls")
+    cls = parsed.tensors.get("cls")
     if not _same_but(1, table.shape, shape):
-        raise _mismatch(model, contents, f"{name} is {table.shape}, not {shape}")
+        raise _mismatch(model, parsed, f"{name} is {table.shape}, not {shape}")
     if (0 if cls is None else cls.shape[1]) != prefix:
         ours = f"{prefix} class tokens" if prefix else "no class token"
         what = f"{name} is {table.shape}, the model has {ours}"
-        raise _mismatch(model, contents, what)
+        raise _mismatch(model, parsed, what)
     if new_grid is None and table.shape != shape:
         what = f"{name} is {table.shape}, and the model's has no grid"
-        raise _mismatch(model, contents, what)
+        raise _mismatch(model, parsed, what)
     positions = table.shape[-2] - prefix
-    old_grid = position_grid(positions, new_grid, contents.grid, contents.where)
+    old_grid = position_grid(positions, new_grid, parsed.grid, parsed.where)
     if new_grid is None or old_grid == new_grid:
         return table, Row(name, "loaded", shape, shape)
     note = f"grid {old_grid[0]}x{old_grid[1]} to {new_grid[0]}x{new_grid[1]}"
@@ -423,18 +422,18 @@ def adapt_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     return np.asarray(kernel[:, :, source] / copies[:, None])
 
 
-def _unused(model: keras.Model, contents: Contents, used: set[str]) -> list[Row]:
+def _unused(model: keras.Model, parsed: ParsedCheckpoint, used: set[str]) -> list[Row]:
     """Rows of the file's classifier tensors the model has no place for; else raises."""
     rows = []
-    for name in sorted(set(contents.tensors) - used):
+    for name in sorted(set(parsed.tensors) - used):
         if not name.startswith(("head/", "pre_logits/", "MAPHead_0/")):
-            raise _mismatch(model, contents, f"{name} has no place in the model")
-        shape = contents.tensors[name].shape
+            raise _mismatch(model, parsed, f"{name} has no place in the model")
+        shape = parsed.tensors[name].shape
         rows.append(Row(name, "unused", shape, None, "classifier dropped"))
     return rows
 
 
-def _mismatch(model: keras.Model, contents: Contents, what: str) -> ValueError:
+def _mismatch(model: keras.Model, parsed: ParsedCheckpoint, what: str) -> ValueError:
     """The error of a file that is of another architecture, with both described."""
     shapes = {
         name: np.broadcast_to(np.float32(0), entry.shape)
@@ -444,32 +443,15 @@ def _mismatch(model: keras.Model, contents: Contents, what: str) -> ValueError:
     return ValueError(
         f"Expected a checkpoint of the model's architecture: {what}. Received: "
         f"model={model.name!r} ({_words(infer(shapes, 'the model').config)}), "
-        f"{contents.where} ({_words(contents.config)}). keras_vit.from_checkpoint "
+        f"{parsed.where} ({_words(parsed.config)}). keras_vit.from_checkpoint "
         "builds the model a file needs"
     )
 
 
 def _words(config: ViTConfig | ResNetConfig) -> str:
     """The variant's name if the sizes are one's, and the sizes."""
-    sizes: tuple[str, ...] = ("num_layers", "width", "unit")
-    if isinstance(config, ViTConfig):
-        sizes = ("patch_size", "num_layers", "hidden_size", "mlp_dim")
-    variant = next(
-        (
-            name
-            for name, row in VARIANTS.items()
-            if type(row) is type(config)
-            and all(getattr(row, size) == getattr(config, size) for size in sizes)
-            and _units(row) == _units(config)
-        ),
-        "a hybrid" if _units(config) is not None else "a ViT",
-    )
-    if isinstance(config, ViTConfig):
-        sizes = (*sizes, "num_heads", "classifier")
-    told = [f"{size}={getattr(config, size)!r}" for size in sizes]
-    return f"{variant}: {', '.join(told)}"
-
-
-def _units(config: ViTConfig | ResNetConfig) -> tuple[int, ...] | None:
-    resnet = config if isinstance(config, ResNetConfig) else config.resnet
-    return None if resnet is None else resnet.num_layers
+    sizes = {key: size for key, size in sizes_of(config).items() if key != "resnet"}
+    if classifier := getattr(config, "classifier", None):
+        sizes["classifier"] = classifier
+    told = ", ".join(f"{key}={size!r}" for key, size in sizes.items())
+    return f"{variant_of(config) or family_of(config).title}: {told}"

@@ -11,16 +11,14 @@ from typing import Any, TypeAlias
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.facts import INTERPOLATIONS, Preprocessing
 from keras_vit.weights import timm_names
+from keras_vit.weights.parsed import VIT_SIZES, Grid
 from keras_vit.weights.tensors import MAX_JSON
 
-Grid: TypeAlias = tuple[int, int]
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 PREPROCESSING_FIELDS = {field.name for field in dataclasses.fields(Preprocessing)}
 _FIELDS = VIT_FIELDS | RESNET_FIELDS | PREPROCESSING_FIELDS | {"grid", "labels"}
 _FIELDS -= {"resnet"}  # Its fields stand beside the others.
-# What the tensors' shapes say, whatever a config.json says.
-SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
 
 
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -154,7 +152,7 @@ _NAMES: _Kind = (
     lambda v: isinstance(v, list) and all(isinstance(at, str) for at in v),
 )
 _OWN: dict[str, _Kind] = {  # The others are text.
-    **dict.fromkeys((*SIZES, "representation_size", "width"), _INTEGER),
+    **dict.fromkeys((*VIT_SIZES, "representation_size", "width"), _INTEGER),
     "num_layers": _UNITS,
     "num_registers": _COUNT,
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate"), _NUMBER),

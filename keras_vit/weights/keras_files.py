@@ -16,13 +16,11 @@ import keras
 import numpy as np
 
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from keras_vit.layers.encoder import undrawn
-from keras_vit.models.resnet import resnet
-from keras_vit.models.vit import vit
 from keras_vit.weights import variables
-from keras_vit.weights.config_json import Grid
-from keras_vit.weights.contents import Contents
 from keras_vit.weights.names import is_of_keras
+from keras_vit.weights.parsed import Grid, ParsedCheckpoint
 from keras_vit.weights.tensors import open_tensors
 
 _PATCHES = "layers/patch_embedding/projection/vars/0"
@@ -36,7 +34,7 @@ REMEDY = "Build the model as it was saved and call model.load_weights(path)"
 
 def read(
     path: Path, config: ViTConfig | ResNetConfig, size: tuple[int, int] | None
-) -> Contents | None:
+) -> ParsedCheckpoint | None:
     """A file of `model.save_weights`, read by a model of `config`.
 
     Args:
@@ -81,35 +79,26 @@ def _read(
     config: ViTConfig | ResNetConfig,
     size: tuple[int, int] | None,
     shapes: Mapping[str, tuple[int, ...]],
-) -> Contents:
+) -> ParsedCheckpoint:
     channels = shapes[_ROOT if _ROOT in shapes else _PATCHES][2]
     classes = _classes(config, shapes)
-    positions, grid = None, None
+    positions, grid, image_size = None, None, (224, 224)
+    family = family_of(config)
+    if family.has_patches:
+        grid = _grid(shapes, size, config.stride)
+        positions = grid[0] * grid[1]
+        image_size = (grid[0] * config.stride, grid[1] * config.stride)
     with undrawn():
-        if isinstance(config, ResNetConfig):
-            model = resnet(
-                config,
-                image_size=(224, 224),
-                num_classes=classes,
-                num_channels=channels,
-            )
-        else:
-            pixels = config.patch_size * (config.resnet.stride if config.resnet else 1)
-            grid = _grid(shapes, size, pixels)
-            positions = grid[0] * grid[1]
-            model = vit(
-                config,
-                image_size=(grid[0] * pixels, grid[1] * pixels),
-                num_classes=classes,
-                num_channels=channels,
-            )
+        model = family.build(
+            config, image_size=image_size, num_classes=classes, num_channels=channels
+        )
     _load(model, path, len(shapes))
     tensors = {
         name: tensor
         for entry in variables.entries(model)
         for name, tensor in entry.split().items()
     }
-    return Contents(
+    return ParsedCheckpoint(
         where=str(path),
         tensors=tensors,
         config=config,
@@ -149,8 +138,8 @@ def _classes(
         for name, shape in shapes.items()
         if (match := _DENSE.fullmatch(name))
     }
-    hidden = isinstance(config, ViTConfig) and config.representation_size is not None
-    units = [dense[number] for number in sorted(dense)][int(hidden) :]
+    hidden = int(config != config.with_linear_head())
+    units = [dense[number] for number in sorted(dense)][hidden:]
     return units[-1] if units else None
 
 

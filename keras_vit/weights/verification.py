@@ -7,13 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.configs import ViTConfig, numerics_of
-from keras_vit.models.resnet import resnet
+from keras_vit.configs import numerics_of
+from keras_vit.families import family_of
 from keras_vit.models.vision import facts_of
-from keras_vit.models.vit import vit
 from keras_vit.weights import checkpoint, download, variables
 from keras_vit.weights.architecture import config_of
-from keras_vit.weights.contents import Contents
+from keras_vit.weights.parsed import ParsedCheckpoint
 from keras_vit.weights.registry import Reference, references
 
 
@@ -129,7 +128,7 @@ def _twin(model: keras.Model, told: Reference) -> keras.Model:
         for name, tensor in entry.split().items()
     }
     head = tensors.get("head/bias")
-    contents = Contents(
+    parsed = ParsedCheckpoint(
         where=model.name,
         tensors=tensors,
         config=config,
@@ -137,9 +136,10 @@ def _twin(model: keras.Model, told: Reference) -> keras.Model:
         num_classes=None if head is None else len(head),
         num_positions=None,
     )
-    build: Any = vit if isinstance(config, ViTConfig) else resnet
-    twin = build(config, image_size=told.image_size, num_classes=contents.num_classes)
-    checkpoint.assign(twin, contents)
+    twin: keras.Model = family_of(config).build(
+        config, image_size=told.image_size, num_classes=parsed.num_classes
+    )
+    checkpoint.assign(twin, parsed)
     return twin
 
 

@@ -16,15 +16,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit import configs
-from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.facts import Preprocessing
+from keras_vit.families import family_of
 from keras_vit.files import replacing, replacing_all
 from keras_vit.layers.embeddings import quantized
 from keras_vit.models.description import describe
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import names, variables
 from keras_vit.weights.architecture import config_of
-from keras_vit.weights.contents import infer
+from keras_vit.weights.reading import infer
+from keras_vit.weights.torch_layouts import Layout
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.
@@ -186,11 +187,10 @@ def _warn_of_untold(
         for field in (*UNTOLD, *KERNELS, "pool_padding")
         if getattr(config, field, None) != getattr(told, field, None)
     ]
-    if isinstance(config, ViTConfig) and config.position != "2d":
+    if any(name.endswith("/pos_embedding") for name in tensors):
         rows, columns = describe(model)["grid"]
         places = rows * columns
-        has_table = any(name.endswith("/pos_embedding") for name in tensors)
-        if has_table and rows != columns and round(places**0.5) ** 2 == places:
+        if rows != columns and round(places**0.5) ** 2 == places:
             say.append(f"grid={(rows, columns)}")
     if say:
         warnings.warn(
@@ -201,55 +201,22 @@ def _warn_of_untold(
 
 
 def _pooled(
-    config: ViTConfig | ResNetConfig,
-    tensors: Mapping[str, np.ndarray],
-    path: str | os.PathLike[str],
-) -> ViTConfig | ResNetConfig:
+    config: Any, tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> Any:
     """Without a head, torch's files are the same whether tokens are pooled or not."""
-    kinds: dict[str, configs.Classifier] = {
-        "unpooled": "gap",
-        "token_unpooled": "token",
-    }
-    if (
-        isinstance(config, ResNetConfig)
-        or "head/kernel" in tensors
-        or config.classifier not in kinds
-    ):
+    kinds = {"unpooled": "gap", "token_unpooled": "token"}
+    classifier = getattr(config, "classifier", None)
+    if "head/kernel" in tensors or classifier not in kinds:
         return config
     warnings.warn(
         "A file without a head does not say whether tokens are pooled: read "
-        f"{path} back with classifier={config.classifier!r}",
+        f"{path} back with classifier={classifier!r}",
         stacklevel=3,
     )
-    return dataclasses.replace(config, classifier=kinds[config.classifier])
+    return dataclasses.replace(config, classifier=kinds[classifier])
 
 
-def _refuse(format: str, what: str) -> ValueError:
-    return ValueError(
-        f"Expected a model that format={format!r} has names for. Received: {what}. "
-        "format='npz' and model.save('model.keras') keep it"
-    )
-
-
-def _check_expressible(
-    config: ViTConfig | ResNetConfig, format: str, classifiers: tuple[str, ...]
-) -> None:
-    if isinstance(config, ResNetConfig):
-        if config.unit != "v2" or config.pool_padding != "zero":
-            what = f"unit={config.unit!r}, pool_padding={config.pool_padding!r}"
-            raise _refuse(format, what)
-        return
-    for field, values in (
-        ("classifier", classifiers),
-        ("position", ("1d",)),
-        ("position_at", ("stem",)),
-        ("attention", ("full",)),
-    ):
-        if getattr(config, field) not in values:
-            raise _refuse(format, f"{field}={getattr(config, field)!r}")
-
-
-def _warn_of_numerics(config: ViTConfig | ResNetConfig, library: str) -> None:
+def _warn_of_numerics(config: Any, library: str) -> None:
     """What the library computes otherwise, whatever its config says."""
     theirs = configs.numerics_of(config, library)
     if library == "hf":
@@ -264,29 +231,8 @@ def _warn_of_numerics(config: ViTConfig | ResNetConfig, library: str) -> None:
         warnings.warn(
             f"{library} computes with {', '.join(differing)}, which this model does "
             "not: expect logits about 1e-5 apart",
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def _split_tokens(
-    tensors: dict[str, np.ndarray], config: ViTConfig
-) -> dict[str, np.ndarray]:
-    """`cls` as the tokens that torch libraries know, DeiT's head as its two."""
-    if "cls" in tensors:
-        cls = tensors.pop("cls")
-        own = configs.CLASS_TOKENS[config.classifier]
-        split = {
-            "cls_token": cls[:, : min(own, 1)],
-            "dist_token": cls[:, 1:own],
-            "reg_token": cls[:, own:],
-        }
-        tensors |= {name: token for name, token in split.items() if token.shape[1]}
-    tensors["pos_embed"] = tensors.pop(variables.POSITIONS)
-    if config.classifier == "distilled" and "head/kernel" in tensors:
-        kernel, bias = tensors.pop("head/kernel") * 2, tensors.pop("head/bias")
-        for name, half in zip(("head", "head_dist"), np.split(kernel, 2), strict=True):
-            tensors |= {f"{name}/kernel": half, f"{name}/bias": bias}
-    return tensors
 
 
 def _preprocessing(model: keras.Model) -> Preprocessing:
@@ -299,168 +245,65 @@ def _ours(preprocessing: Preprocessing) -> dict[str, Any]:
     return {"keras_vit": dataclasses.asdict(preprocessing)}
 
 
-TIMM_HYBRIDS = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
-}
-TIMM_BITS = {
-    (3, 4, 6, 3): "resnetv2_50x1_bit",
-    (3, 4, 23, 3): "resnetv2_101x1_bit",
-    (3, 8, 36, 3): "resnetv2_152x2_bit",
-}
-
-
 def _timm(
-    model: keras.Model,
-    config: ViTConfig | ResNetConfig,
-    tensors: dict[str, np.ndarray],
+    model: keras.Model, config: Any, tensors: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Timm's tensors and its config.json."""
-    _check_expressible(config, "timm", ("token", "gap", "map", "distilled"))
-    _warn_of_numerics(config, "timm")
+    layout, classes = _layout(model, config, tensors, "timm")
     _, height, width, channels = model.input_shape
-    classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
-    arguments: dict[str, Any] = {"in_chans": channels}
-    if isinstance(config, ResNetConfig):
-        architecture, more = _timm_bit(config)
-        written = names.TIMM_BIT.write(tensors)
-        first, last = "stem.conv", "head.fc"
-    else:
-        architecture, more = _timm_vit(config, (height, width))
-        written = names.TIMM.write(_split_tokens(tensors, config))
-        first, last = "patch_embed.proj", "head"
-        if config.resnet is not None:
-            first = "patch_embed.backbone.stem.conv"
-    if architecture == TIMM_HYBRIDS[()]:
-        first = "patch_embed.backbone.conv"
-        written = {
-            name.replace("backbone.stem.", "backbone."): tensor
-            for name, tensor in written.items()
-        }
     preprocessing, labels = _preprocessing(model), facts_of(model).labels
     crop = preprocessing.crop
     pretrained = {
         "num_classes": classes,
         "input_size": [channels, height, width],
-        "fixed_input_size": isinstance(config, ViTConfig),
+        "fixed_input_size": family_of(config).has_patches,
         "crop_pct": 1.0 if crop is None else crop,
         "crop_mode": "squash" if crop is None else "center",
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
         "interpolation": preprocessing.interpolation,
-        "first_conv": first,
-        "classifier": last,
+        "first_conv": layout.first,
+        "classifier": layout.last,
     }
     content = {
-        "architecture": architecture,
+        "architecture": layout.kind,
         "num_classes": classes,
-        "model_args": arguments | more,
+        "model_args": {"in_chans": channels, **layout.words},
         "pretrained_cfg": pretrained,
         **({} if labels is None else {"label_names": list(labels)}),
         **_ours(preprocessing),
     }
-    return written, {"config.json": content}
+    return layout.tensors, {"config.json": content}
 
 
-def _timm_vit(
-    config: ViTConfig, image_size: tuple[int, int]
-) -> tuple[str, dict[str, Any]]:
-    if config.representation_size is not None:
-        raise _refuse("timm", f"representation_size={config.representation_size}")
-    arguments: dict[str, Any] = {
-        "img_size": list(image_size),
-        "embed_dim": config.hidden_size,
-        "depth": config.num_layers,
-        "num_heads": config.num_heads,
-        "mlp_ratio": _ratio(config.mlp_dim, config.hidden_size),
-        "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
-    }
-    architecture = "vit_base_patch16_224"
-    if config.resnet is not None:
-        units = config.resnet.num_layers
-        if config.classifier == "distilled":
-            raise _refuse("timm", "a hybrid with a distillation token")
-        if units not in TIMM_HYBRIDS or config.resnet.width != 64:
-            raise _refuse(
-                "timm", f"a stem of units {units}, width {config.resnet.width}"
-            )
-        architecture = TIMM_HYBRIDS[units]
-    if config.resnet is None or not config.resnet.num_layers:
-        arguments["patch_size"] = config.patch_size
-    elif config.patch_size != 1:
-        raise _refuse("timm", f"patch_size={config.patch_size} on a feature map")
-    if config.classifier == "distilled":
-        architecture = "deit_base_distilled_patch16_224"
-    if config.classifier in ("gap", "map"):
-        pool = "avg" if config.classifier == "gap" else "map"
-        arguments |= {"class_token": False, "global_pool": pool, "fc_norm": False}
-    if config.num_registers:
-        if config.classifier == "distilled":
-            raise _refuse("timm", "registers beside a distillation token")
-        arguments["reg_tokens"] = config.num_registers
-    return architecture, arguments
-
-
-def _ratio(mlp_dim: int, hidden_size: int) -> float:
-    """What timm multiplies the hidden size by, and rounds down."""
-    ratio = mlp_dim / hidden_size
-    exact = int(hidden_size * ratio) == mlp_dim
-    return ratio if exact else (mlp_dim + 0.5) / hidden_size
-
-
-def _timm_bit(config: ResNetConfig) -> tuple[str, dict[str, Any]]:
-    """Timm knows 50x1, 50x3, ...; another width is told as its channels."""
-    if config.num_layers not in TIMM_BITS:
-        raise _refuse("timm", f"a BiT of units {config.num_layers}")
-    architecture = TIMM_BITS[config.num_layers]
-    factor = 2 if architecture == "resnetv2_152x2_bit" else 1  # Its own, multiplied.
-    if config.width == 64 * factor:
-        return architecture, {}
-    if config.width % factor:
-        raise _refuse("timm", f"a BiT of width {config.width}")
-    width = config.width // factor
-    channels = [4 * width * 2**stage for stage in range(4)]
-    return architecture, {"stem_chs": width, "channels": channels}
+def _layout(
+    model: keras.Model, config: Any, tensors: dict[str, np.ndarray], format: str
+) -> tuple[Layout, int]:
+    """The family's layout of another library, and K (0 without a head)."""
+    classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
+    write = family_of(config).layouts[format]
+    layout: Layout = write(config, tensors, model.input_shape[1:3], classes)
+    _warn_of_numerics(config, format)
+    return layout, classes
 
 
 def _hf(
-    model: keras.Model,
-    config: ViTConfig | ResNetConfig,
-    tensors: dict[str, np.ndarray],
+    model: keras.Model, config: Any, tensors: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Transformers' tensors, config.json and preprocessor_config.json."""
-    _check_expressible(config, "hf", ("token", "distilled"))
-    _warn_of_numerics(config, "hf")
+    layout, classes = _layout(model, config, tensors, "hf")
     _, height, width, channels = model.input_shape
-    classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
     known = facts_of(model).labels or [f"LABEL_{i}" for i in range(classes)]
     labels = {str(i): label for i, label in enumerate(known[:classes])}
-    common = {
+    preprocessing = _preprocessing(model)
+    content = {
+        "architectures": [layout.kind],
+        **layout.words,
         "num_channels": channels,
         "id2label": labels,
         "label2id": {label: int(i) for i, label in labels.items()},
+        **_ours(preprocessing),
     }
-    if isinstance(config, ResNetConfig):
-        written = names.HF_BIT.write(tensors)
-        own = _hf_bit(config)
-        suffix = "ForImageClassification" if classes else "Model"
-    else:
-        if config.num_registers:
-            raise _refuse("hf", f"num_registers={config.num_registers}")
-        if config.representation_size is not None and classes:
-            raise _refuse("hf", "a head behind pre_logits")
-        dialect = names.HF_DEIT if config.classifier == "distilled" else names.HF
-        written = dialect.write(_split_tokens(tensors, config))
-        own = _hf_vit(config, (height, width))
-        suffix = "ForImageClassification" if classes else "Model"
-        if config.classifier == "distilled" and classes:
-            suffix += "WithTeacher"
-    kinds = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "bit": "Bit"}
-    content = {"architectures": [kinds[own["model_type"]] + suffix], **own, **common}
-    content |= _ours(_preprocessing(model))
-    preprocessing = _preprocessing(model)
     resample = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
     processor = {
         **_hf_resize(preprocessing.crop, height, width),
@@ -472,7 +315,10 @@ def _hf(
         "image_mean": list(preprocessing.mean),
         "image_std": list(preprocessing.std),
     }
-    return written, {"config.json": content, "preprocessor_config.json": processor}
+    return layout.tensors, {
+        "config.json": content,
+        "preprocessor_config.json": processor,
+    }
 
 
 def _hf_resize(crop: float | None, height: int, width: int) -> dict[str, Any]:
@@ -485,55 +331,4 @@ def _hf_resize(crop: float | None, height: int, width: int) -> dict[str, Any]:
         "size": {"shortest_edge": int(min(height, width) / crop)},
         "do_center_crop": True,
         "crop_size": sides,
-    }
-
-
-def _hf_vit(config: ViTConfig, image_size: tuple[int, int]) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "model_type": "deit" if config.classifier == "distilled" else "vit",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.mlp_dim,
-        "hidden_act": "gelu_pytorch_tanh" if config.gelu == "tanh" else "gelu",
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "image_size": list(image_size),
-        "patch_size": config.patch_size,
-        "qkv_bias": True,
-    }
-    if config.representation_size is not None:
-        fields["pooler_output_size"] = config.representation_size
-    if config.resnet is None:
-        return fields
-    stages = len(config.resnet.num_layers)
-    if not stages or config.classifier == "distilled":
-        raise _refuse("hf", f"a stem of units {config.resnet.num_layers}")
-    stride, channels = config.resnet.stride, 4 * config.resnet.width * 2 ** (stages - 1)
-    backbone = _hf_bit(config.resnet) | {
-        "layer_type": "bottleneck",
-        "global_padding": "SAME",
-        "embedding_dynamic_padding": True,
-        "out_features": [f"stage{stages}"],
-    }
-    return fields | {
-        "model_type": "vit-hybrid",
-        "backbone_config": backbone,
-        "backbone_featmap_shape": [1, channels, *(-(-s // stride) for s in image_size)],
-    }
-
-
-def _hf_bit(config: ResNetConfig) -> dict[str, Any]:
-    return {
-        "model_type": "bit",
-        "embedding_size": config.width,
-        "hidden_sizes": [
-            4 * config.width * 2**stage for stage in range(len(config.num_layers))
-        ],
-        "depths": list(config.num_layers),
-        "layer_type": "preactivation",
-        "hidden_act": "relu",
-        "num_groups": 32,
-        "global_padding": None,
-        "embedding_dynamic_padding": False,
-        "width_factor": 1,
     }

@@ -17,6 +17,7 @@ import pytest
 
 import keras_vit
 from keras_vit import paper
+from keras_vit.families import family_of
 from keras_vit.inspection import costs
 from keras_vit.recipes import IMAGES
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
@@ -40,8 +41,7 @@ INCONSISTENT = ("R50+ViT-L/16", 7)
 
 
 def make(config, image_size, num_classes, num_channels=3):
-    vit = isinstance(config, keras_vit.ViTConfig)
-    return (keras_vit.vit if vit else keras_vit.resnet)(
+    return family_of(config).build(
         config,
         image_size=image_size,
         num_classes=num_classes,

@@ -12,6 +12,7 @@ import transformers
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import ResNetConfig, ViTConfig, numerics_of
+from keras_vit.families import family_of
 from tests.interop import making
 
 ATOL = 1e-4
@@ -31,7 +32,7 @@ def hybrid(*units, patch_size=1):
 def model_of(config, numerics, size=(32, 48), classes=5, channels=3, **changes):
     """A model with random values that computes as the library does, but for changes."""
     config = dataclasses.replace(config, **numerics_of(config, numerics) | changes)
-    make = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    make = family_of(config).build
     model = make(config, image_size=size, num_classes=classes, num_channels=channels)
     random = np.random.default_rng(0)
     for variable in model.weights:

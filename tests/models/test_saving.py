@@ -9,6 +9,7 @@ import pytest
 import keras_vit
 from keras_vit import applications
 from keras_vit.configs import CLASS_TOKENS, ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from tests.conftest import REFERENCE
 from tests.models.test_vit import perturbed
 
@@ -27,8 +28,8 @@ def outputs(model, images=IMAGES):
 
 
 def build(config, classes=5):
-    make = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
-    size = IMAGES.shape[1:3] if isinstance(config, ViTConfig) else (32, 32)
+    family = family_of(config)
+    make, size = family.build, IMAGES.shape[1:3] if family.has_patches else (32, 32)
     return make(config, image_size=size, num_classes=classes)
 
 

@@ -12,7 +12,7 @@ import pytest
 import keras_vit
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.recipes import Recipe
-from keras_vit.training import fit, fitting
+from keras_vit.training import fit, preparing
 from keras_vit.training.optim import MomentumSGD, WarmupDecay
 
 tf = pytest.importorskip("tensorflow")
@@ -497,7 +497,7 @@ def test_models_are_built_with_the_recipes_options(source):
     with pytest.raises(ValueError, match=r"head_bias_init=-10.0.*with -6.9"):
         fit(model, other, source, verbose=0)
     fit(model, settings, source, verbose=0)
-    fitting._check_options(model, other)  # The head has learnt: its bias is its own.
+    preparing.check_options(model, other)  # The head has learnt: its bias is its own.
 
 
 def test_epochs_are_counted_in_images(source, trajectory):

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 from safetensors.numpy import save_file
 
-import keras_vit
 from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from keras_vit.weights import names, variables
 
 VIT = ViTConfig(patch_size=4, num_layers=2, hidden_size=8, mlp_dim=16, num_heads=2)
@@ -28,7 +28,7 @@ HF = {
 
 @functools.cache
 def _canonical(config):
-    build = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    build = family_of(config).build
     model = build(config, image_size=(8, 8), num_classes=3)
     rng = np.random.default_rng(0)
     return {

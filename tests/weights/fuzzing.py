@@ -97,12 +97,12 @@ import numpy as np  # noqa: E402
 import keras_vit  # noqa: E402
 from keras_vit.weights import (  # noqa: E402
     checkpoint,
-    contents,
     download,
+    reading,
     tensors,
 )
 
-OPEN = contents._open
+OPEN = reading._open
 
 
 def fork(command, **_):
@@ -223,7 +223,7 @@ def outcome(source, expected, raw, model):
     try:
         if download._recorded(source) is not None:
             download._verify(source, None)
-        found = contents.read(source)
+        found = reading.read(source)
         if architecture(found) == architecture(expected):
             before = model.get_weights()
             checkpoint.assign(model, found)
@@ -283,7 +283,7 @@ def case(folder, copies):
     spoilt = SCRATCH / folder.name
     shutil.copytree(folder, spoilt)
     source = next(iter(sorted(spoilt.glob("vit.*"))), spoilt)
-    expected = contents.read(source)
+    expected = reading.read(source)
     model = keras_vit.from_checkpoint(source)
     raw = None
     if source.suffix == ".npz":
@@ -308,7 +308,7 @@ def case(folder, copies):
         (spoilt / name).write_bytes(files[name])
     for seed in range(copies):
         other = tampered(whole, random.Random(seed))
-        contents._open = lambda path, other=other: contextlib.nullcontext(other)
+        reading._open = lambda path, other=other: contextlib.nullcontext(other)
         arguments = f"tensors with seed {seed}", source, expected, None, model
         slowest = max(slowest, attempt(in_tensors, bugs, *arguments))
     if len(os.listdir("/proc/self/fd")) != len(descriptors):

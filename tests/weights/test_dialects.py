@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import NUMERICS, ResNetConfig, ViTConfig
-from keras_vit.weights import writing
+from keras_vit.families import family_of
+from keras_vit.weights import torch_layouts
 from keras_vit.weights.architecture import config_of
 from tests.conftest import REFERENCE
 
@@ -111,7 +112,7 @@ def test_load_into_a_built_model(name):
     images, _ = io(name)
     expected = build(name, images)
     config, units = config_of(expected), expected.output_shape[-1]
-    make = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    make = family_of(config).build
     has_head = "head" in {layer.name for layer in expected.layers}
     model = make(
         config, image_size=images.shape[1:3], num_classes=units if has_head else None
@@ -357,9 +358,9 @@ def test_timms_names_tell_what_its_files_do_not(tmp_path):
 
 def test_timms_mlp_ratio_is_rounded_down_by_timm():
     for mlp_dim, hidden_size in ((3072, 768), (61, 56), (4304, 1152), (1952, 112)):
-        ratio = writing._ratio(mlp_dim, hidden_size)
+        ratio = torch_layouts._ratio(mlp_dim, hidden_size)
         assert int(hidden_size * ratio) == mlp_dim
-    assert writing._ratio(3072, 768) == 4
+    assert torch_layouts._ratio(3072, 768) == 4
 
 
 def test_timm_has_no_distilled_hybrid(tmp_path):

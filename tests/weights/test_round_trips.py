@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import keras_vit
 from keras_vit import weights
 from keras_vit.configs import CLASS_TOKENS, NUMERICS, ResNetConfig, ViTConfig
+from keras_vit.families import family_of
 from keras_vit.weights.architecture import config_of
 
 # Files are written by the same code on every backend, and JAX compiles every shape.
@@ -100,7 +101,7 @@ def bits(draw):
 
 def built(config, arguments):
     """A model with no weight at its initial value."""
-    build = keras_vit.vit if isinstance(config, ViTConfig) else keras_vit.resnet
+    build = family_of(config).build
     model = build(config, **arguments)
     rng = np.random.default_rng(0)
     model.set_weights(

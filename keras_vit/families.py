@@ -1,0 +1,193 @@
+"""One row for each family of models: what the rest of the library asks about it.
+
+Adding a family is adding its config (`keras_vit.configs`), its modules and its row.
+Nothing outside this table asks for the class of a config.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_vit.configs import (
+    VARIANTS,
+    EfficientNetConfig,
+    ModelConfig,
+    ResNetConfig,
+    ViTConfig,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+    """A function that is imported by its first call: reading the table needs no Keras.
+
+    Attributes:
+        module: where it is, within `keras_vit`.
+        name: of the function.
+    """
+
+    module: str
+    name: str
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        """Calls the function."""
+        module = importlib.import_module(f"keras_vit.{self.module}")
+        return getattr(module, self.name)(*values, **options)
+
+
+def _nothing(*_: Any) -> None:
+    """What a family that has no such function does."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the library needs to know of a kind of model.
+
+    Attributes:
+        title: in messages, with its article, and where the paper has it.
+        config: the class of its configs.
+        model_name: of its models, unless they are named.
+        sizes: the fields of a config that tell one variant from another.
+        build: (config, image_size=, num_classes=, name=) -> `VisionModel`; of a family
+            of the paper also num_channels=.
+        encode: images [B, H, W, C], config -> features, tokens or a feature map.
+        classify: features, config, K or None, activation -> logits, or what the head
+            would read.
+        check_size: the argument's name, (H, W), config; raises for an impossible size.
+        any_size: whether H and W may be None.
+        has_patches: whether images are cut into patches: positions, attention.
+        tensor: the name of a tensor that every checkpoint of it has and no family above
+            it has; None if `infer` cannot read it.
+        infer: canonical tensors, where they are from, hints -> `ParsedCheckpoint`.
+        sizes_shown: config -> the sizes that tensors show and a config.json may state.
+        layouts: (config, tensors, (H, W), K) -> the tensors and the JSON of another
+            library's checkpoint, by `format`.
+        parts: config, (H, W), K, C -> what each layer computes and holds.
+    """
+
+    title: str
+    config: type[ModelConfig]
+    model_name: str
+    sizes: tuple[str, ...]
+    build: Late
+    encode: Late
+    classify: Late
+    check_size: Callable[..., Any] = _nothing
+    any_size: bool = False
+    has_patches: bool = False
+    tensor: str | None = None
+    infer: Callable[..., Any] = _nothing
+    sizes_shown: Callable[..., Any] = _nothing
+    layouts: Mapping[str, Late] = dataclasses.field(default_factory=dict)
+    parts: Callable[..., Any] = _nothing
+
+    @property
+    def of_the_paper(self) -> bool:
+        """Whether it has recipes, checkpoints and costs; else it is Table 2's rival."""
+        return self.tensor is not None
+
+
+_VIT = Family(
+    title="a ViT (3.1)",
+    config=ViTConfig,
+    model_name="vit",
+    sizes=(
+        *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
+        *("resnet", "attention"),
+    ),
+    build=Late("models.vit", "vit"),
+    encode=Late("models.vit", "encode"),
+    classify=Late("models.heads", "classify"),
+    check_size=Late("models.vit", "check_size"),
+    has_patches=True,
+    tensor="embedding/kernel",
+    infer=Late("weights.parsed", "infer_vit"),
+    sizes_shown=Late("weights.parsed", "vit_sizes"),
+    layouts={
+        "timm": Late("weights.torch_layouts", "timm_vit"),
+        "hf": Late("weights.torch_layouts", "hf_vit"),
+    },
+    parts=Late("inspection.parts", "vit"),
+)
+_RESNET = Family(
+    title="a ResNet (4.1)",
+    config=ResNetConfig,
+    model_name="resnet",
+    sizes=("num_layers", "width", "unit"),
+    build=Late("models.resnet", "resnet"),
+    encode=Late("models.resnet", "encode"),
+    classify=Late("models.resnet", "classify"),
+    any_size=True,
+    tensor="conv_root/kernel",
+    infer=Late("weights.parsed", "infer_resnet"),
+    sizes_shown=Late("weights.parsed", "resnet_sizes"),
+    layouts={
+        "timm": Late("weights.torch_layouts", "timm_resnet"),
+        "hf": Late("weights.torch_layouts", "hf_resnet"),
+    },
+    parts=Late("inspection.parts", "resnet"),
+)
+FAMILIES: dict[str, Family] = {
+    "ViT": _VIT,
+    "hybrid": dataclasses.replace(_VIT, title="a hybrid (3.1)"),
+    "axial ViT": dataclasses.replace(_VIT, title="an axial ViT (D.6)"),
+    "BiT": _RESNET,
+    "axial ResNet": dataclasses.replace(
+        _RESNET, title="an axial ResNet (D.6)", any_size=False
+    ),
+    "EfficientNet": Family(
+        title="an EfficientNet (Table 2)",
+        config=EfficientNetConfig,
+        model_name="efficientnet",
+        sizes=("width_coefficient", "depth_coefficient"),
+        build=Late("models.efficientnet", "efficientnet"),
+        encode=Late("models.efficientnet", "encode"),
+        classify=Late("models.efficientnet", "classify"),
+        any_size=True,
+    ),
+}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """Returns the row of a config."""
+    return FAMILIES[config.family]
+
+
+def sizes_of(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields that tell one variant of a family from another."""
+    return {field: getattr(config, field) for field in family_of(config).sizes}
+
+
+def variant_of(config: ModelConfig) -> str | None:
+    """Returns the published model of a config's sizes, as `VARIANTS` names it."""
+    own = _shape(config)
+    return next((name for name, at in VARIANTS.items() if _shape(at) == own), None)
+
+
+def _shape(config: ModelConfig) -> tuple[str, list[Any]]:
+    sizes = sizes_of(config).values()
+    return config.family, [
+        _shape(size) if isinstance(size, ModelConfig) else size for size in sizes
+    ]
+
+
+def with_options(config: Any, options: Mapping[str, Any]) -> Any:
+    """Returns the config with the fields that a recipe or a command asks for.
+
+    A field that a family does not have may be asked to be zero or None: a ResNet has no
+    dropout to leave out.
+
+    Raises:
+        ValueError: if the family has no such field, or is not of the paper.
+    """
+    family = family_of(config)
+    known = {field.name for field in dataclasses.fields(config)}
+    unknown = [name for name, value in options.items() if name not in known and value]
+    if unknown or not family.of_the_paper:
+        raise ValueError(
+            "Expected a family of models of the paper, and options that it has. "
+            f"Received: {family.title}, {', '.join(unknown) or 'of other authors'}"
+        )
+    changes = {name: options[name] for name in options.keys() & known}
+    return dataclasses.replace(config, **changes)

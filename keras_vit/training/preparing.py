@@ -1,0 +1,232 @@
+"""Before a training: the model as the recipe trains it, and checks that it can be."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.layers import AxialBlock, TransformerBlock
+from keras_vit.models.vision import VisionModel
+from keras_vit.recipes import Recipe
+from keras_vit.training import losses, optim
+from keras_vit.training.batches import Batches, objective
+from keras_vit.training.stepping import stepping
+
+
+def note_facts(model: keras.Model, batches: Batches) -> None:
+    """The preprocessing and the classes that a model is trained with become its own."""
+    if isinstance(model, VisionModel):
+        labels = model.labels if batches.ready is not None else batches.source.classes
+        model.facts = dataclasses.replace(
+            model.facts, preprocessing=batches.preprocessing, labels=labels
+        )
+
+
+def prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Model:
+    """What trains in the model's place: itself, its head, or a twin that shares all."""
+    if recipe.lora_rank is not None:
+        _enable_lora(model, recipe.lora_rank)
+    part = model
+    if batches.on_features():
+        batches.read_features(model)
+        part = _head_alone(model)
+    if recipe.freezes and part is model:  # The head's optimizer is not the model's.
+        return keras.Model(model.input, model.output, name=model.name)
+    return part
+
+
+@contextlib.contextmanager
+def training_by(
+    recipe: Recipe, model: keras.Model, trained: keras.Model, batches: Batches
+) -> Iterator[None]:
+    """Inside, layers freeze, forget and step as the recipe has it."""
+    with contextlib.ExitStack() as stack:
+        if recipe.freezes:
+            stack.enter_context(_frozen(model))
+        if recipe.remat:
+            stack.enter_context(_rematerialized(model))
+        whole = not batches.on_features()  # A batch of features is small.
+        if recipe.sam_rho is not None or (recipe.accumulation_steps > 1 and whole):
+            stack.enter_context(stepping(trained, recipe))
+        yield
+
+
+def compiled(
+    trained: keras.Model,
+    model: keras.Model,
+    recipe: Recipe,
+    base_lr: float,
+    sparse: bool,
+) -> list[keras.metrics.Metric]:
+    """Compiles what trains; returns the metrics, which Keras builds later.
+
+    Args:
+        trained: the model, or a part or a twin of it.
+        model: the one that may have a loss of its own.
+        recipe: what to follow.
+        base_lr: one of its learning rates.
+        sparse: whether labels are class indexes.
+    """
+    optimizer = optim.optimizer(recipe, base_lr, trained)
+    if any(layer.compute_dtype == "float16" for layer in trained.layers):
+        optimizer = optim.LossScale(optimizer)
+    if own := objective(model):
+        loss, metrics = own()
+    else:
+        kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
+        metrics = [getattr(keras.metrics, kind)("accuracy")]
+        loss = _loss(recipe, sparse)
+    # Filling of an evaluation's last batch weighs nothing.
+    trained.compile(optimizer, loss, weighted_metrics=metrics, auto_scale_loss=False)
+    return metrics
+
+
+def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
+    if recipe.loss == "sigmoid":
+        return losses.SigmoidCrossEntropy()
+    if recipe.label_smoothing:
+        return losses.SoftmaxCrossEntropy(recipe.label_smoothing)
+    if sparse:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, Any]:
+    """What has to be the same for a run to go on, as plain values."""
+    shapes = [[list(v.shape), v.dtype] for v in model.variables]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
+    return {
+        "recipe": recipe.identity(),
+        "model": {
+            "image_size": list(model.input_shape[1:]),
+            "parameters": model.count_params(),
+            "dtype_policy": model.dtype_policy.name,
+            "variables": digest,
+            **_asked_of(model),
+        },
+        **batches.identity(),
+    }
+
+
+def _asked_of(model: keras.Model) -> dict[str, Any]:
+    """What an objective of the model's own is made of: its plain arguments."""
+    if not objective(model):
+        return {}
+    config = model.get_config() | model.preprocessing.identity()
+    return {
+        "objective": {
+            name: value for name, value in config.items() if not isinstance(value, dict)
+        }
+    }
+
+
+@contextlib.contextmanager
+def _frozen(model: keras.Model) -> Iterator[None]:
+    """The head and LoRA alone train, inside; variables, not layers, are told so."""
+    head = {id(variable) for variable in model.get_layer("head").variables}
+    frozen = [
+        v
+        for v in model.trainable_variables
+        if id(v) not in head and not v.name.startswith("lora_kernel_")
+    ]
+    for variable in frozen:
+        variable.trainable = False
+    try:
+        yield
+    finally:
+        for variable in frozen:
+            variable.trainable = True
+
+
+def _blocks(model: keras.Model) -> list[TransformerBlock]:
+    """The encoder's blocks; of an axial one both, along rows and along columns."""
+    blocks: list[TransformerBlock] = []
+    for layer in model.layers:
+        if isinstance(layer, AxialBlock):
+            blocks += layer.sublayers()
+        elif isinstance(layer, TransformerBlock):
+            blocks.append(layer)
+    return blocks
+
+
+@contextlib.contextmanager
+def _rematerialized(model: keras.Model) -> Iterator[None]:
+    """Inside, blocks keep their input alone for the gradient."""
+    blocks = _blocks(model)
+    if not blocks:
+        raise ValueError(
+            "Expected a model with Transformer blocks for remat=True. Received: "
+            f"model={model.name!r} without"
+        )
+    for block in blocks:
+        block.remat = True
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.remat = False
+
+
+def check_options(model: keras.Model, recipe: Recipe) -> None:
+    """Raises if the model was built with other options than the recipe's."""
+    labels = recipe.loss != "softmax" or recipe.label_smoothing or recipe.freezes
+    if objective(model) and (labels or len(recipe.base_lr) > 1):
+        raise ValueError(
+            "Expected a recipe of one learning rate, without a loss of labels or a "
+            f"frozen backbone, for a model with a loss of its own. Received: "
+            f"base_lr={recipe.base_lr}, loss={recipe.loss!r}, label_smoothing="
+            f"{recipe.label_smoothing}, freeze={recipe.freeze}, lora_rank="
+            f"{recipe.lora_rank}, model={model.name!r}"
+        )
+    blocks = _blocks(model)
+    depths = [block.stochastic_depth_rate for block in blocks]
+    built = {
+        "dropout_rate": {block.dropout_rate for block in blocks} or {0.0},
+        "stochastic_depth_rate": {max(depths, default=0.0)},
+        "head_bias_init": _new_bias(model),
+    }
+    for name, value in recipe.model_options().items():
+        if built[name] - {value}:
+            received = ", ".join(map(str, sorted(built[name])))
+            raise ValueError(
+                f"Expected a model built with the recipe's {name}={value}. Received: "
+                f"model={model.name!r} with {received}. A config has them by "
+                "dataclasses.replace(config, **recipe.model_options())"
+            )
+
+
+def _new_bias(model: keras.Model) -> set[float]:
+    """The biases of a head that nothing was learnt in yet: its kernel is zero."""
+    for layer in model.layers:
+        if layer.name == "head" and isinstance(layer, keras.layers.Dense):
+            kernel, *bias = layer.get_weights()
+            if bias and not kernel.any():
+                return set(np.unique(np.round(bias[0].astype(float), 4)).tolist())
+    return set()
+
+
+def _head_alone(model: keras.Model) -> keras.Model:
+    """The head as a model of its own: features to logits, the same layer."""
+    head = model.get_layer("head")
+    features = keras.Input(head.input.shape[1:], name="features")
+    return keras.Model(features, head(features), name="head")
+
+
+def _enable_lora(model: keras.Model, rank: int) -> None:
+    """Puts LoRA on every projection of the encoder, unless it has it."""
+    projections = [layer for block in _blocks(model) for layer in block.projections()]
+    ranks = {layer.lora_rank for layer in projections}
+    if not projections or ranks - {None, rank}:
+        raise ValueError(
+            "Expected a Transformer, without LoRA or with the recipe's. Received: "
+            f"lora_rank={rank}, model={model.name!r} with "
+            f"{', '.join(map(str, ranks)) or 'no blocks'}"
+        )
+    for layer in projections:
+        if not layer.lora_enabled:
+            layer.enable_lora(rank)

@@ -1,0 +1,220 @@
+"""A checkpoint under canonical names, and the config that its tensors show."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keras_vit import configs
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import OFFICIAL, Preprocessing
+
+Grid: TypeAlias = tuple[int, int]
+# What the tensors' shapes say, whatever a config.json says.
+VIT_SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedCheckpoint:
+    """A checkpoint that has been read: canonical tensors, and the model for them."""
+
+    where: str
+    tensors: Mapping[str, np.ndarray]
+    config: ViTConfig | ResNetConfig
+    num_channels: int
+    num_classes: int | None
+    num_positions: int | None  # Of patches, in a learned table; None: there is none.
+    grid: Grid | None = None  # Of the positions, where something tells.
+    dialect: str = "official"
+    numerics: str = "paper"
+    notes: tuple[str, ...] = ()  # What was assumed, for the report.
+    dropped_classes: int | None = None  # Of a head in the file that is left out.
+    preprocessing: Preprocessing = OFFICIAL
+    labels: tuple[str, ...] | None = None
+    sha256: str | None = None
+
+
+def _shape(tensors: Mapping[str, np.ndarray], name: str, dims: int) -> tuple[int, ...]:
+    shape = tensors[name].shape
+    if len(shape) != dims or 0 in shape:
+        raise KeyError(f"{name}, which is {shape} and should have {dims} axes")
+    return tuple(shape)
+
+
+def infer_vit(
+    tensors: Mapping[str, np.ndarray], where: str, hints: Mapping[str, Any]
+) -> ParsedCheckpoint:
+    """The config of a ViT or a hybrid from its canonical tensors.
+
+    Args:
+        tensors: by canonical name.
+        where: the file, for messages.
+        hints: fields that tensors do not show.
+
+    Raises:
+        ValueError: if `hints` contradict the tensors.
+        KeyError: if a tensor is missing, or has another number of axes.
+    """
+    patch_size, _, channels, hidden_size = _shape(tensors, "embedding/kernel", 4)
+    axial = any(name.startswith("Transformer/encoderblock_0/row/") for name in tensors)
+    block = "Transformer/encoderblock_0" + ("/row" if axial else "")
+    attention = f"{block}/MultiHeadDotProductAttention_0"
+    _, num_heads, _ = _shape(tensors, f"{attention}/query/kernel", 3)
+    _, mlp_dim = _shape(tensors, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
+    position, positions, grid = _infer_positions(tensors, attention)
+    tokens = tensors["cls"].shape[1] if "cls" in tensors else 0
+    resnet = None
+    if "conv_root/kernel" in tensors:
+        resnet = _infer_stages(tensors)
+        channels = tensors["conv_root/kernel"].shape[2]
+    fields = {
+        "patch_size": patch_size,
+        "num_layers": _count(tensors, "Transformer/encoderblock_{i}/", 0),
+        "hidden_size": hidden_size,
+        "mlp_dim": mlp_dim,
+        "num_heads": num_heads,
+        "classifier": _infer_classifier(tensors, tokens, hidden_size),
+        "representation_size": _width(tensors, "pre_logits"),
+        "resnet": resnet,
+        "position": position,
+        "position_at": _infer_position_at(tensors),
+        "attention": "axial" if axial else "full",
+        **hints,
+    }
+    if tokens and "num_registers" not in hints:
+        own = configs.CLASS_TOKENS[fields["classifier"]]
+        fields["num_registers"] = max(tokens - own, 0)
+    config = ViTConfig(**fields)
+    if tokens != config.num_prefix_tokens:
+        raise ValueError(
+            f"Expected {config.num_prefix_tokens} tokens before the patches "
+            f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
+            f" Received: {where}, whose cls has {tokens}"
+        )
+    if positions is not None and position != "2d":
+        positions -= config.num_prefix_tokens
+    return ParsedCheckpoint(
+        where=where,
+        tensors=tensors,
+        config=config,
+        num_channels=channels,
+        num_classes=_width(tensors, "head"),
+        num_positions=positions,
+        grid=grid,
+    )
+
+
+def _infer_classifier(
+    tensors: Mapping[str, np.ndarray], tokens: int, hidden_size: int
+) -> str:
+    if "MAPHead_0/probe" in tensors:
+        return "map"
+    if not tokens:
+        return "gap"
+    head = tensors.get("head/kernel")
+    two = tokens >= 2 and head is not None and len(head) == 2 * hidden_size
+    return "distilled" if two and "pre_logits/kernel" not in tensors else "token"
+
+
+def _infer_positions(
+    tensors: Mapping[str, np.ndarray], attention: str
+) -> tuple[str, int | None, Grid | None]:
+    """The kind (D.4), how many places it has, and their grid if that is told."""
+    shared = any(name.startswith("Transformer/posembed_shared/") for name in tensors)
+    folder = f"Transformer/posembed_{'shared' if shared else 'input'}"
+    if f"{folder}/pos_embedding" in tensors:
+        return "1d", tensors[f"{folder}/pos_embedding"].shape[-2], None
+    if f"{folder}/x_embedding" in tensors:
+        columns = tensors[f"{folder}/x_embedding"].shape[1]
+        rows = tensors[f"{folder}/y_embedding"].shape[1]
+        return "2d", rows * columns, (rows, columns)
+    if f"{attention}/relative_embedding" in tensors:
+        if "/row/" in attention:
+            return "relative", None, None
+        offsets = len(tensors[f"{attention}/relative_embedding"])
+        return "relative", (offsets + 1) // 2, None
+    return "sincos2d", None, None  # big_vision's, which has nothing to save.
+
+
+def _infer_position_at(tensors: Mapping[str, np.ndarray]) -> str:
+    for table, place in (("shared", "every_layer_shared"), ("1", "every_layer")):
+        if any(name.startswith(f"Transformer/posembed_{table}/") for name in tensors):
+            return place
+    return "stem"
+
+
+def infer_resnet(
+    tensors: Mapping[str, np.ndarray], where: str, hints: Mapping[str, Any]
+) -> ParsedCheckpoint:
+    """The config of a ResNet from its canonical tensors, which show all of it.
+
+    Args:
+        tensors: by canonical name.
+        where: the file, for messages.
+        hints: not needed.
+
+    Raises:
+        KeyError: if a tensor is missing, or has another number of axes.
+    """
+    config = _infer_stages(tensors)
+    return ParsedCheckpoint(
+        where=where,
+        tensors=tensors,
+        config=config,
+        num_channels=tensors["conv_root/kernel"].shape[2],
+        num_classes=_width(tensors, "head"),
+        num_positions=None,
+    )
+
+
+def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
+    width = _shape(tensors, "conv_root/kernel", 4)[-1]
+    unit: configs.Unit = "v1" if "gn_root/scale" in tensors else "v2"
+    attention = "block1/unit1/attention/row/query/kernel"
+    stages = range(1, _count(tensors, "block{i}/", 1) + 1)
+    return ResNetConfig(
+        num_layers=tuple(
+            _count(tensors, f"block{stage}/unit{{i}}/", 1) for stage in stages
+        ),
+        width=width,
+        unit="axial" if attention in tensors else unit,
+        num_heads=tensors[attention].shape[1] if attention in tensors else 8,
+        **configs.NUMERICS["paper"][unit],
+    )
+
+
+def _count(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
+    """How many numbers `pattern` finds for {i}; raises where one is left out."""
+    number = pattern.replace("{i}", "([0-9]{1,4})")
+    found = {int(match[1]) for name in tensors if (match := re.match(number, name))}
+    missing = set(range(first, first + len(found))) - found
+    if missing:
+        raise KeyError(pattern.replace("{i}", str(min(missing))))
+    return len(found)
+
+
+def _width(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
+    """The outputs of a dense layer, None where the file has none."""
+    if not {f"{layer}/kernel", f"{layer}/bias"} & tensors.keys():
+        return None
+    _shape(tensors, f"{layer}/kernel", 2)
+    return _shape(tensors, f"{layer}/bias", 1)[0]
+
+
+def vit_sizes(config: ViTConfig) -> dict[str, Any]:
+    """The sizes of a ViT that its tensors show, by the words of a config.json."""
+    fields = (*VIT_SIZES, "representation_size")
+    sizes = {field: getattr(config, field) for field in fields}
+    if config.resnet is not None:
+        sizes["width"] = config.resnet.width
+    return sizes
+
+
+def resnet_sizes(config: ResNetConfig) -> dict[str, Any]:
+    """The sizes of a ResNet that its tensors show, by the words of a config.json."""
+    sizes: dict[str, Any] = {"num_layers": config.num_layers, "width": config.width}
+    if config.unit == "axial":
+        sizes["num_heads"] = config.num_heads
+    return sizes | {"representation_size": None}

@@ -1,0 +1,275 @@
+"""Reading a checkpoint of any dialect."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit import configs
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.facts import Preprocessing
+from keras_vit.families import FAMILIES, family_of
+from keras_vit.files import file_sha256
+from keras_vit.weights import names
+from keras_vit.weights.config_json import (
+    PREPROCESSING_FIELDS,
+    RESNET_FIELDS,
+    stated_beside,
+)
+from keras_vit.weights.parsed import Grid, ParsedCheckpoint
+from keras_vit.weights.tensors import open_tensors
+
+
+def read(
+    source: str | os.PathLike[str],
+    *,
+    grid: Grid | None = None,
+    numerics: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    num_heads: int | None = None,
+) -> ParsedCheckpoint:
+    """Reads a checkpoint of any dialect.
+
+    Args:
+        source: a file, an index of shards, or a folder with `model.safetensors`; of
+            a file of several towers, one, as "lit.npz:img".
+        grid: (rows, columns) of its position table, where known.
+        numerics: "paper", "timm" or "hf" in the place of the dialect's own.
+        overrides: fields of the config, stronger than anything in the file.
+        num_heads: k of the model to be filled, for a file that does not state it.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, of no known dialect, or of no ViT or ResNet, if
+            its config.json contradicts its tensors or states what no layer here
+            computes, or if the number of heads is not known.
+    """
+    path, subtree = _subtree(source)
+    stated = stated_beside(path)
+    beside = stated.fields
+    chosen = {**beside, **(overrides or {})}
+    likely = grid or beside.get("grid")
+    with _open(path) as file:
+        found = names.canonical(
+            file,
+            str(source),
+            heads=chosen.get("num_heads", num_heads),
+            patches=None if likely is None else math.prod(likely),
+            embedded=stated.facts.get("embedded_tokens"),
+            architecture=stated.architecture,
+            subtree=subtree,
+        )
+    if stated.architecture is not None and found.dialect == "timm":
+        _warn_of_architecture(stated.architecture, str(source))
+    asked = overrides or {}
+    parsed = infer(found.tensors, str(source), _hints(found, chosen, stated.facts))
+    if likely is not None and math.prod(likely) == parsed.num_positions:
+        grid = likely  # A config of another resolution than the table's tells nothing.
+    elif likely is not None and parsed.num_positions is None:
+        grid = likely  # Of no table: the size that it was trained for.
+    _check_facts(parsed, found.traits, stated.facts, asked)
+    told = {key: value for key, value in beside.items() if key not in asked}
+    _check_sizes(parsed.config, told, str(source))
+    own = numerics or found.numerics
+    fields = configs.numerics_of(parsed.config, own)
+    if numerics is not None:  # Stronger than the file beside, as it was asked for.
+        beside = {key: value for key, value in beside.items() if key not in fields}
+    given = {**fields, **beside, **(overrides or {})}
+    return dataclasses.replace(
+        parsed,
+        config=_replaced(parsed.config, given, str(source)),
+        grid=None if grid is None else (grid[0], grid[1]),
+        dialect=found.dialect,
+        numerics=own,
+        notes=found.notes,
+        dropped_classes=found.dropped_classes,
+        preprocessing=Preprocessing(
+            **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
+        ),
+        labels=_labels(stated.fields, parsed.num_classes),
+        sha256=file_sha256(path) if path.is_file() else None,
+    )
+
+
+def _labels(
+    stated: Mapping[str, Any], num_classes: int | None
+) -> tuple[str, ...] | None:
+    """The names of the file's own classes."""
+    labels = stated.get("labels")
+    return tuple(labels) if labels and len(labels) == num_classes else None
+
+
+def _warn_of_architecture(architecture: str, where: str) -> None:
+    warnings.warn(
+        f"timm's architecture {architecture!r}, which {where} is of, is unknown here: "
+        "GELU, epsilons and pooling that its config.json does not state are assumed to "
+        "be timm's defaults. Compare outputs with timm's",
+        stacklevel=4,
+    )
+
+
+def _hints(
+    found: names.Canonical, chosen: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields that tensors do not show: by their names, as stated, as asked."""
+    hints = dict(found.hints)
+    if facts.get("unpooled"):
+        token = found.traits.get("class_token")
+        hints["classifier"] = "token_unpooled" if token else "unpooled"
+    for key in ("classifier", "num_registers", "position"):
+        if key in chosen:
+            hints[key] = chosen[key]
+    is_other = hints.get("classifier") != found.hints.get("classifier")
+    if is_other and "num_registers" not in chosen:  # Counted for that classifier.
+        hints.pop("num_registers", None)
+    return hints
+
+
+def _check_facts(
+    parsed: ParsedCheckpoint,
+    traits: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> None:
+    """A config.json that contradicts the tensors is of another checkpoint."""
+    config: Any = parsed.config
+    sizes = family_of(config).sizes_shown(config)
+    shown: dict[str, Any] = {"num_channels": parsed.num_channels, **traits}
+    if parsed.num_classes is not None:
+        shown["num_classes"] = parsed.num_classes
+    shown |= sizes
+    if "mlp_dim" in sizes and (ratio := facts.get("mlp_ratio")) is not None:
+        shown["mlp_ratio"] = config.mlp_dim / config.hidden_size
+        if int(config.hidden_size * ratio) == config.mlp_dim:  # As timm rounds.
+            shown["mlp_ratio"] = ratio
+    overridden = {"position": "positions", "classifier": "map_head"}
+    ignored = {overridden.get(key, key) for key in asked}
+    if "classifier" in asked:
+        ignored |= {"class_token", "num_registers"}
+    for key, value in facts.items():
+        if key in shown and key not in ignored and shown[key] != value:
+            raise ValueError(
+                f"Expected {_FACTS.get(key, key)} {shown[key]!r} in the config.json, "
+                f"as the tensors of {parsed.where} have it. Received: {value!r}"
+            )
+
+
+_FACTS = {  # Of a config.json, in words.
+    "class_token": "class_token (global_pool='token' needs one)",
+    "num_registers": "the number of register tokens",
+    "layer_scale": "init_values (LayerScale)",
+    "positions": "pos_embed (a table)",
+    "map_head": "global_pool 'map'",
+}
+
+
+def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
+    """big_vision's "file.npz:img" as the file and the tower."""
+    path, colon, subtree = str(source).rpartition(":")
+    if colon and not Path(source).exists() and re.fullmatch(r"\w+", subtree):
+        return Path(path), subtree
+    return Path(source), None
+
+
+_H5 = ("model.weights.h5", "tf_model.h5")
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether timm, transformers or keras-hub wrote a checkpoint into this folder."""
+    return any(
+        found
+        for name in ("model.safetensors*", *_H5)
+        for found in Path(path).glob(name)
+    )
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The file's tensors; keras-hub keeps a classifier's head in a second file.
+
+    Of a folder with both, safetensors, as transformers reads it.
+    """
+    if path.is_dir() and not any(path.glob("model.safetensors*")):
+        path = next((path / h5 for h5 in _H5 if (path / h5).is_file()), path)
+    task = path.with_name("task.weights.h5")
+    with open_tensors(path) as file:
+        if path.name != "model.weights.h5" or not task.is_file():
+            yield file
+            return
+        with open_tensors(task) as head:
+            yield {**file, **_hub_head(head)}
+
+
+def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """keras-hub numbers the dense layers of a head: pre_logits, if any, is first."""
+    layers = sorted({name.split("/")[1] for name in tensors if "layers/dense" in name})
+    called = dict(zip(reversed(layers), ("predictions", "pre_logits"), strict=False))
+    return {
+        name.replace(f"layers/{layer}/", f"{called[layer]}/"): tensors[name]
+        for layer in called
+        for name in tensors
+        if name.startswith(f"layers/{layer}/")
+    }
+
+
+def _check_sizes(
+    config: ViTConfig | ResNetConfig, told: Mapping[str, Any], where: str
+) -> None:
+    """A config.json is not to build a model that its file cannot fill."""
+    for key, shown in family_of(config).sizes_shown(config).items():
+        value = told.get(key)
+        value = tuple(value) if isinstance(value, list) else value
+        if value is not None and value != shown:
+            raise ValueError(
+                f"Expected {key}={shown!r} in the config.json, as the tensors of "
+                f"{where} have it. Received: {key}={value!r}"
+            )
+
+
+def _replaced(
+    config: ViTConfig | ResNetConfig, given: Mapping[str, Any], where: str
+) -> ViTConfig | ResNetConfig:
+    """The config with the fields given; those of a hybrid's stem go to the stem."""
+    own = {field.name for field in dataclasses.fields(config)}
+    changes = {key: value for key, value in given.items() if key in own}
+    stem = {key: given[key] for key in given.keys() & RESNET_FIELDS - own}
+    if stem:  # None of a ResNet: those fields are its own.
+        stem_config = changes.get("resnet", getattr(config, "resnet", None))
+        if stem_config is None:
+            raise ValueError(
+                f"Expected a hybrid or ResNet for {', '.join(sorted(stem))}. "
+                f"Received: {where}, {family_of(config).title}"
+            )
+        changes["resnet"] = dataclasses.replace(stem_config, **stem)
+    return dataclasses.replace(config, **changes)
+
+
+def infer(
+    tensors: Mapping[str, np.ndarray],
+    where: str,
+    hints: Mapping[str, Any] | None = None,
+) -> ParsedCheckpoint:
+    """Reads the architecture off canonical tensors.
+
+    Raises:
+        ValueError: if they are not those of a ViT or a ResNet.
+    """
+    try:
+        for family in FAMILIES.values():
+            if family.tensor in tensors:
+                parsed: ParsedCheckpoint = family.infer(tensors, where, hints or {})
+                return parsed
+        raise KeyError("embedding/kernel")
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            "Expected the tensors of a ViT (embedding/kernel, Transformer/"
+            "encoderblock_0/...) or of a ResNet (conv_root/kernel, block1/unit1/...). "
+            f"Received: {where} without or with another shape of {error}"
+        ) from error

@@ -1,0 +1,296 @@
+"""The tensors and the words of another library's checkpoint, by family."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.weights import names, variables
+
+
+class Layout(NamedTuple):
+    """A checkpoint as another library lays it out.
+
+    Attributes:
+        tensors: under its names.
+        kind: timm's architecture, or transformers' model class.
+        words: timm's `model_args`, or fields of transformers' config.json.
+        first: timm's name of the first layer.
+        last: timm's name of the head.
+    """
+
+    tensors: dict[str, np.ndarray]
+    kind: str
+    words: dict[str, Any]
+    first: str = ""
+    last: str = ""
+
+
+TIMM_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+TIMM_BITS = {
+    (3, 4, 6, 3): "resnetv2_50x1_bit",
+    (3, 4, 23, 3): "resnetv2_101x1_bit",
+    (3, 8, 36, 3): "resnetv2_152x2_bit",
+}
+
+
+def timm_vit(
+    config: ViTConfig,
+    tensors: dict[str, np.ndarray],
+    image_size: tuple[int, int],
+    num_classes: int,
+) -> Layout:
+    """A ViT or a hybrid as timm lays it out.
+
+    Raises:
+        ValueError: if timm has no name for a part of it.
+    """
+    del num_classes  # timm states it elsewhere.
+    _check_vit(config, "timm", ("token", "gap", "map", "distilled"))
+    architecture, words = _timm_vit_words(config, image_size)
+    written = names.TIMM.write(_split_tokens(tensors, config))
+    first = "patch_embed.proj"
+    if config.resnet is not None:
+        first = "patch_embed.backbone.stem.conv"
+    if architecture == TIMM_HYBRIDS[()]:
+        first = "patch_embed.backbone.conv"
+        written = {
+            name.replace("backbone.stem.", "backbone."): tensor
+            for name, tensor in written.items()
+        }
+    return Layout(written, architecture, words, first, "head")
+
+
+def timm_resnet(
+    config: ResNetConfig,
+    tensors: dict[str, np.ndarray],
+    image_size: tuple[int, int],
+    num_classes: int,
+) -> Layout:
+    """A BiT as timm lays it out.
+
+    Raises:
+        ValueError: if timm has no name for a part of it.
+    """
+    del image_size, num_classes  # timm states them elsewhere.
+    _check_resnet(config, "timm")
+    architecture, words = _timm_resnet_words(config)
+    written = names.TIMM_BIT.write(tensors)
+    return Layout(written, architecture, words, "stem.conv", "head.fc")
+
+
+def hf_vit(
+    config: ViTConfig,
+    tensors: dict[str, np.ndarray],
+    image_size: tuple[int, int],
+    num_classes: int,
+) -> Layout:
+    """A ViT, a hybrid or a DeiT as transformers lays it out.
+
+    Raises:
+        ValueError: if transformers has no name for a part of it.
+    """
+    _check_vit(config, "hf", ("token", "distilled"))
+    if config.num_registers:
+        raise refuse("hf", f"num_registers={config.num_registers}")
+    if config.representation_size is not None and num_classes:
+        raise refuse("hf", "a head behind pre_logits")
+    dialect = names.HF_DEIT if config.classifier == "distilled" else names.HF
+    written = dialect.write(_split_tokens(tensors, config))
+    words = _hf_vit_words(config, image_size)
+    kind = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT"}[
+        words["model_type"]
+    ]
+    kind += "ForImageClassification" if num_classes else "Model"
+    if config.classifier == "distilled" and num_classes:
+        kind += "WithTeacher"
+    return Layout(written, kind, words)
+
+
+def hf_resnet(
+    config: ResNetConfig,
+    tensors: dict[str, np.ndarray],
+    image_size: tuple[int, int],
+    num_classes: int,
+) -> Layout:
+    """A BiT as transformers lays it out.
+
+    Raises:
+        ValueError: if transformers has no name for a part of it.
+    """
+    del image_size  # transformers' processor states it.
+    _check_resnet(config, "hf")
+    kind = "BitForImageClassification" if num_classes else "BitModel"
+    return Layout(names.HF_BIT.write(tensors), kind, _hf_resnet_words(config))
+
+
+def refuse(format: str, what: str) -> ValueError:
+    """The error of a model that a format has no names for."""
+    return ValueError(
+        f"Expected a model that format={format!r} has names for. Received: {what}. "
+        "format='npz' and model.save('model.keras') keep it"
+    )
+
+
+def _check_vit(config: ViTConfig, format: str, classifiers: tuple[str, ...]) -> None:
+    _check_fields(
+        config,
+        format,
+        {
+            "classifier": classifiers,
+            "position": ("1d",),
+            "position_at": ("stem",),
+            "attention": ("full",),
+        },
+    )
+
+
+def _check_resnet(config: ResNetConfig, format: str) -> None:
+    _check_fields(config, format, {"unit": ("v2",), "pool_padding": ("zero",)})
+
+
+def _check_fields(
+    config: Any, format: str, expressible: Mapping[str, tuple[str, ...]]
+) -> None:
+    for field, values in expressible.items():
+        if getattr(config, field) not in values:
+            raise refuse(format, f"{field}={getattr(config, field)!r}")
+
+
+def _split_tokens(
+    tensors: dict[str, np.ndarray], config: ViTConfig
+) -> dict[str, np.ndarray]:
+    """`cls` as the tokens that torch libraries know, DeiT's head as its two."""
+    if "cls" in tensors:
+        cls = tensors.pop("cls")
+        own = config.num_class_tokens
+        split = {
+            "cls_token": cls[:, : min(own, 1)],
+            "dist_token": cls[:, 1:own],
+            "reg_token": cls[:, own:],
+        }
+        tensors |= {name: token for name, token in split.items() if token.shape[1]}
+    tensors["pos_embed"] = tensors.pop(variables.POSITIONS)
+    if config.classifier == "distilled" and "head/kernel" in tensors:
+        kernel, bias = tensors.pop("head/kernel") * 2, tensors.pop("head/bias")
+        for name, half in zip(("head", "head_dist"), np.split(kernel, 2), strict=True):
+            tensors |= {f"{name}/kernel": half, f"{name}/bias": bias}
+    return tensors
+
+
+def _timm_vit_words(
+    config: ViTConfig, image_size: tuple[int, int]
+) -> tuple[str, dict[str, Any]]:
+    if config.representation_size is not None:
+        raise refuse("timm", f"representation_size={config.representation_size}")
+    arguments: dict[str, Any] = {
+        "img_size": list(image_size),
+        "embed_dim": config.hidden_size,
+        "depth": config.num_layers,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _ratio(config.mlp_dim, config.hidden_size),
+        "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
+    }
+    architecture = "vit_base_patch16_224"
+    if config.resnet is not None:
+        units = config.resnet.num_layers
+        if config.classifier == "distilled":
+            raise refuse("timm", "a hybrid with a distillation token")
+        if units not in TIMM_HYBRIDS or config.resnet.width != 64:
+            raise refuse(
+                "timm", f"a stem of units {units}, width {config.resnet.width}"
+            )
+        architecture = TIMM_HYBRIDS[units]
+    if config.resnet is None or not config.resnet.num_layers:
+        arguments["patch_size"] = config.patch_size
+    elif config.patch_size != 1:
+        raise refuse("timm", f"patch_size={config.patch_size} on a feature map")
+    if config.classifier == "distilled":
+        architecture = "deit_base_distilled_patch16_224"
+    if config.classifier in ("gap", "map"):
+        pool = "avg" if config.classifier == "gap" else "map"
+        arguments |= {"class_token": False, "global_pool": pool, "fc_norm": False}
+    if config.num_registers:
+        if config.classifier == "distilled":
+            raise refuse("timm", "registers beside a distillation token")
+        arguments["reg_tokens"] = config.num_registers
+    return architecture, arguments
+
+
+def _ratio(mlp_dim: int, hidden_size: int) -> float:
+    """What timm multiplies the hidden size by, and rounds down."""
+    ratio = mlp_dim / hidden_size
+    exact = int(hidden_size * ratio) == mlp_dim
+    return ratio if exact else (mlp_dim + 0.5) / hidden_size
+
+
+def _timm_resnet_words(config: ResNetConfig) -> tuple[str, dict[str, Any]]:
+    """Timm knows 50x1, 50x3, ...; another width is told as its channels."""
+    if config.num_layers not in TIMM_BITS:
+        raise refuse("timm", f"a BiT of units {config.num_layers}")
+    architecture = TIMM_BITS[config.num_layers]
+    factor = 2 if architecture == "resnetv2_152x2_bit" else 1  # Its own, multiplied.
+    if config.width == 64 * factor:
+        return architecture, {}
+    if config.width % factor:
+        raise refuse("timm", f"a BiT of width {config.width}")
+    width = config.width // factor
+    channels = [4 * width * 2**stage for stage in range(4)]
+    return architecture, {"stem_chs": width, "channels": channels}
+
+
+def _hf_vit_words(config: ViTConfig, image_size: tuple[int, int]) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model_type": "deit" if config.classifier == "distilled" else "vit",
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": "gelu_pytorch_tanh" if config.gelu == "tanh" else "gelu",
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "image_size": list(image_size),
+        "patch_size": config.patch_size,
+        "qkv_bias": True,
+    }
+    if config.representation_size is not None:
+        fields["pooler_output_size"] = config.representation_size
+    if config.resnet is None:
+        return fields
+    stages = len(config.resnet.num_layers)
+    if not stages or config.classifier == "distilled":
+        raise refuse("hf", f"a stem of units {config.resnet.num_layers}")
+    stride, channels = config.resnet.stride, 4 * config.resnet.width * 2 ** (stages - 1)
+    backbone = _hf_resnet_words(config.resnet) | {
+        "layer_type": "bottleneck",
+        "global_padding": "SAME",
+        "embedding_dynamic_padding": True,
+        "out_features": [f"stage{stages}"],
+    }
+    return fields | {
+        "model_type": "vit-hybrid",
+        "backbone_config": backbone,
+        "backbone_featmap_shape": [1, channels, *(-(-s // stride) for s in image_size)],
+    }
+
+
+def _hf_resnet_words(config: ResNetConfig) -> dict[str, Any]:
+    return {
+        "model_type": "bit",
+        "embedding_size": config.width,
+        "hidden_sizes": [
+            4 * config.width * 2**stage for stage in range(len(config.num_layers))
+        ],
+        "depths": list(config.num_layers),
+        "layer_type": "preactivation",
+        "hidden_act": "relu",
+        "num_groups": 32,
+        "global_padding": None,
+        "embedding_dynamic_padding": False,
+        "width_factor": 1,
+    }

@@ -57,7 +57,7 @@ class Row:
 
 def opened(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model, and how it was trained."""
-    from keras_vit.cli.opening import open_model
+    from keras_vit.cli.loaders import open_model
     from keras_vit.cli.options import OpenedModel
 
     asked = OpenedModel(model=options.model, weights=options.weights)

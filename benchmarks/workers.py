@@ -33,13 +33,13 @@ def work(folder: Path, options: argparse.Namespace) -> None:
     from keras_vit.training import distribution, fit, resume
 
     ends: list[float] = []
-    real = resume.Keeper.on_train_batch_end
+    real = resume.CheckpointCallback.on_train_batch_end
 
-    def timed(self: resume.Keeper, batch: int, logs: object = None) -> None:
+    def timed(self: resume.CheckpointCallback, batch: int, logs: object = None) -> None:
         real(self, batch, logs)
         ends.append(time.perf_counter())
 
-    resume.Keeper.on_train_batch_end = timed  # type: ignore[method-assign]
+    resume.CheckpointCallback.on_train_batch_end = timed  # type: ignore[method-assign]
     strategy = distribution.strategy()
     keras.utils.set_random_seed(0)
     size = (options.image_size, options.image_size)

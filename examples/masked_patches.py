@@ -33,7 +33,7 @@ from keras_vit.data import pipelines
 from keras_vit.data.sources import Source
 from keras_vit.inspection import plots
 from keras_vit.self_supervision import MaskedPatchPredictor
-from keras_vit.training import watching
+from keras_vit.training import callbacks
 
 CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
 CONFIG = ViTConfig(
@@ -155,7 +155,7 @@ def draw(folder: Path, predictor: MaskedPatchPredictor, source: Source) -> None:
     pictures = predictor.reconstruct(images[chosen])
     plots.reconstructions(pictures, folder / "reconstructions.png")
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
-    curves = {run.name: watching.read(run / watching.FOLDER) for run in runs}
+    curves = {run.name: callbacks.read(run / callbacks.FOLDER) for run in runs}
     plots.curves({"pretraining": curves.pop("pretraining")}, folder / "pretraining.png")
     plots.curves(curves, folder / "finetuning.png")
 

@@ -7,6 +7,7 @@ compares the three.
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,3 +45,24 @@ def names_of(
         return sorted({*namespace, *namespace["__all__"]})
 
     return __getattr__, __dir__
+
+
+def renamed(module: str, **names: str) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module in which 0.1's names still work.
+
+    Args:
+        module: its `__name__`.
+        **names: the new name by each old one.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{module}.{name} is now called {names[name]}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(sys.modules[module], names[name])
+
+    return __getattr__

@@ -32,7 +32,7 @@ from keras_vit.configs import (
 from keras_vit.facts import Facts, imagenet2012_labels
 from keras_vit.families import family_of
 from keras_vit.layers.embeddings import Tensor
-from keras_vit.layers.encoder import undrawn
+from keras_vit.layers.encoder import uninitialized
 from keras_vit.models import heads
 from keras_vit.models.vision import VisionModel
 from keras_vit.weights import checkpoint, download, keras_files, reading, registry
@@ -92,7 +92,7 @@ def _build(
     if own_classes is None:
         own_classes = (found.num_classes if found else None) or 1000
     num_classes = own_classes if classes is None else classes
-    with contextlib.nullcontext() if found is None else undrawn():
+    with contextlib.nullcontext() if found is None else uninitialized():
         if include_top:
             outputs = _classify(images, config, num_classes, classifier_activation)
         else:
@@ -503,7 +503,7 @@ def from_checkpoint(
     channels = num_channels or found.num_channels
     images = keras.Input((*size, channels), name="images")
     num_classes = found.num_classes if classes is None else classes
-    with undrawn():
+    with uninitialized():
         outputs = _classify(images, config, num_classes)
     name = family_of(config).model_name
     model = VisionModel(images, outputs, name, facts=Facts(config=config))

@@ -64,7 +64,7 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
     temporaries = [
         path.with_name(f".writing-{os.getpid()}-{path.name}") for path in paths
     ]
-    with _telling(paths):
+    with _explain_os_error(paths):
         try:
             paths[0].parent.mkdir(parents=True, exist_ok=True)
             yield temporaries
@@ -89,7 +89,7 @@ def replacing_folder(
     Without, it is an OSError that it is there, whenever it came.
     """
     path = Path(path)
-    with _telling([path]):
+    with _explain_os_error([path]):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(
             tempfile.mkdtemp(prefix=f".writing-{path.name}-", dir=path.parent)
@@ -124,7 +124,7 @@ def _flush(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _telling(paths: list[Path]) -> Iterator[None]:
+def _explain_os_error(paths: list[Path]) -> Iterator[None]:
     """An OSError inside says what could not be written, and what to do."""
     try:
         yield

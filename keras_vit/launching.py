@@ -67,7 +67,7 @@ def launch(
                 stderr=PIPE,
                 start_new_session=True,
             )
-            args = (index, alive[index], _survivor(alive[index]), events)
+            args = (index, alive[index], _watchdog(alive[index]), events)
             threading.Thread(target=_watch, args=args).start()
         return _supervise(alive, events, grace, saving)
     finally:
@@ -139,7 +139,7 @@ def environments(workers: int) -> list[dict[str, str]]:
     return variables
 
 
-def _survivor(process: Popen[bytes]) -> Popen[bytes]:
+def _watchdog(process: Popen[bytes]) -> Popen[bytes]:
     """A shell that kills a worker's group when its input ends, with this process."""
     script = f"read line; kill -s KILL -- -{process.pid}"
     return Popen(

@@ -25,6 +25,7 @@ __all__ = [
     "EXAFLOPS",
     "TABLES",
     "TABLE_8",
+    "TABLE_9_COLUMNS",
     "VTAB",
     "expected",
     "figure_2",
@@ -244,6 +245,14 @@ VTAB = {
     ),
 }
 """The 19 tasks of VTAB by group, in Table 9's order (D.10, Figure 2)."""
+
+TABLE_9_COLUMNS = (
+    *("Caltech101", "CIFAR-100", "DTD", "Flowers102", "Pets", "Sun397", "SVHN"),
+    *("Camelyon", "EuroSAT", "Resisc45", "Retinopathy"),
+    *("Clevr-Count", "Clevr-Dist", "DMLab", "dSpr-Loc", "dSpr-Ori", "KITTI-Dist"),
+    *("sNORB-Azim", "sNORB-Elev"),
+)
+"""The tasks of VTAB as Table 9 heads its columns (D.10)."""
 
 _TABLE_9 = {  # A line for each group, then the mean.
     ("ViT-H/14", "jft300m"): (

@@ -5,7 +5,7 @@ import json
 
 import keras
 
-from keras_vit.cli.opening import save_details
+from keras_vit.cli.loaders import save_details
 from keras_vit.facts import OFFICIAL
 from keras_vit.models import VisionModel
 from keras_vit.models.vision import facts_of

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 import keras_vit
-from keras_vit.cli import app, beginning, completing, shell
+from keras_vit.cli import app, completion, shell, welcome
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -78,10 +78,10 @@ def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
         begun = tmp_path / "runs" / name / "begun.json"
         begun.write_text("{}")
         os.utime(begun, (age, age))
-    assert "runs/cut has not ended" in beginning.page()
-    assert "\n  keras-vit runs show runs/cut\n" in beginning.page()
+    assert "runs/cut has not ended" in welcome.page()
+    assert "\n  keras-vit runs show runs/cut\n" in welcome.page()
     (tmp_path / "runs" / "cut" / "run.json").write_text('{"details": null}')
-    assert "runs/cut has not ended" in beginning.page()
+    assert "runs/cut has not ended" in welcome.page()
     for name, details in (
         ("cut", {}),
         ("my photos", {}),
@@ -91,9 +91,9 @@ def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
         (folder / "run.json").write_text(json.dumps({"details": details}))
         quoted = shlex.quote(f"runs/{name}")
         expected = "finetune" if details else "predict"
-        assert f"\n  keras-vit {expected} --model {quoted} " in beginning.page()
+        assert f"\n  keras-vit {expected} --model {quoted} " in welcome.page()
         shutil.rmtree(folder)
-    assert beginning.page().count("runs/") == 3
+    assert welcome.page().count("runs/") == 3
 
 
 TAB = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_CWORD": "5"}
@@ -269,8 +269,8 @@ _keras_vit_completion keras-vit; echo "${COMPREPLY[@]}"
 def test_what_is_offered_is_taken():
     from keras_vit.data import vtab
 
-    assert completing.tasks() == [task.word for task in vtab.TASKS]
-    for variant in completing.variants():
+    assert completion.tasks() == [task.word for task in vtab.TASKS]
+    for variant in completion.variants():
         assert hasattr(keras_vit, keras_vit.configs.builder_name(variant))
 
 

@@ -12,7 +12,7 @@ import keras_vit
 pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
-from keras_vit.cli.opening import save_details  # noqa: E402
+from keras_vit.cli.loaders import save_details  # noqa: E402
 from tests.inspection.test_page import Reader, maps  # noqa: E402
 from tests.runs import save_run, save_run_of_0_1  # noqa: E402
 

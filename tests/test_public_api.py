@@ -219,3 +219,21 @@ def test_import_brings_no_heavy_extras():
     }
     if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         assert "tensorflow" not in roots
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("keras_vit.data.vtab", "Task", "VTABTask"),
+        ("keras_vit.evaluation.few_shot", "Accuracy", "FewShotAccuracy"),
+        ("keras_vit.inspection.planning", "Fit", "MemoryFit"),
+        ("keras_vit.training.resume", "Told", "RunStatus"),
+        ("keras_vit.training.transferring", "Difference", "PaperDifference"),
+    ],
+)
+def test_renamed_classes_of_0_1_warn(module, old, new):
+    module = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
+        assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = module.Nothing

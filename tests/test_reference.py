@@ -73,7 +73,7 @@ def intermediates(model, images):
             at = f"Transformer/{layer.name}"
             y = keep(f"{at}/LayerNorm_0", layer.layer_norm_0(z))
             attention = f"{at}/MultiHeadDotProductAttention_0"
-            q, k, v = kernels.heads_of(layer.attention.qkv(y), layer.num_heads)
+            q, k, v = kernels.split_heads(layer.attention.qkv(y), layer.num_heads)
             qkv = (q * q.shape[-1] ** 0.5, k, v)
             for matrix, value in zip(("query", "key", "value"), qkv, strict=True):
                 keep(f"{attention}/{matrix}", keras.ops.swapaxes(value, 1, 2))

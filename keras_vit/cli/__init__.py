@@ -12,22 +12,22 @@ from keras_vit.cli.shell import app, console, tell, visible_warning
 # In the order of `keras-vit --help`.
 # isort: off
 from keras_vit.cli import training, evaluating, transferring, subsets, inspecting
-from keras_vit.cli import costing, exporting, serving, machine, files, beginning
+from keras_vit.cli import costing, exporting, serving, doctor, files, welcome
 # isort: on
 
 __all__ = [
-    "beginning",
     "costing",
+    "doctor",
     "evaluating",
     "exporting",
     "files",
     "inspecting",
-    "machine",
     "main",
     "serving",
     "subsets",
     "training",
     "transferring",
+    "welcome",
 ]
 
 
@@ -44,7 +44,7 @@ def _root(
         print(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        console.print(beginning.page())
+        console.print(welcome.page())
 
 
 def main() -> None:

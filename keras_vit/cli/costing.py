@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_vit.cli import completing
+from keras_vit.cli import completion
 from keras_vit.cli.options import grouped, pixels
 from keras_vit.cli.shell import app, console, import_keras
 
@@ -118,7 +118,7 @@ def costs(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            autocompletion=completing.variants,
+            autocompletion=completion.variants,
             metavar="[MODEL]...",
             help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1; of --figure12 "
             "several.",

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli.opening import (
+from keras_vit.cli.loaders import (
     class_names,
     image_files,
     open_model,

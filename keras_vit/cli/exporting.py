@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_vit.cli.opening import class_names, open_model
+from keras_vit.cli.loaders import class_names, open_model
 from keras_vit.cli.options import Corrupt, NamedModel, TestSeed, given, grouped
 from keras_vit.cli.shell import app, console
 from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format

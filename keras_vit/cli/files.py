@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli import completing
+from keras_vit.cli import completion
 from keras_vit.cli.options import SEEDS, Corrupt, NumHeads, given, pixels
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
@@ -72,12 +72,12 @@ def list_weights(
     variant: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.variants, help="One variant: ViT-B/16 or ViT_B16."
+            autocompletion=completion.variants, help="One variant: ViT-B/16 or ViT_B16."
         ),
     ] = None,
     tag: Annotated[
         str | None,
-        typer.Option(autocompletion=completing.tags, help="One tag: imagenet21k."),
+        typer.Option(autocompletion=completion.tags, help="One tag: imagenet21k."),
     ] = None,
     urls: Annotated[
         bool, typer.Option("--urls", help="Where each source is, in order of trial.")
@@ -129,14 +129,14 @@ def fetch(
     tag: Annotated[
         str,
         typer.Argument(
-            autocompletion=completing.tags, help="A tag of `keras-vit weights list`."
+            autocompletion=completion.tags, help="A tag of `keras-vit weights list`."
         ),
     ],
     to: Annotated[Path, typer.Option(help="Folder for the files; created if absent.")],
     variant: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.variants,
+            autocompletion=completion.variants,
             help="One variant instead of all of the tag.",
         ),
     ] = None,

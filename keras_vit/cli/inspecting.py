@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from keras_vit.cli.opening import (
+from keras_vit.cli.loaders import (
     class_names,
     image_files,
     open_model,

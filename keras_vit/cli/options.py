@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_vit.cli import completing
+from keras_vit.cli import completion
 
 Triple = tuple[float, float, float]
 SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # As NumPy's generators accept.
@@ -26,14 +26,14 @@ def check_variant(variant: str, folders: bool = False) -> None:
     """Raises for a variant that no builder is of, in words for what it looks like."""
     from keras_vit.configs import builder_name
 
-    known = completing.variants()
+    known = completion.variants()
     if builder_name(variant) in map(builder_name, known):
         return
     wrote = "a folder that `keras-vit finetune` or `pretrain` wrote"
     spelled = {name.lower(): name for name in known}
     close = difflib.get_close_matches(variant.lower(), spelled, n=2)
     if folders and not close:
-        found = ", ".join(completing.runs()) or "none"
+        found = ", ".join(completion.runs()) or "none"
         raise ValueError(
             f"Expected {wrote}, or a variant of `keras-vit weights list`. Received: "
             f"{variant!r}, which is neither. Such folders here: {found}"
@@ -152,7 +152,7 @@ class OpenedModel:
     model: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.models,
+            autocompletion=completion.models,
             callback=model_of_option,
             help="A folder that `finetune` or `pretrain` wrote, a .keras file, or a "
             "variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file tells its own].",
@@ -161,7 +161,7 @@ class OpenedModel:
     weights: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.tags,
+            autocompletion=completion.tags,
             help="Of a variant: a tag, a file, or 'none' [default: "
             "imagenet21k+imagenet2012].",
         ),
@@ -191,7 +191,7 @@ class PretrainedModel(OpenedModel):
     weights: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.tags,
+            autocompletion=completion.tags,
             help="Of a variant: a tag such as imagenet21k, a file, or 'none' [default: "
             "the variant's ImageNet-21k weights].",
         ),
@@ -205,7 +205,7 @@ class NamedModel(OpenedModel):
     model: Annotated[
         str,
         typer.Argument(
-            autocompletion=completing.models,
+            autocompletion=completion.models,
             callback=model_of_option,
             help="A folder that `finetune` or `pretrain` wrote, a .keras file, a "
             "weights file, or a variant, e.g. ViT-B/16; --model MODEL is the same.",
@@ -406,7 +406,7 @@ def _is_side(text: str) -> bool:
 Variant = Annotated[
     str,
     typer.Option(
-        autocompletion=completing.variants,
+        autocompletion=completion.variants,
         callback=variant_of_option,
         help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
     ),

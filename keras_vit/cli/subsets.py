@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_vit.cli import completing
-from keras_vit.cli.opening import changed, on_devices, open_data
+from keras_vit.cli import completion
+from keras_vit.cli.loaders import changed, on_devices, open_data
 from keras_vit.cli.options import (
     Devices,
     ImageData,
@@ -78,7 +78,7 @@ def data_size(
     recipe: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.recipes,
+            autocompletion=completion.recipes,
             help="As `keras-vit recipes` lists it; for MODEL-imagenet21k the name of "
             "the data is enough [default: imagenet2012].",
         ),

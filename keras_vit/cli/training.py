@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli import completing
-from keras_vit.cli.opening import (
+from keras_vit.cli import completion
+from keras_vit.cli.loaders import (
     changed,
     on_devices,
     open_data,
@@ -56,7 +56,7 @@ def finetune(
     recipe: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.rows,
+            autocompletion=completion.rows,
             help="A row of Table 4 [default: the data set's own, else "
             "oxford_flowers102's: 500 steps].",
         ),
@@ -196,7 +196,7 @@ def pretrain(
     recipe: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.recipes,
+            autocompletion=completion.recipes,
             help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
             "enough [default: imagenet2012, or masked-patches].",
         ),
@@ -271,7 +271,7 @@ def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
-            autocompletion=completing.recipes,
+            autocompletion=completion.recipes,
             help="One recipe, in detail [default: all].",
         ),
     ] = None,
@@ -393,7 +393,7 @@ def show_runs(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            autocompletion=completing.begun,
+            autocompletion=completion.begun,
             help="Folders that `finetune` or `pretrain` writes or wrote.",
         ),
     ],
@@ -404,12 +404,12 @@ def show_runs(
 ) -> None:
     """Prints trainings' evaluations and draws their curves, while they run or after."""
     from keras_vit.inspection import plots
-    from keras_vit.training import resume, watching
+    from keras_vit.training import callbacks, resume
 
     curves = {}
     for run in runs:
         told = resume.read_run(run)
-        curves[str(run)] = watching.read(run / watching.FOLDER)
+        curves[str(run)] = callbacks.read(run / callbacks.FOLDER)
         console.print(_evaluations(run, told))
     picture = output or runs[0] / "curves.png"
     plots.curves(curves, picture)

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli import completing
-from keras_vit.cli.opening import (
+from keras_vit.cli import completion
+from keras_vit.cli.loaders import (
     changed,
     on_devices,
     open_data,
@@ -56,7 +56,7 @@ def transfer(
     recipe: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completing.rows,
+            autocompletion=completion.rows,
             help="A row of Table 4, whose data set --data is [default: by its name, "
             "else oxford_flowers102's: 500 steps].",
         ),
@@ -126,7 +126,7 @@ def vtab(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            autocompletion=completing.tasks,
+            autocompletion=completion.tasks,
             help="As Table 9 names them, e.g. dtd clevr-count [default: all 19].",
             show_default=False,
         ),

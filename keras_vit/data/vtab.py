@@ -20,11 +20,14 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._lazy import renamed
 from keras_vit.data.source import Source
 from keras_vit.data.splits import TFDS, Arrays, Labelling
 from keras_vit.data.tfds_builders import prepared
 
-__all__ = ["TASKS", "Task", "find", "open_task"]
+__all__ = ["TASKS", "VTABTask", "find", "open_task"]
+
+__getattr__ = renamed(__name__, Task="VTABTask")
 
 Record = dict[str, Any]
 Group = Literal["Natural", "Specialized", "Structured"]
@@ -32,7 +35,7 @@ GROUPS: tuple[Group, ...] = ("Natural", "Specialized", "Structured")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class VTABTask:
     """One column of Table 9: a task's images, its splits and its labels.
 
     Splits are written in TFDS's arithmetic.
@@ -140,7 +143,7 @@ _SMALLNORB: dict[str, Any] = {
 }
 
 TASKS = (
-    Task(
+    VTABTask(
         name="Caltech101",
         group="Natural",
         classes=102,  # With one for the background.
@@ -149,7 +152,7 @@ TASKS = (
         test="test",
         test_images=6_084,
     ),
-    Task(
+    VTABTask(
         name="CIFAR-100",
         group="Natural",
         classes=100,
@@ -158,7 +161,7 @@ TASKS = (
         test="test",
         test_images=10_000,
     ),
-    Task(
+    VTABTask(
         name="DTD",
         group="Natural",
         classes=47,
@@ -167,7 +170,7 @@ TASKS = (
         test="test",
         test_images=1_880,
     ),
-    Task(
+    VTABTask(
         name="Flowers102",
         group="Natural",
         classes=102,
@@ -176,7 +179,7 @@ TASKS = (
         test="test",
         test_images=6_149,
     ),
-    Task(
+    VTABTask(
         name="Pets",
         group="Natural",
         classes=37,
@@ -187,7 +190,7 @@ TASKS = (
         test="test",
         test_images=3_669,
     ),
-    Task(
+    VTABTask(
         name="Sun397",
         group="Natural",
         classes=397,
@@ -196,7 +199,7 @@ TASKS = (
         test="test",
         test_images=21_750,
     ),
-    Task(
+    VTABTask(
         name="SVHN",
         group="Natural",
         classes=10,
@@ -205,7 +208,7 @@ TASKS = (
         test="test",
         test_images=26_032,
     ),
-    Task(
+    VTABTask(
         name="Camelyon",
         group="Specialized",
         classes=2,
@@ -214,7 +217,7 @@ TASKS = (
         test="test",
         test_images=32_768,
     ),
-    Task(
+    VTABTask(
         name="EuroSAT",
         group="Specialized",
         classes=10,
@@ -223,7 +226,7 @@ TASKS = (
         test="train[21600:]",
         test_images=5_400,
     ),
-    Task(
+    VTABTask(
         name="Resisc45",
         group="Specialized",
         classes=45,
@@ -234,7 +237,7 @@ TASKS = (
         by_hand="NWPU-RESISC45.rar (https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs), "
         "unpacked: NWPU-RESISC45/CLASS/*.jpg",
     ),
-    Task(
+    VTABTask(
         name="Retinopathy",
         group="Specialized",
         classes=5,
@@ -245,21 +248,21 @@ TASKS = (
         by_hand="Kaggle's diabetic-retinopathy-detection, unpacked: sample/*.jpeg, "
         "train/*.jpeg, test/*.jpeg and trainLabels.csv",
     ),
-    Task(
+    VTABTask(
         name="Clevr-Count",
         classes=8,
         label=clevr_count,
         class_names=tuple(f"{count} objects" for count in range(3, 11)),
         **_CLEVR,
     ),
-    Task(
+    VTABTask(
         name="Clevr-Dist",
         classes=6,
         label=clevr_distance,
         class_names=("to 8", "to 8.5", "to 9", "to 9.5", "to 10", "over 10"),
         **_CLEVR,
     ),
-    Task(
+    VTABTask(
         name="DMLab",
         group="Structured",
         classes=6,
@@ -269,7 +272,7 @@ TASKS = (
         test_images=22_735,
         augment="flip",
     ),
-    Task(
+    VTABTask(
         name="dSpr-Loc",
         augment="none",
         features=("label_x_position",),
@@ -277,7 +280,7 @@ TASKS = (
         class_names=tuple(f"x {place}/16" for place in range(16)),
         **_DSPRITES,
     ),
-    Task(
+    VTABTask(
         name="dSpr-Ori",
         augment="crop_only",
         features=("label_orientation",),
@@ -285,7 +288,7 @@ TASKS = (
         class_names=tuple(f"turned {turn}/16" for turn in range(16)),
         **_DSPRITES,
     ),
-    Task(
+    VTABTask(
         name="KITTI-Dist",
         group="Structured",
         classes=4,
@@ -298,7 +301,7 @@ TASKS = (
         label=kitti_distance,
         class_names=("to 8 m", "to 20 m", "farther", "no vehicle"),
     ),
-    Task(
+    VTABTask(
         name="sNORB-Azim",
         classes=18,
         augment="crop_only",
@@ -306,7 +309,7 @@ TASKS = (
         label=operator.itemgetter("label_azimuth"),
         **_SMALLNORB,
     ),
-    Task(
+    VTABTask(
         name="sNORB-Elev",
         classes=9,
         features=("label_elevation",),
@@ -314,17 +317,17 @@ TASKS = (
         **_SMALLNORB,
     ),
 )
-"""The 19 tasks in Table 9's order, each a `Task`."""
+"""The 19 tasks in Table 9's order, each a `VTABTask`."""
 
 
-def find(name: str) -> Task:
+def find(name: str) -> VTABTask:
     """The task of a name, in capitals or not (Table 9).
 
     Args:
         name: of one of `TASKS`: "Clevr-Count", "clevr-count".
 
     Returns:
-        The `Task`.
+        The `VTABTask`.
 
     Raises:
         ValueError: if there is none, naming all.
@@ -358,14 +361,14 @@ class Thousand(Arrays):
         return self.take(indices[:kept]), self.take(indices[kept:])
 
 
-def open_task(name: str | Task, *, choosing: bool = False) -> Source:
+def open_task(name: str | VTABTask, *, choosing: bool = False) -> Source:
     """A task's images; TFDS downloads and prepares them where it has not.
 
     The training images are read at once and kept as they are encoded: 1 to 100 MB, of
     KITTI's large PNGs 0.9 GB. Test images are streamed, all of them.
 
     Args:
-        name: as Table 9 has it, in capitals or not, or a `Task`.
+        name: as Table 9 has it, in capitals or not, or a `VTABTask`.
         choosing: what settings are chosen on: 800 images to train on, and to test on
             the 200 others. False: all 1000, and the test images.
 
@@ -378,7 +381,7 @@ def open_task(name: str | Task, *, choosing: bool = False) -> Source:
             has to be put somewhere by hand is named.
         ImportError: naming a package that TFDS prepares it with.
     """
-    task = name if isinstance(name, Task) else find(name)
+    task = name if isinstance(name, VTABTask) else find(name)
     builder = _prepared(task)
     labelling = Labelling(
         name=task.name,
@@ -401,7 +404,7 @@ def open_task(name: str | Task, *, choosing: bool = False) -> Source:
     return Source(word, classes, _read(train, val), test)
 
 
-def _prepared(task: Task) -> Any:
+def _prepared(task: VTABTask) -> Any:
     try:
         return prepared(task.tfds, f"vtab:{task.word}")
     except ImportError:
@@ -421,7 +424,7 @@ def _prepared(task: Task) -> Any:
         ) from error
 
 
-def _class_names(task: Task, builder: Any) -> tuple[str, ...]:
+def _class_names(task: VTABTask, builder: Any) -> tuple[str, ...]:
     names = task.class_names or tuple(builder.info.features[task.features[0]].names)
     if len(names) != task.classes:
         raise ValueError(

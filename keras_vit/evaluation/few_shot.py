@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import scipy  # Its submodules are imported on first use.
 
+from keras_vit._lazy import renamed
 from keras_vit.data.preprocessing import Size
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Indexed
@@ -28,7 +29,9 @@ from keras_vit.evaluation.features import (
 )
 from keras_vit.facts import Preprocessing
 
-__all__ = ["Accuracy", "FewShot", "fewshot"]
+__all__ = ["FewShotAccuracy", "FewShot", "fewshot"]
+
+__getattr__ = renamed(__name__, Accuracy="FewShotAccuracy")
 
 Shots: TypeAlias = int | Literal["all"]
 Draws: TypeAlias = dict[tuple[Shots, int], np.ndarray | None]  # By shots and seed.
@@ -39,7 +42,7 @@ CHUNK_BYTES = 16 * 2**20  # Of the rows that are whitened at a time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Accuracy:
+class FewShotAccuracy:
     """Top-1 accuracy at one number of shots and one l2 (4.1).
 
     Attributes:
@@ -76,7 +79,7 @@ class FewShot:
     """What `fewshot` measured (4.1, Figure 4); printed, it is a table.
 
     Attributes:
-        rows: an `Accuracy` for each number of shots and each l2.
+        rows: an `FewShotAccuracy` for each number of shots and each l2.
         seeds: of the draws.
         classes: K.
         width: D.
@@ -84,14 +87,14 @@ class FewShot:
         test_images: that accuracies are shares of.
     """
 
-    rows: tuple[Accuracy, ...]
+    rows: tuple[FewShotAccuracy, ...]
     seeds: tuple[int, ...]
     classes: int
     width: int
     train_images: int
     test_images: int
 
-    def at(self, shots: Shots, l2: float | None = None) -> Accuracy:
+    def at(self, shots: Shots, l2: float | None = None) -> FewShotAccuracy:
         """The row of so many shots.
 
         Args:
@@ -99,7 +102,7 @@ class FewShot:
             l2: weight of the penalty, where there are several; None where there is one.
 
         Returns:
-            The `Accuracy`.
+            The `FewShotAccuracy`.
 
         Raises:
             ValueError: if there is no such row, or more than one.
@@ -236,7 +239,7 @@ def fewshot(
             by_seed.setdefault((n, penalty), []).append(count / tested)
     return FewShot(
         rows=tuple(
-            Accuracy(shots=n, l2=penalty, by_seed=tuple(shares))
+            FewShotAccuracy(shots=n, l2=penalty, by_seed=tuple(shares))
             for (n, penalty), shares in by_seed.items()
         ),
         seeds=tuple(map(int, seeds)),

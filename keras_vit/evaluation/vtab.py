@@ -22,7 +22,7 @@ import keras
 from keras_vit import paper
 from keras_vit.data import vtab as data
 from keras_vit.data.source import Source
-from keras_vit.data.vtab import GROUPS, TASKS, Task
+from keras_vit.data.vtab import GROUPS, TASKS, VTABTask
 from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.models.description import weights_sha256
@@ -130,7 +130,7 @@ class Scores:
 
 def run(
     model: keras.Model,
-    tasks: Sequence[str | Task] = TASKS,
+    tasks: Sequence[str | VTABTask] = TASKS,
     *,
     output: str | os.PathLike[str],
     recipe: Recipe = FINETUNE["vtab"],
@@ -150,7 +150,7 @@ def run(
 
     Args:
         model: pre-trained, with its head or without; left as it is.
-        tasks: by the names of Table 9, or `data.vtab.Task`s.
+        tasks: by the names of Table 9, or `data.vtab.VTABTask`s.
         output: the folder.
         recipe: Table 4's row: 2,500 steps at 0.01 and 384 px. Several learning rates
             are judged on the benchmark's 200 validation images.
@@ -173,7 +173,7 @@ def run(
             a result in it is damaged; in one of several processes.
         Preempted: when the process was asked to end, and its training is saved.
     """
-    chosen = [task if isinstance(task, Task) else data.find(task) for task in tasks]
+    chosen = [task if isinstance(task, VTABTask) else data.find(task) for task in tasks]
     if not chosen or runs < 1 or augment not in ("task", "recipe"):
         raise ValueError(
             "Expected a task and a run at least, and augment 'task' or 'recipe'. "
@@ -217,7 +217,7 @@ def run(
     return read(folder)
 
 
-def recipe_for(task: Task, recipe: Recipe) -> Recipe:
+def recipe_for(task: VTABTask, recipe: Recipe) -> Recipe:
     """The recipe with the crops and flips of a task, scenic's.
 
     Args:
@@ -276,15 +276,15 @@ def _read(path: Path, *keys: str) -> dict[str, Any]:
         ) from error
 
 
-def _result(folder: Path, task: Task, number: int) -> Path:
+def _result(folder: Path, task: VTABTask, number: int) -> Path:
     return folder / task.word / f"run-{number}.json"
 
 
-def _failed(folder: Path, task: Task) -> Path:
+def _failed(folder: Path, task: VTABTask) -> Path:
     return folder / task.word / "failed.json"
 
 
-def _opened(folder: Path, task: Task) -> Source | None:
+def _opened(folder: Path, task: VTABTask) -> Source | None:
     """The task's images; None if they cannot be opened, which is noted."""
     failed = _failed(folder, task)
     try:
@@ -297,7 +297,7 @@ def _opened(folder: Path, task: Task) -> Source | None:
     return source
 
 
-def _write(folder: Path, task: Task, number: int, trained: Result) -> None:
+def _write(folder: Path, task: VTABTask, number: int, trained: Result) -> None:
     """Writes a result, then deletes what it took."""
     accuracy = trained.test_accuracy
     if accuracy is None:

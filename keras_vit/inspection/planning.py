@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from keras_vit._lazy import renamed
 from keras_vit.configs import VARIANTS, builder_name
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.devices import (
@@ -19,7 +20,9 @@ from keras_vit.inspection.devices import (
 from keras_vit.inspection.memory import Memory
 from keras_vit.recipes import IMAGES, PRETRAIN, Recipe
 
-__all__ = ["CLASSES", "Fit", "Plan", "plan"]
+__all__ = ["CLASSES", "MemoryFit", "Plan", "plan"]
+
+__getattr__ = renamed(__name__, Fit="MemoryFit")
 
 GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
 EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
@@ -34,7 +37,7 @@ _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """How a device's share of a batch fits its memory (not in the paper).
 
     Attributes:
@@ -187,14 +190,14 @@ class Plan:
         memory = self.counted().memory
         return memory.rematerialized != memory.training
 
-    def fit(self, rematerialized: bool) -> Fit | None:
+    def fit(self, rematerialized: bool) -> MemoryFit | None:
         """In how few parts a device's share fits its memory.
 
         Args:
             rematerialized: whether blocks are computed once more in the backward pass.
 
         Returns:
-            A `Fit`; None if one image does not.
+            A `MemoryFit`; None if one image does not.
         """
         share = self.images_an_update // self.devices
         room = _room(device_of(self.device), rematerialized)
@@ -204,7 +207,9 @@ class Plan:
             memory = self.counted(share // parts).memory
             needed = _needed(memory, rematerialized, parts)
             if needed <= room:
-                return Fit(rematerialized=rematerialized, parts=parts, memory=needed)
+                return MemoryFit(
+                    rematerialized=rematerialized, parts=parts, memory=needed
+                )
         return None
 
     @property
@@ -309,7 +314,7 @@ def _line(name: str, value: str, remark: str = "") -> str:
     return f"{name:24}{value:>18}   {remark}".rstrip()
 
 
-def _fit_line(name: str, fit: Fit | None, room: float, share: int) -> str:
+def _fit_line(name: str, fit: MemoryFit | None, room: float, share: int) -> str:
     if fit is None:
         remark = f"one image needs more than {room / 2**30:.1f} GiB"
         return _line(name, "does not fit", remark)

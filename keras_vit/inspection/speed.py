@@ -79,7 +79,7 @@ class Figure12:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class MeasurementLimits:
     """Of a measurement."""
 
     memory: int  # Bytes of a child, on a CPU.
@@ -122,7 +122,7 @@ def measure(
         )
     chosen = {model: _sizes_of(model, sizes) for model in models}
     room = int(0.8 * available_memory()) if memory is None else memory
-    limits = Limits(memory=room, largest=largest, seconds=seconds)
+    limits = MeasurementLimits(memory=room, largest=largest, seconds=seconds)
     speeds: dict[str, dict[int, float]] = {}
     batches: dict[str, dict[int, int]] = {}
     for model, own in chosen.items():
@@ -161,7 +161,7 @@ def _sizes_of(model: str, sizes: tuple[int, ...]) -> list[int]:
 
 
 def search(
-    model: str, pixels: int, limits: Limits, report: Callable[[str], None]
+    model: str, pixels: int, limits: MeasurementLimits, report: Callable[[str], None]
 ) -> dict[int, float]:
     """Images a second by batch, of batches that fit: by doubling, then bisection.
 
@@ -207,7 +207,7 @@ def _doubled(largest: int) -> Iterator[int]:
 
 
 def _child(
-    model: str, pixels: int, batches: list[int], limits: Limits
+    model: str, pixels: int, batches: list[int], limits: MeasurementLimits
 ) -> dict[int, float]:
     """Runs batches in a process of its own: images a second of those that fit."""
     task = {

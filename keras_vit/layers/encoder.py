@@ -22,7 +22,7 @@ _DRAWN = contextvars.ContextVar("drawn", default=True)
 
 
 @contextlib.contextmanager
-def undrawn() -> Iterator[None]:
+def uninitialized() -> Iterator[None]:
     """Inside, kernels start at zero: a checkpoint is about to fill them."""
     token = _DRAWN.set(False)
     try:
@@ -135,10 +135,10 @@ class SelfAttention(Composite):
         tokens, hidden_size = z.shape[1:]
         qkv = self._projected(z)
         if self.relative or (training and self.dropout_rate):
-            q, k, v = kernels.heads_of(qkv, self.num_heads)
+            q, k, v = kernels.split_heads(qkv, self.num_heads)
             weights = ops.cast(self._scores(q, k), v.dtype)
             weights = self.dropout(weights, training=training)
-            y = kernels.side_by_side(ops.matmul(weights, v))
+            y = kernels.merge_heads(ops.matmul(weights, v))
         elif kernels.has_fused_attention():
             shape = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
             q, k, v = ops.unstack(ops.reshape(qkv, shape), 3, axis=2)
@@ -146,15 +146,17 @@ class SelfAttention(Composite):
             y = ops.dot_product_attention(q * shape[-1] ** -0.5, k, v, scale=1.0)
             y = ops.reshape(y, (-1, tokens, hidden_size))
         else:
-            heads = kernels.heads_of(qkv, self.num_heads)
-            y = kernels.side_by_side(kernels.attend(*heads))
-        y = self.out(kernels.rows(y))
+            heads = kernels.split_heads(qkv, self.num_heads)
+            y = kernels.merge_heads(kernels.attend(*heads))
+        y = self.out(kernels.flatten_tokens(y))
         return ops.reshape(y, (-1, tokens, hidden_size))
 
     def _projected(self, z: Tensor) -> Tensor:
         """Returns z U_qkv: [B, T, D] -> [B, T, 3 D]."""
         tokens, hidden_size = z.shape[1:]
-        return ops.reshape(self.qkv(kernels.rows(z)), (-1, tokens, 3 * hidden_size))
+        return ops.reshape(
+            self.qkv(kernels.flatten_tokens(z)), (-1, tokens, 3 * hidden_size)
+        )
 
     def attention_scores(self, z: Tensor) -> Tensor:
         """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
@@ -164,7 +166,7 @@ class SelfAttention(Composite):
         Args:
             z: what the layer would attend over, [B, T, D].
         """
-        q, k, _ = kernels.heads_of(self._projected(z), self.num_heads)
+        q, k, _ = kernels.split_heads(self._projected(z), self.num_heads)
         return self._scores(q, k)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -173,7 +175,7 @@ class SelfAttention(Composite):
         if self.relative_embedding is not None:
             keys = ops.transpose(ops.cast(self.relative_embedding, q.dtype), (1, 2, 0))
             logits = logits + _by_offset(ops.matmul(q, keys))
-        return kernels.over_keys(logits)
+        return kernels.attention_softmax(logits)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -250,7 +252,7 @@ class MlpBlock(Composite):
         return dense
 
     def call(self, z: Tensor, training: bool | None = None) -> Tensor:
-        h = self.dense_0(kernels.rows(z))
+        h = self.dense_0(kernels.flatten_tokens(z))
         y = keras.activations.gelu(h, approximate=self.gelu == "tanh")
         y = self.dense_1(self.dropout(y, training=training))
         y = ops.reshape(y, (-1, *z.shape[1:]))

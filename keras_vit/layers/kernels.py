@@ -40,7 +40,7 @@ def has_fused_attention() -> bool:
     return bool(jax.default_backend() != "cpu")
 
 
-def after(x: Tensor, event: Tensor) -> Tensor:
+def control_dependency(x: Tensor, event: Tensor) -> Tensor:
     """`x`, but not before `event`: what follows from it is neither early nor kept."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -54,7 +54,7 @@ def after(x: Tensor, event: Tensor) -> Tensor:
     return x
 
 
-def one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+def xla_fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """A chain of elementwise operations, compiled by TensorFlow into one pass.
 
     Inside gradients that are written out; JAX compiles whole steps as it is.
@@ -89,7 +89,7 @@ def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
     return differentiable  # type: ignore[no-any-return]
 
 
-def over_keys(logits: Tensor) -> Tensor:
+def attention_softmax(logits: Tensor) -> Tensor:
     """The softmax of Appendix A, in float32 under any dtype policy."""
     if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
         return ops.ones_like(logits, dtype="float32")
@@ -101,7 +101,7 @@ def transposed(x: Tensor) -> Tensor:
     return ops.swapaxes(x, -1, -2)
 
 
-def heads_of(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, 3 D] -> q / sqrt(D_h), k and v, each [B, k, T, D_h]."""
     tokens, width = qkv.shape[1:]
     size = width // 3 // num_heads
@@ -110,7 +110,7 @@ def heads_of(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return q * size**-0.5, k, v
 
 
-def side_by_side(heads: Tensor) -> Tensor:
+def merge_heads(heads: Tensor) -> Tensor:
     """[B, k, T, D_h] -> [B, T, D]."""
     num_heads, tokens, size = heads.shape[1:]
     y = ops.transpose(heads, (0, 2, 1, 3))
@@ -130,7 +130,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def in_parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         done: list[Tensor] = []
         for part in _parts(q):
-            own = after(q[:, :, part], done[-1]) if done else q[:, :, part]
+            own = control_dependency(q[:, :, part], done[-1]) if done else q[:, :, part]
             done.append(ops.matmul(_rows_of_p(own, k), v))
         return ops.concatenate(done, axis=2), lambda dy: attend_gradient(q, k, v, dy)
 
@@ -145,7 +145,7 @@ def attend_gradient(
     dk = dv = 0.0
     for part in _parts(q):
         own, upstream = q[:, :, part], dy[:, :, part]
-        own = after(own, dqs[-1] if dqs else dy)
+        own = control_dependency(own, dqs[-1] if dqs else dy)
         p = _rows_of_p(own, k)
         dp = ops.matmul(upstream, transposed(v))
         d_logits = p * (dp - ops.sum(p * dp, axis=-1, keepdims=True))
@@ -157,7 +157,7 @@ def attend_gradient(
 
 def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
     """Rows of P in q's dtype: [B, k, t, D_h], [B, k, T, D_h] -> [B, k, t, T]."""
-    return ops.cast(over_keys(ops.matmul(q, transposed(k))), q.dtype)
+    return ops.cast(attention_softmax(ops.matmul(q, transposed(k))), q.dtype)
 
 
 def _parts(q: Tensor) -> list[slice]:
@@ -191,36 +191,38 @@ def block(
     tokens = z.shape[1]
 
     def in_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return heads_of(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
+        return split_heads(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
 
     @with_gradient
     def equations(z: Tensor, *weights: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         gamma_0, beta_0, u_qkv, b_qkv, u_msa, b_msa = weights[:6]
         gamma_1, beta_1, w_0, b_0, w_1, b_1 = weights[6:]
-        z_0 = rows(z)
+        z_0 = flatten_tokens(z)
         norm_0 = _moments(z_0, epsilon)
         qkv = ops.matmul(_normed(z_0, norm_0, gamma_0, beta_0), u_qkv) + b_qkv
-        heads = rows(side_by_side(attend(*in_heads(qkv))))
+        heads = flatten_tokens(merge_heads(attend(*in_heads(qkv))))
         z_1 = ops.matmul(heads, u_msa) + b_msa + z_0
         norm_1 = _moments(z_1, epsilon)
         h = ops.matmul(_normed(z_1, norm_1, gamma_1, beta_1), w_0) + b_0
         y = ops.matmul(_gelu(h, gelu), w_1) + b_1 + z_1
 
         def gradient(dy: Tensor) -> tuple[Tensor, ...]:
-            dy = rows(dy)
+            dy = flatten_tokens(dy)
             da = ops.matmul(dy, transposed(w_1))
-            a, dh = _gelu_gradient(after(h, da), da, gelu)
+            a, dh = _gelu_gradient(control_dependency(h, da), da, gelu)
             d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)
             dz, into_mlp = _dense_of_norm(
-                after(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
+                control_dependency(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
             )
             dz += dy
             d_msa = ops.matmul(transposed(heads), dz), ops.sum(dz, axis=0)
             d_heads = ops.reshape(ops.matmul(dz, transposed(u_msa)), ops.shape(z))
             d_heads = _in_heads(d_heads, num_heads)
-            d_qkv = _gradient_of_heads(in_heads(after(qkv, d_heads)), d_heads)
+            d_qkv = _gradient_of_heads(
+                in_heads(control_dependency(qkv, d_heads)), d_heads
+            )
             d_input, into_msa = _dense_of_norm(
-                after(z_0, d_qkv), norm_0, gamma_0, beta_0, u_qkv, d_qkv
+                control_dependency(z_0, d_qkv), norm_0, gamma_0, beta_0, u_qkv, d_qkv
             )
             d_input = ops.reshape(d_input + dz, ops.shape(z))
             return (d_input, *into_msa, *d_msa, *into_mlp, *d_1)
@@ -230,12 +232,12 @@ def block(
     return equations(z, *weights)
 
 
-def rows(x: Tensor) -> Tensor:
+def flatten_tokens(x: Tensor) -> Tensor:
     """[B, T, D] -> [B T, D], of which TensorFlow fuses product, bias and GELU."""
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
-@one_pass
+@xla_fused
 def _moments(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The mean of every row and 1 / its standard deviation, each [B T, 1]."""
     mean = ops.mean(x, axis=-1, keepdims=True)
@@ -243,7 +245,7 @@ def _moments(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return mean, ops.rsqrt(variance + epsilon)
 
 
-@one_pass
+@xla_fused
 def _normed(
     x: Tensor, moments: tuple[Tensor, Tensor], gamma: Tensor, beta: Tensor
 ) -> Tensor:
@@ -270,7 +272,7 @@ def _dense_of_norm(
     return dx, (d_gamma, d_beta, d_kernel, ops.sum(dy, axis=0))
 
 
-@one_pass
+@xla_fused
 def _norm_gradient(
     x: Tensor, moments: tuple[Tensor, Tensor], gamma: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,12 +283,12 @@ def _norm_gradient(
     return dx, ops.sum(dy * n, axis=0), ops.sum(dy, axis=0)
 
 
-@one_pass
+@xla_fused
 def _gelu(h: Tensor, kind: str) -> Tensor:
     return _gelu_and_slope(h, kind)[0]
 
 
-@one_pass
+@xla_fused
 def _gelu_gradient(h: Tensor, dy: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """The GELU, and the gradient of what went into it."""
     y, slope = _gelu_and_slope(h, kind)
@@ -308,14 +310,14 @@ def _gelu_and_slope(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _in_heads(y: Tensor, num_heads: int) -> Tensor:
-    """`side_by_side` undone: [B, T, D] -> [B, k, T, D_h]."""
+    """`merge_heads` undone: [B, T, D] -> [B, k, T, D_h]."""
     tokens, width = y.shape[1:]
     heads = ops.reshape(y, (-1, tokens, num_heads, width // num_heads))
     return ops.transpose(heads, (0, 2, 1, 3))
 
 
 def _gradient_of_heads(heads: tuple[Tensor, Tensor, Tensor], dy: Tensor) -> Tensor:
-    """Of `attend` of `heads_of`: [B, k, T, D_h] -> the gradient of qkv, [B T, 3 D]."""
+    """Gradient of `attend` and `split_heads`: [B, k, T, D_h] -> qkv's, [B T, 3 D]."""
     num_heads, _, size = dy.shape[1:]
     dq, dk, dv = attend_gradient(*heads, dy)
     d_qkv = ops.transpose(ops.stack([dq * size**-0.5, dk, dv]), (1, 3, 0, 2, 4))

@@ -9,7 +9,7 @@ from keras_vit import arguments
 from keras_vit.configs import Gelu
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 from keras_vit.layers.encoder import MlpBlock, check_heads, xavier_uniform
-from keras_vit.layers.kernels import over_keys
+from keras_vit.layers.kernels import attention_softmax
 
 
 @register
@@ -145,7 +145,9 @@ class MAPHead(Composite):
     def _scores(self, k: Tensor) -> Tensor:
         per_head = k.shape[-1]
         q = ops.reshape(self.query(self.probe), (self.num_heads, 1, per_head))
-        return over_keys(ops.matmul(q * per_head**-0.5, ops.swapaxes(k, -1, -2)))
+        return attention_softmax(
+            ops.matmul(q * per_head**-0.5, ops.swapaxes(k, -1, -2))
+        )
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape[0], input_shape[-1]

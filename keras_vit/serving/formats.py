@@ -28,9 +28,9 @@ from keras_vit.files import replacing_all
 from keras_vit.layers.embeddings import quantized
 from keras_vit.models.vision import labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
+from keras_vit.serving.export_check import drawn_samples
 from keras_vit.serving.parity import largest_difference, run_fresh
 from keras_vit.serving.precision import INT8, in_float32
-from keras_vit.serving.trial import drawn_samples
 
 __all__ = ["ExportedFile", "export_file", "file_scores"]
 

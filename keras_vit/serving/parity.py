@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vit.serving import fresh
+from keras_vit.serving import isolated_run
 
 
 def run_fresh(
@@ -17,7 +17,7 @@ def run_fresh(
     """What a file says of arrays, in a process of its own that never imports Keras.
 
     Args:
-        kind: of `fresh.KINDS`: what runs the file.
+        kind: of `isolated_run.KINDS`: what runs the file.
         path: of the file or folder.
         given: what `fresh` takes for this kind.
 
@@ -27,7 +27,15 @@ def run_fresh(
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, "in.npz"), Path(folder, "out.npz")
         np.savez(inputs, **given)  # type: ignore[arg-type]
-        script = [sys.executable, "-I", fresh.__file__, kind, path, inputs, outputs]
+        script = [
+            sys.executable,
+            "-I",
+            isolated_run.__file__,
+            kind,
+            path,
+            inputs,
+            outputs,
+        ]
         done = subprocess.run(list(map(str, script)), capture_output=True, text=True)
         if done.returncode:
             told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

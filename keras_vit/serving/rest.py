@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from keras_vit.serving.refusals import invalid
+from keras_vit.serving.errors import invalid
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 Dtypes: TypeAlias = Mapping[str, np.dtype]

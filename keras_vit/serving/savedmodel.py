@@ -22,9 +22,9 @@ from keras_vit.files import replacing_folder, write_json
 from keras_vit.models.transfer import merge_lora
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, warmup
+from keras_vit.serving.export_check import Trial, drawn_samples
 from keras_vit.serving.parity import run_fresh
 from keras_vit.serving.signatures import Served, chosen_of
-from keras_vit.serving.trial import Trial, drawn_samples
 
 __all__ = ["Exported", "export", "read_facts"]
 

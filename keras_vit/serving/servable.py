@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_vit.serving import messages, warmup
-from keras_vit.serving.refusals import Refused, invalid
+from keras_vit.serving import protos, warmup
+from keras_vit.serving.errors import Refused, invalid
 
 CODES = {  # Of tf.errors, to gRPC's names.
     getattr(tf.errors, name): name
@@ -167,7 +167,7 @@ class Servable:
                 log = warmup.protos().PredictionLog.FromString(record)
                 request = log.predict_log.request
                 signature = request.model_spec.signature_name or DEFAULT
-                inputs = messages.parse(request, self.dtypes(signature))
+                inputs = protos.parse(request, self.dtypes(signature))
                 for part in self._parts(inputs):
                     self.run(signature, part)
             except (Refused, DecodeError) as wrong:

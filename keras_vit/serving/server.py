@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
-from keras_vit.serving import messages, rest
-from keras_vit.serving.refusals import Refused, invalid
+from keras_vit.serving import protos, rest
+from keras_vit.serving.errors import Refused, invalid
 from keras_vit.serving.servable import DEFAULT, Servable
 
 try:
@@ -103,7 +103,7 @@ class Models:
         """A PredictRequest's PredictResponse."""
         servable = self.specified(request.model_spec)
         signature = request.model_spec.signature_name or DEFAULT
-        inputs = messages.parse(
+        inputs = protos.parse(
             request, servable.dtypes(signature), self.limits.max_request_bytes
         )
         self._check(inputs)
@@ -111,7 +111,7 @@ class Models:
         response = predict_pb2.PredictResponse()
         self._specify(response.model_spec, servable)
         response.model_spec.signature_name = signature
-        messages.fill(response.outputs, found)
+        protos.fill(response.outputs, found)
         return response
 
     def status(self, servable: Servable) -> Any:

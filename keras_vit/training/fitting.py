@@ -15,10 +15,10 @@ from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import Recipe
-from keras_vit.training import optim, preparing, watching
+from keras_vit.training import callbacks, optim, preparing
 from keras_vit.training import resume as resuming
-from keras_vit.training.batches import Batches, BatchesFrom, Evaluation, objective
 from keras_vit.training.distribution import Workers
+from keras_vit.training.inputs import Batches, BatchesFrom, ValidationData, objective
 from keras_vit.training.results import Result, forget, read_json
 
 __all__ = ["Result", "fit"]
@@ -125,11 +125,11 @@ def fit(
         stack.enter_context(workers.scope())
         trained = preparing.prepared(model, recipe, batches)
         stack.enter_context(preparing.training_by(recipe, model, trained, batches))
-        kept = _Kept(None)
+        kept = _Saving(None)
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
-            kept = _Kept(folder, asked, save_steps, save_minutes, keep)
-        result = _Fit(
+            kept = _Saving(folder, asked, save_steps, save_minutes, keep)
+        result = _Trainings(
             recipe, model, trained, batches, workers, kept, evaluations, verbose
         ).follow()
     if folder is not None and workers.chief:
@@ -140,7 +140,7 @@ def fit(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Saving:
     """How the trainings of a run are kept: where, and how often."""
 
     folder: Path | None
@@ -149,14 +149,14 @@ class _Kept:
     save_minutes: float | None = None
     keep: int = 2
 
-    def within(self, name: str) -> "_Kept":
+    def within(self, name: str) -> "_Saving":
         """The same for a training that is a part of the run."""
         folder = None if self.folder is None else self.folder / name
         return dataclasses.replace(self, folder=folder)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fit:
+class _Trainings:
     """The trainings of one call of `fit`, with what is the same for all of them.
 
     `trained` is `model`, or a part or a twin of it with the same variables.
@@ -167,7 +167,7 @@ class _Fit:
     trained: keras.Model
     batches: Batches
     workers: Workers
-    kept: _Kept
+    kept: _Saving
     evaluations: int
     verbose: int | str
 
@@ -217,8 +217,8 @@ class _Fit:
         self,
         base_lr: float,
         train: BatchesFrom,
-        validation: Evaluation,
-        kept: _Kept,
+        validation: ValidationData,
+        kept: _Saving,
         best: keras.Model | None = None,
     ) -> list[dict[str, float]]:
         """`model.fit` for the recipe's steps, with the evaluations on the way.
@@ -232,7 +232,7 @@ class _Fit:
         most = range(1, self.evaluations + 1)
         evaluations = max(n for n in most if steps % n == 0)
         period = steps // evaluations
-        averaged = None if self.recipe.ema is None else resuming.Averaged(steps)
+        averaged = None if self.recipe.ema is None else resuming.EMACallback(steps)
 
         def save_best() -> None:
             if best is None or kept.folder is None or not self.workers.chief:
@@ -240,7 +240,7 @@ class _Fit:
             with averaged.applied() if averaged else contextlib.nullcontext():
                 save_model(best, kept.folder / "best.keras")
 
-        keeper = resuming.Keeper(
+        keeper = resuming.CheckpointCallback(
             steps,
             period,
             metrics,
@@ -251,8 +251,8 @@ class _Fit:
             **vars(kept),
         )
         schedule = optim.schedule(self.recipe, base_lr)
-        watch = watching.Watch(keeper, self.batches.batch_size, schedule)
-        callbacks = [keeper, *filter(None, [averaged]), watch]
+        watch = callbacks.Watch(keeper, self.batches.batch_size, schedule)
+        called = [keeper, *filter(None, [averaged]), watch]
 
         def fit(epochs: int, steps_per_epoch: int) -> None:
             model.fit(
@@ -263,11 +263,11 @@ class _Fit:
                 validation_data=validation.batches,
                 validation_steps=validation.steps,
                 shuffle=False,  # The pipeline has shuffled.
-                callbacks=[*callbacks, watching.Bar(watch)],
+                callbacks=[*called, callbacks.Bar(watch)],
                 verbose=self.verbose,
             )
 
-        by_hand = keras.callbacks.CallbackList(callbacks, model=model)
+        by_hand = keras.callbacks.CallbackList(called, model=model)
         keeper.resume()
         if keeper.step == steps and keeper.pending is None:
             return keeper.rows

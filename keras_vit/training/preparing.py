@@ -14,8 +14,8 @@ from keras_vit.layers import AxialBlock, TransformerBlock
 from keras_vit.models.vision import VisionModel
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim
-from keras_vit.training.batches import Batches, objective
-from keras_vit.training.stepping import stepping
+from keras_vit.training.inputs import Batches, objective
+from keras_vit.training.train_step import stepping
 
 
 def note_facts(model: keras.Model, batches: Batches) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from keras_vit.files import write_json
 from keras_vit.recipes import Recipe
+from keras_vit.training import callbacks
 from keras_vit.training import resume as resuming
-from keras_vit.training import watching
 
 FINISHED = "history.json"  # Of a run's folder: written when it ends.
 
@@ -66,7 +66,7 @@ def forget(folder: Path) -> None:
     """Deletes what a run would go on from."""
     for name in (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("checkpoints", "start", "sweep", watching.FOLDER):
+    for name in ("checkpoints", "start", "sweep", callbacks.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

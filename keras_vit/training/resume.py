@@ -26,10 +26,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._lazy import renamed
 from keras_vit.files import file_sha256, replacing, write_json
 from keras_vit.training.distribution import Workers
 
-__all__ = ["Checkpoints", "Preempted", "Saved", "Told", "read_run"]
+__all__ = ["Checkpoints", "Preempted", "Saved", "RunStatus", "read_run"]
+
+__getattr__ = renamed(__name__, Told="RunStatus")
 
 BEGUN = "begun.json"
 HISTORY = "history.jsonl"
@@ -280,7 +283,7 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class RunStatus:
     """What a run's folder tells: its evaluations, and how far it is (not in the paper).
 
     Attributes:
@@ -298,14 +301,14 @@ class Told:
         return int(self.history[-1]["step"]) if self.history else 0
 
 
-def read_run(folder: Path) -> Told:
+def read_run(folder: Path) -> RunStatus:
     """The history of a run, under way or finished (not in the paper).
 
     Args:
         folder: the `output` of `fit`.
 
     Returns:
-        A `Told`.
+        A `RunStatus`.
 
     Raises:
         ValueError: if the folder is none of a run.
@@ -320,7 +323,7 @@ def read_run(folder: Path) -> Told:
             f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
             f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
         ) from error
-    return Told(total_steps, history)
+    return RunStatus(total_steps, history)
 
 
 def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
@@ -377,7 +380,7 @@ def synchronize(model: keras.Model) -> None:
         model.jax_state_sync()
 
 
-class Averaged(keras.callbacks.Callback):
+class EMACallback(keras.callbacks.Callback):
     """Evaluates the averaged weights (EMA), and trains on with the others' very bits.
 
     `keras.callbacks.SwapEMAWeights` swaps by adding and subtracting, which costs last
@@ -452,11 +455,11 @@ class Averaged(keras.callbacks.Callback):
         self._optimizer.use_ema = last  # What `fit` asks when it ends.
 
 
-class Keeper(keras.callbacks.Callback):
+class CheckpointCallback(keras.callbacks.Callback):
     """The history of one training; in a folder, the training can be cut and go on.
 
     A training is `period`s of updates with an evaluation after each. Belongs inside
-    `terminations`, and before `Averaged`, whose last act is not to be saved.
+    `terminations`, and before `EMACallback`, whose last act is not to be saved.
 
     Args:
         total_steps: updates of the whole training.
@@ -483,7 +486,7 @@ class Keeper(keras.callbacks.Callback):
         *,
         by_loss: bool = False,
         folder: Path | None = None,
-        averaged: Averaged | None = None,
+        averaged: EMACallback | None = None,
         save_best: Callable[[], None] | None = None,
         termination: Termination | None = None,
         save_steps: int | None = None,

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import paper
+from keras_vit._lazy import renamed
 from keras_vit.configs import VARIANTS
 from keras_vit.data.sources import Source, open_source
 from keras_vit.facts import OFFICIAL, Preprocessing
@@ -29,12 +30,14 @@ from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting
 from keras_vit.training import resume as resuming
-from keras_vit.training.batches import Kept
 from keras_vit.training.distribution import Workers
+from keras_vit.training.inputs import CachedSource
 from keras_vit.training.results import Result, finished, forget
 from keras_vit.weights.architecture import config_of
 
-__all__ = ["Difference", "Transfer", "transfer"]
+__all__ = ["PaperDifference", "Transfer", "transfer"]
+
+__getattr__ = renamed(__name__, Difference="PaperDifference")
 
 RESULT = "transfer.json"
 RUNS = 3  # Table 2: the mean of three fine-tunings.
@@ -50,7 +53,7 @@ _WHOLE: dict[str, tuple[int, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Difference:
+class PaperDifference:
     """A setting that is not the paper's (Table 4, section 4.1).
 
     Attributes:
@@ -96,7 +99,7 @@ class Transfer:
     mean: float
     std: float | None
     expected: paper.Accuracy | None
-    differences: tuple[Difference, ...]
+    differences: tuple[PaperDifference, ...]
 
     def __str__(self) -> str:
         """A table: the sweep, the runs, their mean, the paper's number, differences."""
@@ -265,7 +268,7 @@ def transfer(
     return measured
 
 
-def _source(data: Any, seed: int) -> Kept:
+def _source(data: Any, seed: int) -> CachedSource:
     """The data; what a frozen model makes of them is computed for one run alone."""
     if isinstance(data, tf.data.Dataset):
         raise ValueError(
@@ -278,7 +281,9 @@ def _source(data: Any, seed: int) -> Kept:
             "Expected test images to judge the runs by. Received: "
             f"data={source.name!r}, which has none"
         )
-    return Kept(source.name, source.classes, source.train, source.test, source.left_out)
+    return CachedSource(
+        source.name, source.classes, source.train, source.test, source.left_out
+    )
 
 
 def _forget(folder: Path) -> None:
@@ -322,9 +327,9 @@ def fresh(
     return network
 
 
-def _differing(setting: str, ours: Any, theirs: Any) -> Iterator[Difference]:
+def _differing(setting: str, ours: Any, theirs: Any) -> Iterator[PaperDifference]:
     if ours != theirs:
-        yield Difference(setting=setting, ours=ours, paper=theirs)
+        yield PaperDifference(setting=setting, ours=ours, paper=theirs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,13 +367,13 @@ class _Paper:
             found = paper.expected(variant, pretrained_on, self.row, table="Table 5")
         return found or paper.expected(variant, pretrained_on, self.dataset)
 
-    def recipe(self, recipe: Recipe) -> Iterator[Difference]:
+    def recipe(self, recipe: Recipe) -> Iterator[PaperDifference]:
         """Fields that are not Table 4's; the momentum's dtype is vit_jax/train.py's."""
         theirs = dataclasses.replace(FINETUNE[self.row], momentum_dtype="bfloat16")
         for name in recipe.identity():
             yield from _differing(name, getattr(recipe, name), getattr(theirs, name))
 
-    def data(self, preprocessing: Preprocessing) -> Iterator[Difference]:
+    def data(self, preprocessing: Preprocessing) -> Iterator[PaperDifference]:
         """The data set and how its images are preprocessed."""
         if not self.named:
             yield from _differing("data set", self.source.name, self.dataset)
@@ -384,16 +389,16 @@ class _Paper:
 
     def model(
         self, model: keras.Model, pretrained_on: str | None
-    ) -> Iterator[Difference]:
+    ) -> Iterator[PaperDifference]:
         """How the model is built and what it computes in."""
         yield from _differing("dtype policy", model.dtype_policy.name, "float32")
         variant = variant_of(config_of(model))
         if pretrained_on not in IMAGES:
-            yield Difference(
+            yield PaperDifference(
                 setting="pre-training", ours=pretrained_on, paper=", ".join(IMAGES)
             )
         if variant is None:
-            yield Difference(
+            yield PaperDifference(
                 setting="model", ours=model.name, paper="none of this shape"
             )
             return

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.families import family_of
-from keras_vit.layers.encoder import undrawn
+from keras_vit.layers.encoder import uninitialized
 from keras_vit.weights import variables
 from keras_vit.weights.names import is_of_keras
 from keras_vit.weights.parsed import Grid, ParsedCheckpoint
@@ -88,7 +88,7 @@ def _read(
         grid = _grid(shapes, size, config.stride)
         positions = grid[0] * grid[1]
         image_size = (grid[0] * config.stride, grid[1] * config.stride)
-    with undrawn():
+    with uninitialized():
         model = family.build(
             config, image_size=image_size, num_classes=classes, num_channels=channels
         )

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from keras_vit.cli import opening
+from keras_vit.cli import loaders
 from keras_vit.data import decoding, open_source, pipelines, preprocessing
 from keras_vit.data.packing import pack
 from keras_vit.data.splits import Arrays
@@ -209,7 +209,7 @@ def of_predict(images, size, folder):
     pixels = []
     for image in images:
         file.write_bytes(image)
-        pixels.append(opening.read_image(file, network))
+        pixels.append(loaders.read_image(file, network))
     return np.stack(pixels)
 
 

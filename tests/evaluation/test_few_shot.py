@@ -189,13 +189,13 @@ def test_the_interval_is_students(clouds):
     stats = pytest.importorskip("scipy.stats")
     for degrees in (1, 2, 3, 10, 100):
         by_seed = tuple(0.5 + 0.01 * np.arange(degrees + 1) / degrees)
-        row = few_shot.Accuracy(shots=5, l2=1.0, by_seed=by_seed)
+        row = few_shot.FewShotAccuracy(shots=5, l2=1.0, by_seed=by_seed)
         interval = stats.t.interval(0.95, degrees, row.mean, stats.sem(by_seed))
         assert row.interval == pytest.approx(interval, rel=1e-9)
-    row = few_shot.Accuracy(shots=5, l2=1.0, by_seed=(0.5, 0.52, 0.57))
+    row = few_shot.FewShotAccuracy(shots=5, l2=1.0, by_seed=(0.5, 0.52, 0.57))
     half = 4.302653 * np.std(row.by_seed, ddof=1) / 3**0.5  # Student's table, 2 df.
     assert row.interval == pytest.approx((row.mean - half, row.mean + half), rel=1e-6)
-    wide = few_shot.Accuracy(shots=5, l2=1.0, by_seed=(0.9, 1.0))
+    wide = few_shot.FewShotAccuracy(shots=5, l2=1.0, by_seed=(0.9, 1.0))
     assert wide.interval[1] == 1
 
 

@@ -151,7 +151,7 @@ class Killed(Exception):
 def test_a_killed_run_continues_to_the_same_numbers(digits, tmp_path, monkeypatch):
     """Cut in the middle of a training, and then before the few-shot accuracy."""
     whole = measure(digits, tmp_path / "whole")
-    saved = resume.Keeper.on_train_batch_end
+    saved = resume.CheckpointCallback.on_train_batch_end
     updates = []
 
     def killing(self, batch, logs=None):
@@ -160,7 +160,7 @@ def test_a_killed_run_continues_to_the_same_numbers(digits, tmp_path, monkeypatc
         if len(updates) == 6:  # The second update of the second training.
             raise Killed
 
-    monkeypatch.setattr(resume.Keeper, "on_train_batch_end", killing)
+    monkeypatch.setattr(resume.CheckpointCallback, "on_train_batch_end", killing)
     options = {"save_minutes": 0}
     with pytest.raises(Killed):
         measure(digits, tmp_path / "cut", **options)

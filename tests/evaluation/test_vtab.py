@@ -114,14 +114,14 @@ class Cut(Exception):
 
 def cut(patch, event, at):
     """The `at`-th call of a training's event, counted from 0, ends it."""
-    real, calls = getattr(resume.Keeper, event), iter(range(1000))
+    real, calls = getattr(resume.CheckpointCallback, event), iter(range(1000))
 
     def asked(self, *arguments, **keywords):
         real(self, *arguments, **keywords)
         if next(calls) == at:
             raise Cut
 
-    patch.setattr(resume.Keeper, event, asked)
+    patch.setattr(resume.CheckpointCallback, event, asked)
 
 
 @pytest.mark.slow

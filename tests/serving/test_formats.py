@@ -21,7 +21,7 @@ from keras_vit.serving import (  # noqa: E402
     export,
     export_file,
     formats,
-    fresh,
+    isolated_run,
     quantize,
     savedmodel,
 )
@@ -43,7 +43,7 @@ def in_process(monkeypatch):
     """The proof without a process of its own: seconds less an export."""
 
     def run(kind, path, given):
-        return fresh.KINDS[kind](str(path), given)
+        return isolated_run.KINDS[kind](str(path), given)
 
     monkeypatch.setattr(formats, "run_fresh", run)
 
@@ -155,7 +155,9 @@ def test_files_say_what_keras_says(tmp_path, in_process, name, suffix, precision
         model, path, precision=precision, preprocessing=SCALE, verbose=False
     )
     expected = expected_of(in_float32(model), images)
-    found = fresh.KINDS[formats.format_of(path).kind](str(path), {"images": images})
+    found = isolated_run.KINDS[formats.format_of(path).kind](
+        str(path), {"images": images}
+    )
     assert found["scores"].dtype == np.float32
     assert np.ptp(expected, axis=0).max() > 1e-3  # It tells the images apart.
     atol = TOLERANCES[precision]
@@ -271,7 +273,7 @@ def test_another_computation_is_not_written(tmp_path, in_process, monkeypatch, m
     path = tmp_path / "m.tflite"
 
     def run(kind, path, given):
-        found = fresh.KINDS[kind](str(path), given)
+        found = isolated_run.KINDS[kind](str(path), given)
         return {"scores": found["scores"] + np.float32(2e-4)}
 
     monkeypatch.setattr(formats, "run_fresh", run)
@@ -305,7 +307,7 @@ def test_onnx_takes_kerass_int8(tmp_path, in_process):
         network, tmp_path / "m.onnx", preprocessing=SCALE, images=IMAGES, verbose=False
     )
     assert done.difference < 0.02  # Where a number is rounded another way.
-    scores = fresh.onnx(str(done.path), {"images": IMAGES})["scores"]
+    scores = isolated_run.onnx(str(done.path), {"images": IMAGES})["scores"]
     assert 1e-4 < np.abs(scores - before).max() < 0.05
     with pytest.raises(ValueError, match=r"floating point for OpenVINO.*'vit"):
         export_file(network, tmp_path / "m.xml")

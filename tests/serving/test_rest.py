@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from keras_vit.serving import messages, rest
-from keras_vit.serving.refusals import Refused
+from keras_vit.serving import protos, rest
+from keras_vit.serving.errors import Refused
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -196,10 +196,10 @@ def test_protos_keep_values_in_their_dtypes_field(dtype, field):
     if dtype == "object":
         value = np.array([[b"a", b"\xff"], [b"", b"d"]], dtype=object)
     request = predict_pb2.PredictRequest()
-    messages.fill(request.inputs, {"x": value})
+    protos.fill(request.inputs, {"x": value})
     assert len(getattr(request.inputs["x"], field)) == 4
     back = predict_pb2.PredictRequest.FromString(request.SerializeToString())
-    found = messages.parse(back, {"x": value.dtype})["x"]
+    found = protos.parse(back, {"x": value.dtype})["x"]
     np.testing.assert_array_equal(found, value)
 
 
@@ -233,5 +233,5 @@ def _proto(**fields):
 def test_tensors_that_are_not_what_their_shape_says(dtype, request_fields):
     request = _proto(**request_fields)
     with pytest.raises(Refused, match=r"Expected .* Received: ") as refused:
-        messages.parse(request, {"x": dtype}, max_bytes=2**20)
+        protos.parse(request, {"x": dtype}, max_bytes=2**20)
     assert refused.value.code == "INVALID_ARGUMENT"

@@ -19,7 +19,14 @@ from PIL import Image
 import keras_vit
 from keras_vit.data import decoding, sources
 from keras_vit.models.transfer import merge_lora
-from keras_vit.serving import export, fresh, graph, savedmodel, signatures, trial
+from keras_vit.serving import (
+    export,
+    export_check,
+    graph,
+    isolated_run,
+    savedmodel,
+    signatures,
+)
 from keras_vit.training import fit
 from tests.conftest import REFERENCE, reference
 from tests.models.test_vit import TINY, perturbed, tiny
@@ -83,7 +90,7 @@ def in_process(monkeypatch):
     """The proof without a process of its own: seconds less a model."""
 
     def run(kind, path, given):
-        found = fresh.KINDS[kind](str(path), given)
+        found = isolated_run.KINDS[kind](str(path), given)
         return {
             key: np.array(list(out.ravel()), "S").reshape(out.shape)
             if out.dtype == object
@@ -393,7 +400,7 @@ def test_lora_is_merged_once_and_for_all(tmp_path, in_process):
 
 def test_what_keras_did_not_say_is_not_written(model, tmp_path, monkeypatch):
     """A fault of the exported file is found, told, and leaves nothing."""
-    whole = fresh.savedmodel
+    whole = isolated_run.savedmodel
 
     def run(kind, path, given):
         found = whole(str(path), given)
@@ -407,7 +414,7 @@ def test_what_keras_did_not_say_is_not_written(model, tmp_path, monkeypatch):
 
 
 def test_swapped_labels_are_found(model, tmp_path, monkeypatch):
-    right = trial.graph.best
+    right = export_check.graph.best
 
     def swapped(scores, labels, top_k):
         return right(scores, [*labels[1:], labels[0]], top_k)

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.serving import messages, rest
-from keras_vit.serving.refusals import Refused
+from keras_vit.serving import protos, rest
+from keras_vit.serving.errors import Refused
 from keras_vit.serving.servable import Batching, Servable
 from tests.serving import hostile
 
@@ -79,7 +79,7 @@ def predict_request(inputs, signature="serving_default", name="flowers"):
     request = predict_pb2.PredictRequest()
     request.model_spec.name = name
     request.model_spec.signature_name = signature
-    messages.fill(request.inputs, inputs)
+    protos.fill(request.inputs, inputs)
     return request
 
 
@@ -329,7 +329,7 @@ def test_a_rest_body_is_the_predict_request_of_the_proto(servable, signature, by
     back = predict_pb2.PredictRequest.FromString(request.SerializeToString())
     assert back == request
     assert back.model_spec.signature_name == signature
-    found = messages.parse(back, servable.dtypes(signature))
+    found = protos.parse(back, servable.dtypes(signature))
     for name, value in inputs.items():
         np.testing.assert_array_equal(found[name], value)
 

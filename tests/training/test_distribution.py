@@ -20,8 +20,8 @@ from tests.training.worker import MINI
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit.training import distribution, fit, optim  # noqa: E402
-from keras_vit.training.batches import Batches  # noqa: E402
 from keras_vit.training.distribution import Workers  # noqa: E402
+from keras_vit.training.inputs import Batches  # noqa: E402
 from tests.training.test_fitting import recipe, source, tiny  # noqa: E402, F401
 
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]

@@ -18,8 +18,8 @@ from keras_vit.training.optim import MomentumSGD, WarmupDecay
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit.data import pipelines, sources, splits  # noqa: E402
-from keras_vit.training.batches import Batches  # noqa: E402
 from keras_vit.training.distribution import Workers  # noqa: E402
+from keras_vit.training.inputs import Batches  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 

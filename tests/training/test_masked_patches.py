@@ -57,7 +57,7 @@ def test_a_run(target, source, tmp_path):  # noqa: F811
     assert last["val_loss"] < first["val_loss"]
     assert ("val_accuracy" in last) == (target != "l2")
     assert result.test_accuracy == last.get("val_accuracy")
-    tags = keras_vit.training.watching.read(tmp_path / "tensorboard")
+    tags = keras_vit.training.callbacks.read(tmp_path / "tensorboard")
     assert ("train/accuracy" in tags) == (target != "l2")
     assert len(tags["evaluation/loss"]) == len(result.history)
     best = keras.models.load_model(tmp_path / "best.keras")
@@ -176,7 +176,7 @@ def test_images_are_normalized_as_the_model_expects(source):  # noqa: F811
 
 
 def test_the_best_evaluation_is_of_the_least_loss(tmp_path):
-    keeper = resume.Keeper(
+    keeper = resume.CheckpointCallback(
         30, 10, [], distribution.Workers(tf.distribute.get_strategy()), by_loss=True
     )
     saved = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_vit.training import fit, resume
-from keras_vit.training.batches import Batches
+from keras_vit.training.inputs import Batches
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 
 pytest.importorskip("tensorflow")
@@ -66,8 +66,8 @@ class Cut(BaseException):
 
 
 def cut(monkeypatch, event, count):
-    """The next fit ends when `event` of its Keeper comes after `count` others."""
-    real, left = getattr(resume.Keeper, event), [count]
+    """The next fit ends when `event` of its callback comes after `count` others."""
+    real, left = getattr(resume.CheckpointCallback, event), [count]
 
     def instead(self, *arguments, **keywords):
         left[0] -= 1
@@ -75,7 +75,7 @@ def cut(monkeypatch, event, count):
             raise Cut
         return real(self, *arguments, **keywords)
 
-    monkeypatch.setattr(resume.Keeper, event, instead)
+    monkeypatch.setattr(resume.CheckpointCallback, event, instead)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_cut_anywhere(event, count, source, uncut, tmp_path, monkeypatch):  # no
     ],
 )
 def test_asked_to_end(event, count, source, uncut, tmp_path, monkeypatch):  # noqa: F811
-    real, left = getattr(resume.Keeper, event), [count]
+    real, left = getattr(resume.CheckpointCallback, event), [count]
 
     def asked(self, *arguments, **keywords):
         left[0] -= 1
@@ -121,7 +121,7 @@ def test_asked_to_end(event, count, source, uncut, tmp_path, monkeypatch):  # no
             os.kill(os.getpid(), signal.SIGTERM)
         real(self, *arguments, **keywords)
 
-    monkeypatch.setattr(resume.Keeper, event, asked)
+    monkeypatch.setattr(resume.CheckpointCallback, event, asked)
     with pytest.raises(resume.Preempted) as ended:
         train(tmp_path, source, save_steps=None)
     assert ended.value.code == 128 + signal.SIGTERM

@@ -84,14 +84,14 @@ def train(case, folder, workers):
 
 def end_at(step):
     """This process is told to end after so many updates."""
-    real = resume.Keeper._check_finite
+    real = resume.CheckpointCallback._check_finite
 
     def then(keeper, loss):
         real(keeper, loss)
         if keeper.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    resume.Keeper._check_finite = then
+    resume.CheckpointCallback._check_finite = then
 
 
 def evaluated_to_its_end(strategy):

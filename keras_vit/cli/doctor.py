@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.cli.opening import save_details
+from keras_vit.cli.loaders import save_details
 from keras_vit.cli.options import SEEDS
 from keras_vit.cli.shell import app, console, progress
 

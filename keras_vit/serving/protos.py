@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.serving.refusals import invalid
+from keras_vit.serving.errors import invalid
 
 VALUES = {  # TensorProto's field for each dtype, as Tensor::AsProtoField fills it.
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int_val"),

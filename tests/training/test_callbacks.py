@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.training import fit, optim, resume, watching
+from keras_vit.training import callbacks, fit, optim, resume
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 from tests.training.test_resume import Cut, cut
 
@@ -42,7 +42,7 @@ def by_tensorboard(folder):
 def test_tensorboard_reads_what_happened(run):
     folder, result = run
     told = by_tensorboard(folder)
-    assert told == watching.read(folder / "tensorboard")
+    assert told == callbacks.read(folder / "tensorboard")
     steps, losses = zip(*told["train/loss"], strict=True)
     assert steps == tuple(range(1, 23))
     for row, mean in zip(result.history, np.split(np.array(losses), 2), strict=True):
@@ -64,12 +64,12 @@ def test_a_run_that_was_cut_is_one_curve(source, run, tmp_path, monkeypatch, cou
     train(tmp_path, source)
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
     told, whole = by_tensorboard(tmp_path), by_tensorboard(run[0])
-    for tag in set(watching.TAGS) - {"train/images_per_second"}:
+    for tag in set(callbacks.TAGS) - {"train/images_per_second"}:
         steps, values = zip(*told[tag], strict=True)
         expected = [value for _, value in whole[tag]]
         assert [*steps] == [step for step, _ in whole[tag]]
         np.testing.assert_allclose(values, expected, rtol=1e-5, err_msg=tag)
-    assert watching.read(tmp_path / "tensorboard") == told
+    assert callbacks.read(tmp_path / "tensorboard") == told
 
 
 def test_the_gradient_norm_is_that_before_clipping():
@@ -88,9 +88,9 @@ def test_the_gradient_norm_is_that_before_clipping():
 
 def test_a_file_cut_in_a_record_is_read_up_to_there(run, tmp_path):
     (file,) = (run[0] / "tensorboard").iterdir()
-    whole = watching.read(file.parent)
+    whole = callbacks.read(file.parent)
     (tmp_path / file.name).write_bytes(file.read_bytes()[:-5])
-    told = watching.read(tmp_path)
+    told = callbacks.read(tmp_path)
     assert told.pop("evaluation/loss") == whole.pop("evaluation/loss")[:-1]
     del told["evaluation/accuracy"], whole["evaluation/accuracy"]
     assert told == whole
@@ -98,8 +98,8 @@ def test_a_file_cut_in_a_record_is_read_up_to_there(run, tmp_path):
 
 @pytest.mark.tensorflow_only
 def test_a_full_disk_ends_the_scalars_alone(source, run, tmp_path, monkeypatch):  # noqa: F811
-    real = watching.tf.io.TFRecordWriter
-    monkeypatch.setattr(watching.tf.io, "TFRecordWriter", lambda _: real("/dev/full"))
+    real = callbacks.tf.io.TFRecordWriter
+    monkeypatch.setattr(callbacks.tf.io, "TFRecordWriter", lambda _: real("/dev/full"))
     with pytest.warns(UserWarning, match="without scalars for TensorBoard"):
         result = train(tmp_path, source)
     assert result == run[1]
@@ -122,11 +122,11 @@ def test_a_full_disk_costs_lines_of_the_history(source, run, tmp_path, monkeypat
 
 @pytest.mark.tensorflow_only
 def test_the_bar_has_images_per_second_and_the_time_left(source, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(watching, "SECONDS", 0.0)
+    monkeypatch.setattr(callbacks, "SECONDS", 0.0)
     watches = []
-    real = watching.Watch.__init__
+    real = callbacks.Watch.__init__
     monkeypatch.setattr(
-        watching.Watch, "__init__", lambda s, *a: (watches.append(s), real(s, *a))[1]
+        callbacks.Watch, "__init__", lambda s, *a: (watches.append(s), real(s, *a))[1]
     )
     fit(tiny(), SETTINGS, source, verbose=1)
     text = capsys.readouterr().out

@@ -32,7 +32,7 @@ def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
     return own
 
 
-class Evaluation(NamedTuple):
+class ValidationData(NamedTuple):
     """What a model is judged by, as `validation_data` and `validation_steps`."""
 
     batches: Any
@@ -40,7 +40,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(sources.Source):
+class CachedSource(sources.Source):
     """A source for several fits of one frozen model, whose features are kept.
 
     `features` has what its head reads, by "training" and "test".
@@ -174,7 +174,7 @@ class Batches:
     def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
         head_input = keras.Model(model.input, read_by(model, "head"))
-        kept = self.source.features if isinstance(self.source, Kept) else {}
+        kept = self.source.features if isinstance(self.source, CachedSource) else {}
 
         def features(split: splits.Split | None, what: str) -> Any:
             if split is None or what in kept:
@@ -196,7 +196,7 @@ class Batches:
             test=features(self.source.test, "test"),
         )
 
-    def hold_out(self) -> tuple[BatchesFrom, Evaluation]:
+    def hold_out(self) -> tuple[BatchesFrom, ValidationData]:
         """Batches of the training set less the held-out share, and of that share."""
         if self.ready is not None:
             raise ValueError(
@@ -206,14 +206,14 @@ class Batches:
         rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
         return self._train(rest), self._evaluate(held_out)
 
-    def all(self) -> tuple[BatchesFrom, Evaluation]:
+    def all(self) -> tuple[BatchesFrom, ValidationData]:
         """Batches of the whole training set, and of the test set."""
         if self.ready is not None:
             ready = self.ready
-            given = Evaluation(self.validation_data)
+            given = ValidationData(self.validation_data)
             return lambda start_step: ready.skip(start_step), given
         test = self.source.test
-        judged = Evaluation(None) if test is None else self._evaluate(test)
+        judged = ValidationData(None) if test is None else self._evaluate(test)
         return self._train(self.source.train), judged
 
     def _train(self, split: Any) -> BatchesFrom:
@@ -266,11 +266,13 @@ class Batches:
         mixed: tuple[Any, Any] = tf.cond(coin < 0.5, mixup, cutmix)
         return mixed
 
-    def _evaluate(self, split: Any) -> Evaluation:
+    def _evaluate(self, split: Any) -> ValidationData:
         part = self.recipe.batch_size // self.recipe.accumulation_steps
         if self.on_features():
             features = (split.images, split.labels)
-            return Evaluation(tf.data.Dataset.from_tensor_slices(features).batch(part))
+            return ValidationData(
+                tf.data.Dataset.from_tensor_slices(features).batch(part)
+            )
         replicas = self.workers.replicas
         size = -(-min(part, 64) // replicas) * replicas
         steps = -(-len(split) // size)
@@ -287,10 +289,10 @@ class Batches:
             ).map(complete)
 
         if replicas == 1:
-            return Evaluation(batches((0, 1)))
+            return ValidationData(batches((0, 1)))
         # At their end tf.distribute would give Keras one more batch, of zeros.
         endless = self.workers.batches(lambda shard: batches(shard).repeat())
-        return Evaluation(endless, steps)
+        return ValidationData(endless, steps)
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:

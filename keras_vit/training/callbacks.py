@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit.training.resume import Keeper, own_optimizer, synchronize
+from keras_vit.training.resume import CheckpointCallback, own_optimizer, synchronize
 
 __all__ = ["read"]
 
@@ -116,7 +116,7 @@ class Watch(keras.callbacks.Callback):
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: CheckpointCallback,
         batch_size: int,
         learning_rate: Callable[[int], Any],
     ) -> None:

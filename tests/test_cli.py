@@ -77,7 +77,7 @@ def test_version_and_help(shell):
         assert f"keras-vit {command}" in own
     assert shell("finetun")[0] == 2
     _, text, _ = shell("finetune", "--help")
-    assert "[default: the recipe's sweep]" in " ".join(text.split())
+    assert "[default: the recipe's]" in " ".join(text.split())
 
 
 def test_finetune_writes_the_run(photos, trained):

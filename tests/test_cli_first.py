@@ -204,6 +204,13 @@ def test_what_is_no_chatter_is_not_held_back(monkeypatch, capfd):
     assert capfd.readouterr().err == "E0000 00:00:17 a.cc:1] bad\nIllegal\n"
 
 
+def test_every_offer_is_one_line(run):
+    """fish takes each line of the output for an offer."""
+    offers = complete(run, "fish", "keras-vit finetune --")
+    assert set(offers) >= {"--model", "--data", "--on-corrupt", "--remat", "--help"}
+    assert all(offer.startswith("--") for offer in offers)
+
+
 def complete(run, shell, line):
     """What TAB offers at the end of a line."""
     variables = {"_KERAS_VIT_COMPLETE": f"complete_{shell}"}

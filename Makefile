@@ -11,11 +11,16 @@ PEERS = keras-vit torch keras-hub flax vit-keras
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
+# Halves of about as many seconds each, for two cores: `make test` and `make backends`.
+SECOND_HALF = tests/training tests/serving tests/evaluation tests/data
+JAX_HALF = tests/models tests/test_conformance.py tests/test_reference.py \
+  tests/test_self_supervision.py
+
 test: check  ## Lint, types, and the tests on TensorFlow, in two halves for two cores.
 	$(MAKE) --jobs=2 --no-print-directory test-tensorflow at-its-end-test-training
 
-backends: $(VENV)/dev.done  ## The tests on JAX and on torch, side by side.
-	$(MAKE) --jobs=2 --no-print-directory test-jax at-its-end-test-torch
+backends: $(VENV)/dev.done  ## The tests on JAX and on torch, in two halves.
+	$(MAKE) --jobs=2 --no-print-directory test-jax at-its-end-test-jax-and-torch
 
 slow: $(VENV)/dev.done  ## The tests of half a minute and more, in two halves.
 	$(MAKE) --jobs=2 --no-print-directory slow-one at-its-end-slow-other
@@ -37,16 +42,19 @@ check: $(VENV)/dev.done
 
 test-tensorflow: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" --durations=12 \
-	  --ignore=tests/training --ignore=tests/serving
+	  $(SECOND_HALF:%=--ignore=%)
 
 test-training: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" --durations=12 \
-	  tests/training tests/serving
+	  $(SECOND_HALF)
 
 test-jax: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only"
+	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
+	  $(JAX_HALF)
 
-test-torch: $(VENV)/dev.done
+test-jax-and-torch: $(VENV)/dev.done
+	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
+	  $(JAX_HALF:%=--ignore=%)
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
 	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py

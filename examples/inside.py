@@ -25,12 +25,12 @@ import numpy as np
 import keras_vit
 from keras_vit import data, inspection, paper
 from keras_vit.data import pipelines
+from keras_vit.facts import OFFICIAL
 from keras_vit.inspection import plots
 from keras_vit.inspection.counting import table_6
 
 WEIGHTS, NAME = "demo.npz", "the demo's ViT"
 PHOTOS = "digits"
-HALF = (0.5, 0.5, 0.5)
 
 
 def main(
@@ -42,8 +42,8 @@ def main(
     count: int = 128,
     gelu: str = "tanh",
     layer_norm_epsilon: float = 1e-6,
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
+    mean: tuple[float, ...] = OFFICIAL.mean,
+    std: tuple[float, ...] = OFFICIAL.std,
     quantile: float = 1.0,
     components: int = 28,
 ) -> np.ndarray:
@@ -150,7 +150,7 @@ if __name__ == "__main__":
             type=float,
             nargs=3,
             metavar="X",
-            default=HALF,
+            default=OFFICIAL.mean,
             help="of the input, by channel, in the 0..1 range: %(default)s",
         )
     parser.add_argument(

@@ -133,6 +133,30 @@ def test_facts_and_logits_survive(model, operation, photos, tmp_path):
     np.testing.assert_allclose(outputs(copy, images), outputs(model, images), atol=1e-6)
 
 
+@pytest.mark.tensorflow_only
+@pytest.mark.slow
+def test_an_export_keeps_them(model, photos, tmp_path):
+    """Probabilities and logits of encoded bytes, in a graph without Keras."""
+    import tensorflow as tf
+
+    done = keras_vit.serving.export(model, tmp_path, top_k=len(LABELS), verbose=False)
+    assert keras_vit.serving.read_facts(done.path) == model.facts
+    served = tf.saved_model.load(str(done.path)).signatures
+    expected = outputs(model, model.preprocess(photos))
+    images = tf.constant(model.preprocess(photos))
+    logits = served["images_float32"](images=images)["logits"].numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    found = served["serving_default"](image_bytes=tf.constant(photos))
+    scores = tf.nn.softmax(expected).numpy()
+    for row, names, told in zip(
+        scores, *map(np.asarray, (found["classes"], found["scores"])), strict=True
+    ):
+        by_name = {
+            name.decode(): score for name, score in zip(names, told, strict=True)
+        }
+        np.testing.assert_allclose([by_name[label] for label in LABELS], row, atol=1e-5)
+
+
 def test_int8(photos, tmp_path):
     for name in ("2d", "hybrid"):
         model = build(name)

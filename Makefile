@@ -11,7 +11,7 @@ PEERS = keras-vit torch keras-hub flax vit-keras
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
-# Halves of about as many seconds each, for two cores: `make test` and `make backends`.
+# Halves of about as many seconds each, for two cores.
 SECOND_HALF = tests/training tests/serving tests/evaluation tests/data
 JAX_HALF = tests/models tests/test_conformance.py tests/test_reference.py \
   tests/test_self_supervision.py
@@ -29,11 +29,10 @@ at-its-end-%:  # Prints then, not between the lines of the other half.
 	$(MAKE) --output-sync=target --no-print-directory $*
 
 slow-one:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow --ignore=tests/training \
-	  --ignore=tests/serving
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SECOND_HALF:%=--ignore=%)
 
 slow-other:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow tests/training tests/serving
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SECOND_HALF)
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .

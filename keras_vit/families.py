@@ -1,4 +1,4 @@
-"""One row for each family of models: what the rest of the library asks about it.
+"""A table of families of models, one row each.
 
 Adding a family is adding its config (`keras_vit.configs`), its modules and its row.
 Nothing outside this table asks for the class of a config.
@@ -37,12 +37,12 @@ class Late:
 
 
 def _nothing(*_: Any) -> None:
-    """What a family that has no such function does."""
+    """The default of a function that a family does not have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the library needs to know of a kind of model.
+    """A kind of model: its graph, its checkpoints and its costs.
 
     Attributes:
         title: in messages, with its article, and where the paper has it.

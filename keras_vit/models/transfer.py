@@ -134,6 +134,8 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> VisionMode
     images = keras.Input((*image_size, model.input_shape[-1]), name="images")
     clone = _cloned(model, images, image_size)
     resized = VisionModel(clone.input, clone.output, model.name, facts=facts_of(model))
+    if clone.compiled:  # As `clone_model` does.
+        resized.compile_from_config(clone.get_compile_config())
     for old, new in zip(model.layers, resized.layers, strict=True):
         new.set_weights(_moved(old, new))
         _copy_trainable(old, new)

@@ -93,3 +93,17 @@ def test_at_resolution_of_a_users_own_head():
     model = tiny(num_classes=None)
     longer = keras.Model(model.input, keras.layers.Dense(2, name="mine")(model.output))
     assert keras_vit.at_resolution(longer, (32, 32)).get_layer("mine").units == 2
+
+
+def test_a_compiled_model_is_compiled_at_another_resolution():
+    model = tiny()
+    assert not keras_vit.at_resolution(model, (32, 32)).compiled
+    model.compile(
+        keras.optimizers.SGD(0.25), "mean_squared_error", weighted_metrics=["mae"]
+    )
+    larger = keras_vit.at_resolution(model, (32, 32))
+    assert larger.compiled
+    assert float(keras.ops.convert_to_numpy(larger.optimizer.learning_rate)) == 0.25
+    images = np.zeros((2, 32, 32, 3), "float32")
+    found = larger.evaluate(images, np.ones((2, *larger.output_shape[1:])), verbose=0)
+    assert len(found) == 2

@@ -4,7 +4,7 @@
     python benchmarks/rooms.py --package PATH   # Another copy of keras_vit.
 
 Each way is run with a small file and traced: a file counts where one of its functions
-is called.
+is called, except by the import of a module.
 """
 
 import argparse
@@ -22,6 +22,15 @@ TAG = "augreg-imagenet21k+imagenet2012-224"
 VARIANT = "ViT-Ti/16"
 
 
+def _importing(frame: Any) -> bool:
+    """Whether a call is part of importing a module."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def traced(package: Path) -> Iterator[dict[str, set[str]]]:
     """The functions that are called, by file, in the order of the first calls."""
@@ -31,7 +40,7 @@ def traced(package: Path) -> Iterator[dict[str, set[str]]]:
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
         is_ours = event == "call" and code.co_filename.startswith(root)
-        if is_ours and code.co_name != "<module>":
+        if is_ours and code.co_name != "<module>" and not _importing(frame):
             file = code.co_filename.removeprefix(root)
             called.setdefault(file, set()).add(code.co_qualname)
 

@@ -184,10 +184,15 @@ def with_options(config: Any, options: Mapping[str, Any]) -> Any:
     family = family_of(config)
     known = {field.name for field in dataclasses.fields(config)}
     unknown = [name for name, value in options.items() if name not in known and value]
-    if unknown or not family.of_the_paper:
+    if not family.of_the_paper:
         raise ValueError(
-            "Expected a family of models of the paper, and options that it has. "
-            f"Received: {family.title}, {', '.join(unknown) or 'of other authors'}"
+            "Expected a ViT, a hybrid or a ResNet (3.1, 4.1). Received: "
+            f"{family.title}, a baseline of other authors"
+        )
+    if unknown:
+        raise ValueError(
+            f"Expected options that {family.title} has. Received: "
+            f"{', '.join(unknown)}. Set them to None"
         )
     changes = {name: options[name] for name in options.keys() & known}
     return dataclasses.replace(config, **changes)

@@ -157,7 +157,7 @@ class ResNetConfig(ModelConfig):
         """Pixels to a place of the feature map: 4 after the root, then 2 a stage."""
         return 4 << max(len(self.num_layers) - 1, 0)
 
-    def numerics(self, library: str) -> dict[str, Any]:
+    def numerics_by(self, library: str) -> dict[str, Any]:
         """Returns its fields as a library computes: see `numerics_of`."""
         return dict(NUMERICS[library]["v1" if self.unit == "v1" else "v2"])
 
@@ -301,11 +301,11 @@ class ViTConfig(ModelConfig):
         """Tokens before the patches: the class token, if any, then registers."""
         return self.num_class_tokens + self.num_registers
 
-    def numerics(self, library: str) -> dict[str, Any]:
+    def numerics_by(self, library: str) -> dict[str, Any]:
         """Returns its fields as a library computes: see `numerics_of`."""
         fields = dict(NUMERICS[library]["vit"])
         if self.resnet is not None:
-            stem = self.resnet.numerics(library)
+            stem = self.resnet.numerics_by(library)
             fields["resnet"] = dataclasses.replace(self.resnet, **stem)
         return fields
 
@@ -605,7 +605,7 @@ def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, An
         ValueError: if `numerics` is unknown.
     """
     arguments.choice("numerics", numerics, NUMERICS)
-    return config.numerics(numerics)
+    return config.numerics_by(numerics)
 
 
 def numerics_from(told: Any, config: Any) -> dict[str, Any]:
@@ -621,7 +621,7 @@ def numerics_from(told: Any, config: Any) -> dict[str, Any]:
     """
     if type(told) is not type(config):
         return {}
-    fields = {name: getattr(told, name) for name in config.numerics("paper")}
+    fields = {name: getattr(told, name) for name in config.numerics_by("paper")}
     if (stem := fields.pop("resnet", None)) is not None:
         changes = numerics_from(stem, config.resnet)
         fields["resnet"] = dataclasses.replace(config.resnet, **changes)

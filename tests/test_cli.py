@@ -381,9 +381,9 @@ def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monke
     ("devices", "parts"), [(1, 4), (2, 2), (3, 1)], ids=["1", "2", "3 do not divide"]
 )
 def test_parts_are_of_32_images_on_each_device(devices, parts):
-    row = cli.opening.table_4("cifar10", "digits")
+    row = cli.loaders.table_4("cifar10", "digits")
     asked = cli.options.RecipeChanges(batch_size=128)
-    changed = cli.opening.changed(row, 1000, devices, asked)
+    changed = cli.loaders.changed(row, 1000, devices, asked)
     assert changed.accumulation_steps == parts
 
 
@@ -672,14 +672,14 @@ def test_doctor_says_what_auto_takes(shell, monkeypatch):
 
 
 def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
-    installed = cli.machine.importlib.metadata.version
+    installed = cli.doctor.importlib.metadata.version
 
     def version(package):
         if package == "matplotlib":
-            raise cli.machine.importlib.metadata.PackageNotFoundError(package)
+            raise cli.doctor.importlib.metadata.PackageNotFoundError(package)
         return installed(package)
 
-    monkeypatch.setattr(cli.machine.importlib.metadata, "version", version)
+    monkeypatch.setattr(cli.doctor.importlib.metadata, "version", version)
     _, out, _ = shell("doctor")
     assert "missing" in out
     assert "pip install 'keras-vit-paper[plots]'" in out

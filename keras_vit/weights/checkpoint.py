@@ -272,7 +272,7 @@ def _numerics(parsed: ParsedCheckpoint) -> tuple[str, ...]:
 
 def _computed_with(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
     """The GELU and the epsilons of a config, those of a hybrid's stem beside them."""
-    fields = {field: getattr(config, field) for field in config.numerics("paper")}
+    fields = {field: getattr(config, field) for field in config.numerics_by("paper")}
     stem = fields.pop("resnet", None)
     told = {field: fields[field] for field in sorted(fields)}
     return told if stem is None else told | _computed_with(stem)

@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def limits(largest=1024):
-    return speed.Limits(memory=MIB, largest=largest, seconds=0.0)
+    return speed.MeasurementLimits(memory=MIB, largest=largest, seconds=0.0)
 
 
 def machine(monkeypatch, fits):
@@ -81,7 +81,7 @@ def test_sizes_that_patches_do_not_tile_are_left_out(monkeypatch):
 @pytest.mark.slow
 def test_a_child_that_runs_out_of_memory_dies_alone():
     """500,000 images are 6 GB; the child may have 1.5."""
-    limited = speed.Limits(memory=1536 * MIB, largest=1, seconds=0.0)
+    limited = speed.MeasurementLimits(memory=1536 * MIB, largest=1, seconds=0.0)
     done = speed._child("ViT-Ti/16", 32, [1, 4, 500_000], limited)
     assert [*done] == [1, 4]
     assert min(done.values()) > 0

@@ -158,7 +158,14 @@ class ResNetConfig(ModelConfig):
         return 4 << max(len(self.num_layers) - 1, 0)
 
     def numerics_by(self, library: str) -> dict[str, Any]:
-        """Returns its fields as a library computes: see `numerics_of`."""
+        """Its fields as a library computes (section 3.1's GELU and norms).
+
+        Args:
+            library: "paper", "timm" or "hf": see `numerics_of`.
+
+        Returns:
+            Values by field, for `dataclasses.replace`.
+        """
         return dict(NUMERICS[library]["v1" if self.unit == "v1" else "v2"])
 
 
@@ -302,7 +309,14 @@ class ViTConfig(ModelConfig):
         return self.num_class_tokens + self.num_registers
 
     def numerics_by(self, library: str) -> dict[str, Any]:
-        """Returns its fields as a library computes: see `numerics_of`."""
+        """Its fields as a library computes (section 3.1's GELU and norms).
+
+        Args:
+            library: "paper", "timm" or "hf": see `numerics_of`.
+
+        Returns:
+            Values by field, for `dataclasses.replace`.
+        """
         fields = dict(NUMERICS[library]["vit"])
         if self.resnet is not None:
             stem = self.resnet.numerics_by(library)

@@ -12,7 +12,8 @@ demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
 # Halves of about as many seconds each, for two cores.
-SECOND_HALF = tests/training tests/serving tests/evaluation tests/data
+SECOND_HALF = tests/training tests/serving tests/data
+SLOW_HALF = tests/training tests/serving tests/evaluation
 JAX_HALF = tests/models tests/test_conformance.py tests/test_reference.py \
   tests/test_self_supervision.py
 
@@ -29,10 +30,10 @@ at-its-end-%:  # Prints then, not between the lines of the other half.
 	$(MAKE) --output-sync=target --no-print-directory $*
 
 slow-one:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SECOND_HALF:%=--ignore=%)
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SLOW_HALF:%=--ignore=%)
 
 slow-other:
-	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SECOND_HALF)
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m slow $(SLOW_HALF)
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
@@ -56,7 +57,8 @@ test-jax-and-torch: $(VENV)/dev.done
 	  $(JAX_HALF:%=--ignore=%)
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
-	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py
+	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py \
+	  tests/training/test_train_step.py
 
 fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.
 	$(QUIET) KERAS_VIT_FUZZ=10000 $(BIN)/pytest -q --durations=0 -s tests/weights/test_fuzz.py

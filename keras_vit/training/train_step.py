@@ -1,28 +1,37 @@
-"""Updates that Keras's own step does not make: in parts, and SAM's."""
+"""Updates that Keras's own step does not make: in parts, and SAM's.
+
+One class for each backend, of the same steps. Keras's trainers differ there: on JAX a
+step is a function of the variables' values.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_vit.recipes import Recipe
+from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import generator_states
 
 
 @contextlib.contextmanager
 def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
-    """Inside, `model` cuts each batch in parts, or looks around (SAM)."""
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "Expected accumulation_steps=1 and sam_rho=None on this backend: both are "
-            "written for TensorFlow. Received: "
-            f"accumulation_steps={recipe.accumulation_steps}, "
-            f"sam_rho={recipe.sam_rho}, backend={keras.backend.backend()}"
-        )
+    """Inside, `model` cuts each batch in parts, or looks around (SAM).
+
+    A batch is cut in parts, in order (train.py): their gradients and losses are
+    averaged into one update. Keras's own `gradient_accumulation_steps` counts every
+    part as a step of the schedule and of the EMA, and fails on several replicas
+    (keras#20582).
+
+    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1) the gradient is the one at
+    w + rho * g / ||g||, over the whole batch and with the same dropout.
+    """
     own = vars(model).get("train_step")
-    step = _Step(model, recipe.accumulation_steps, recipe.sam_rho)
+    kind = _STEPS[keras.backend.backend()]
+    step = kind(model, recipe.accumulation_steps, recipe.sam_rho)
     model.train_step = step.train_step
     try:
         yield
@@ -33,17 +42,8 @@ def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
         model.train_function = None  # Traced with the step that is gone.
 
 
-class _Step:
-    """An update of a functional model, on TensorFlow.
-
-    A batch is cut in parts, in order (train.py): their gradients and losses are
-    averaged into one update. Keras's own `gradient_accumulation_steps` counts every
-    part as a step of the schedule and of the EMA, and fails on several replicas
-    (keras#20582).
-
-    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1) the gradient is the one at
-    w + rho * g / ||g||, over the whole batch and with the same dropout.
-    """
+class _TensorFlowStep:
+    """An update of a functional model on TensorFlow, in a replica."""
 
     def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
         self.model, self.parts, self.sam_rho = model, parts, sam_rho
@@ -143,3 +143,175 @@ class _Step:
 def _joined(x: Any) -> Any:
     """Parts put back together: [parts, b, ...] -> [parts * b, ...]."""
     return tf.reshape(x, (-1, *x.shape[2:]))
+
+
+class _JaxStep:
+    """An update of a functional model on JAX, from values to values."""
+
+    def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
+        self.model, self.parts, self.sam_rho = model, parts, sam_rho
+        self.devices = Workers.of(model).replicas
+
+    def train_step(self, state: Any, data: Any) -> tuple[dict[str, Any], Any]:
+        trainable, others, moments, metrics = state
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        parts = tuple(map(self._cut, batch))
+
+        def averages(weights: list[Any]) -> tuple[Any, list[Any], Any, list[Any]]:
+            return self._averages(weights, others, moments, metrics, parts)
+
+        loss, gradients, outputs, after = averages(trainable)
+        if self.sam_rho is not None:
+            _, gradients, _, _ = averages(self._around(trainable, gradients))
+        trainable, moments = self.model.optimizer.stateless_apply(
+            moments, gradients, trainable
+        )
+        logs, metrics = self._measured(metrics, loss, outputs, *batch)
+        return logs, (trainable, after, moments, metrics)
+
+    def _cut(self, x: Any) -> Any:
+        """A batch in parts, if there is one: [B, ...] -> [parts, b, ...].
+
+        Each device cuts the images that it has, so that none moves.
+        """
+        if x is None:
+            return None
+        each = keras.ops.reshape(x, (self.devices, self.parts, -1, *x.shape[1:]))
+        return keras.ops.reshape(
+            keras.ops.swapaxes(each, 0, 1), (self.parts, -1, *x.shape[1:])
+        )
+
+    def _joined(self, x: Any) -> Any:
+        """`_cut` undone."""
+        each = keras.ops.reshape(x, (self.parts, self.devices, -1, *x.shape[2:]))
+        return keras.ops.reshape(keras.ops.swapaxes(each, 0, 1), (-1, *x.shape[2:]))
+
+    def _around(self, weights: list[Any], gradients: list[Any]) -> list[Any]:
+        """The sharpest weights within `sam_rho`."""
+        squares = (keras.ops.sum(keras.ops.square(g)) for g in gradients)
+        norm = keras.ops.sqrt(sum(squares))
+        scale = keras.ops.where(norm > 0, self.sam_rho / norm, 0.0)
+        return [w + scale * g for w, g in zip(weights, gradients, strict=True)]
+
+    def _averages(
+        self,
+        weights: list[Any],
+        others: list[Any],
+        moments: list[Any],
+        metrics: list[Any],
+        parts: tuple[Any, ...],
+    ) -> tuple[Any, list[Any], Any, list[Any]]:
+        """Loss, gradients, outputs, and the variables that are not trained."""
+        import jax
+
+        gradient = jax.value_and_grad(self.model.compute_loss_and_updates, has_aux=True)
+
+        def part(carried: Any, own: Any) -> tuple[Any, Any]:
+            others, loss_sum, sums = carried
+            (_, (loss, outputs, others, _)), found = gradient(
+                weights,
+                others,
+                metrics,
+                *own,
+                training=True,
+                optimizer_variables=moments,
+            )
+            sums = [a + b for a, b in zip(sums, found, strict=True)]
+            return (others, loss_sum + loss, sums), outputs
+
+        start = (others, 0.0, [keras.ops.zeros_like(w) for w in weights])
+        (others, loss_sum, sums), outputs = jax.lax.scan(part, start, parts)
+        whole = keras.tree.map_structure(self._joined, outputs)
+        return loss_sum / self.parts, [g / self.parts for g in sums], whole, others
+
+    def _measured(
+        self, metrics: list[Any], loss: Any, outputs: Any, x: Any, y: Any, weights: Any
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """The metrics' results, and their variables."""
+        model = self.model
+        variables = model.metrics_variables
+        mapping = list(zip(variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            for metric in model.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss, sample_weight=len(x))
+            logs = model.compute_metrics(x, y, outputs, weights)
+        found = [scope.get_current_value(variable) for variable in variables]
+        return logs, [
+            old if new is None else new for new, old in zip(found, metrics, strict=True)
+        ]
+
+
+class _TorchStep:
+    """An update of a functional model on torch."""
+
+    def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
+        self.model, self.parts, self.sam_rho = model, parts, sam_rho
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        import torch
+
+        model = self.model
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        variables = list(model.trainable_variables)
+        if self.sam_rho is None:
+            loss, outputs = self._averages(*batch)
+        else:
+            draws = generator_states(model)
+            before = [keras.ops.copy(state.value) for state in draws]
+            with torch.random.fork_rng():  # Keras's dropout draws from torch's own.
+                loss, outputs = self._averages(*batch)
+            here = [variable.value.detach().clone() for variable in variables]
+            with torch.no_grad():
+                self._around([variable.value for variable in variables])
+                for state, value in zip(draws, before, strict=True):
+                    state.assign(value)
+            self._averages(*batch)
+            with torch.no_grad():
+                for variable, value in zip(variables, here, strict=True):
+                    variable.value.copy_(value)
+        with torch.no_grad():
+            model.optimizer.apply([v.value.grad for v in variables], variables)
+        images, labels, weights = batch
+        for metric in model.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=len(images))
+        results: dict[str, Any] = model.compute_metrics(
+            images, labels, outputs, weights
+        )
+        return results
+
+    def _around(self, values: list[Any]) -> None:
+        """Moves the weights to the sharpest ones within `sam_rho`."""
+        import torch
+
+        norm = torch.sqrt(sum((at.grad**2).sum() for at in values))
+        scale = torch.where(norm > 0, float(self.sam_rho or 0) / norm, 0.0)
+        for at in values:
+            at += scale * at.grad
+
+    def _averages(self, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        """The mean loss and the outputs; the gradients' mean is in the variables."""
+        import torch
+
+        model, found, loss_sum = self.model, [], 0.0
+        model.zero_grad()
+        for own in np.array_split(np.arange(len(images)), self.parts):
+            x, y, w = (
+                None if whole is None else whole[own[0] : own[-1] + 1]
+                for whole in (images, labels, weights)
+            )
+            outputs = model(x, training=True)
+            loss = model.compute_loss(x, y, outputs, w)
+            (model.optimizer.scale_loss(loss) / self.parts).backward()
+            loss_sum += loss.detach() / self.parts
+            found.append(keras.tree.map_structure(torch.detach, outputs))
+        whole = keras.tree.map_structure(lambda *parts: torch.cat(parts), *found)
+        return loss_sum, whole
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "tensorflow": _TensorFlowStep,
+    "jax": _JaxStep,
+    "torch": _TorchStep,
+}

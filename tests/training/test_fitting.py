@@ -371,34 +371,6 @@ def test_ema_starts_from_the_weights_after_the_first_update(
 # Accumulation.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"ema": 0.9},
-        {"clip_norm": 0.1},
-        {"optimizer": "adam", "weight_decay": 0.1, "ema": 0.9, "base_lr": (0.01,)},
-        {"sam_rho": 0.1},
-        {"freeze": True},
-        {"freeze": True, "augment": "none"},
-    ],
-    ids=str,
-)
-def test_four_parts_equal_one(source, changes):
-    whole, parts = tiny(), tiny()
-    one = fit(whole, recipe(**changes), source, verbose=0)
-    four = fit(parts, recipe(accumulation_steps=4, **changes), source, verbose=0)
-    if "optimizer" in changes:
-        for model in (whole, parts):  # A key's bias has gradient 0: Adam scales noise.
-            bias = model.get_layer("encoderblock_0").attention.qkv.bias
-            bias.assign(bias * np.repeat([1.0, 0.0, 1.0], 16).astype(np.float32))
-    atol = 1e-5 if "optimizer" in changes else 1e-6
-    assert_close(whole.get_weights(), parts.get_weights(), atol)
-    for a, b in zip(one.history, four.history, strict=True):
-        assert a == pytest.approx(b, abs=1e-6)
-
-
 def test_accumulation_needs_batches_it_can_cut():
     with pytest.raises(ValueError, match=r"batches of a multiple of .*=4.*of 6"):
         fit(tiny(), recipe(accumulation_steps=4), ready(size=6), verbose=0)
@@ -556,58 +528,6 @@ def test_a_crop_shows_the_recipes_share_at_every_size(sides, image_size):
         pixels = image_size[axis]
         shares = (lines[:, -1] - lines[:, 0]) * pixels / (pixels - 1) / 256
         np.testing.assert_allclose(shares, crop / resize, rtol=0, atol=0.02)
-
-
-# SAM.
-
-
-def test_sam_takes_the_gradient_a_radius_away():
-    """One step by hand: w - lr * gradient at w + rho * g / ||g||."""
-    images, labels = batch()
-    by_hand = with_a_head()
-    variables = by_hand.trainable_variables
-
-    def gradients():
-        with tf.GradientTape() as tape:
-            loss = keras.losses.CategoricalCrossentropy(from_logits=True)(
-                labels, by_hand(images, training=True)
-            )
-        return [g.numpy() for g in tape.gradient(loss, [v.value for v in variables])]
-
-    start = [variable.numpy() for variable in variables]
-    first = gradients()
-    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in first))
-    for variable, w, g in zip(variables, start, first, strict=True):
-        variable.assign(w + 0.5 * g / norm)
-    sharp = gradients()
-    expected = [w - 0.1 * g for w, g in zip(start, sharp, strict=True)]
-    model, _ = one_step(sam_rho=0.5, clip_norm=None)
-    assert_close([v.numpy() for v in model.trainable_variables], expected, 1e-6)
-    plain, _ = one_step(clip_norm=None)
-    assert (
-        max(
-            np.abs(a.numpy() - b).max()
-            for a, b in zip(plain.trainable_variables, expected, strict=True)
-        )
-        > 1e-3
-    )
-
-
-def test_sam_drops_the_same_units_twice():
-    """A radius of nothing is no SAM, dropout and stochastic depth included."""
-    runs = []
-    for changes in ({}, {"sam_rho": 1e-30}):
-        model = with_a_head(dropout_rate=0.5)
-        settings = recipe(total_steps=1, warmup_steps=0, **changes)
-        fit(model, settings, ready(count=1), verbose=0)
-        runs.append(model.get_weights())
-    assert_close(*runs, 1e-6)
-
-
-def test_sam_is_written_for_tensorflow(monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match=r"TensorFlow.*sam_rho=0.1, backend=jax"):
-        fit(tiny(), recipe(sam_rho=0.1), ready(), verbose=0)
 
 
 # Repeating.

@@ -78,7 +78,7 @@ def computed_by_xla(monkeypatch):
         "train_cosine_bf16",
         "train_cosine_f32",
         "train_hybrid_cosine_f32",
-        pytest.param("train_cosine_f32_accum4", marks=pytest.mark.tensorflow_only),
+        "train_cosine_f32_accum4",
         "train_linear_f32_noclip_nowarm",
     ],
 )

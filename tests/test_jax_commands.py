@@ -1,0 +1,88 @@
+"""The commands that the pages have for JAX, run on eight devices of its host platform.
+
+A small model and two updates; a TPU's eight cores are as many devices.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REFERENCE
+
+pytest.importorskip("jax")
+pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/howto/tpu.md", "docs/scaling.md", "docs/howto/colab.md")
+EVERY = {"--data": "digits", "--batch-size": "64", "--image-size": "32"}
+EVERY |= {"--steps": "2", "--warmup": "0", "--lr": "0.01"}
+SMALL = {
+    "finetune": {**EVERY, "--weights": str(REFERENCE / "vit_mini.npz")},
+    "pretrain": {
+        **EVERY,
+        "--layers": "1",
+        "--hidden-size": "16",
+        "--mlp-dim": "32",
+        "--heads": "4",
+    },
+}
+
+
+def commands():
+    """(page, words) of each training that a page has for JAX."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for block in re.findall(r"```bash\n(.*?)```", text, re.S):
+            lines = block.replace("\\\n", " ").splitlines()
+            if "KERAS_BACKEND=jax" in block or "--model-parallel" in block:
+                for line in lines:
+                    words = shlex.split(line, comments=True)
+                    if words[:1] == ["keras-vit"] and words[1] in SMALL:
+                        yield page, words[1:]
+
+
+def shrunk(words, output):
+    """The same command for a small model, on devices that are there."""
+    command, *rest = words
+    options = {}
+    while rest:
+        name = rest.pop(0)
+        options[name] = rest.pop(0) if rest and not rest[0].startswith("--") else None
+    if options.get("--distribute") == "tpu":
+        options["--distribute"] = "mirrored"
+    if command == "finetune":  # The weights' own model.
+        options.pop("--model")
+    options |= SMALL[command] | {"--output": str(output)}
+    return [command, *(at for pair in options.items() for at in pair if at is not None)]
+
+
+def test_there_are_some():
+    found = [words for _, words in commands()]
+    assert {words[0] for words in found} == set(SMALL)
+    assert sum("--parts" in words for words in found) >= 3
+    assert sum("--model-parallel" in words for words in found) >= 2
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), commands(), ids=lambda at: " ".join(at) if at[1:] else at
+)
+def test_it_trains_on_eight_devices(page, words, tmp_path):
+    line = shrunk(words, tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_vit.cli", *line],
+        env=os.environ
+        | {
+            "KERAS_BACKEND": "jax",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (page, line, done.stderr[-3000:])
+    assert "test accuracy" in done.stdout
+    assert (tmp_path / "run/model.keras").is_file()

@@ -1,4 +1,4 @@
-"""Runs an exported model without Keras: `python -I fresh.py KIND PATH IN OUT`.
+"""Runs an exported model without Keras: `python -I isolated_run.py KIND PATH IN OUT`.
 
 A script, not a module of the library: a process that runs it imports NumPy and what
 runs the file, so that what it says of the file needs nothing that made it. IN and OUT

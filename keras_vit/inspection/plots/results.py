@@ -30,7 +30,7 @@ def curves(
 
     Args:
         runs: of each run's name, its curves by tag: "train/loss", "evaluation/loss",
-            "train/learning_rate", ..., as `training.watching.read` gives them. Markers
+            "train/learning_rate", ..., as `training.callbacks.read` gives them. Markers
             are evaluations.
         path: of the picture; its suffix is the format.
 

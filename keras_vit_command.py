@@ -5,6 +5,7 @@ help, completion, errors and commands that only print constants need none.
 """
 
 import os
+import signal
 import sys
 
 
@@ -12,6 +13,10 @@ def main() -> None:
     """Runs the command line."""
     # TensorFlow's C++ logs processors, and a missing GPU as an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # A KeyboardInterrupt inside an import can be lost (Python ignores one in a weak
+    # reference's callback): until a command runs, Ctrl-C ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from keras_vit.cli import main as run
 

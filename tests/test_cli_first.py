@@ -302,7 +302,7 @@ def test_a_full_disk_is_one_line(run, words):
     assert "No space left on device" in line
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.5])
+@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.5])
 def test_ctrl_c_is_silent(run, seconds):
     """As the package is imported."""
     with subprocess.Popen(

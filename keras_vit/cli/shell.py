@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 import textwrap
@@ -101,6 +102,8 @@ class Command(TyperCommand):
         with _explained(ctx):
             if self.needs_keras:
                 import_keras()
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Of `main`.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             return super().invoke(ctx)
 
 

@@ -5,11 +5,6 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if os.environ.get("KERAS_BACKEND") == "jax":  # LLVM's passes take a third of the time.
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-    )
 
 import numpy as np
 import pytest

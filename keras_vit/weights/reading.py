@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def read(
     beside = stated.fields
     chosen = {**beside, **(overrides or {})}
     likely = grid or beside.get("grid")
-    with _open(path) as file:
+    with _open(path) as file, ThreadPoolExecutor(1) as beside_the_reading:
+        sha256 = beside_the_reading.submit(_sha256, path)
         found = names.canonical(
             file,
             str(source),
@@ -94,8 +96,13 @@ def read(
             **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
         ),
         labels=_labels(stated.fields, parsed.num_classes),
-        sha256=file_sha256(path) if path.is_file() else None,
+        sha256=sha256.result(),
     )
+
+
+def _sha256(path: Path) -> str | None:
+    """Of a file; a folder's shards have none together."""
+    return file_sha256(path) if path.is_file() else None
 
 
 def _labels(

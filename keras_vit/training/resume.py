@@ -190,6 +190,20 @@ def generator_states(model: keras.Model) -> list[Any]:
     return [variable for variable in model.variables if id(variable) not in weights]
 
 
+def seed_torch(model: keras.Model, step: int) -> None:
+    """Makes the dropout of update `step` a function of it and of the model's seeds.
+
+    On torch, Keras's dropout draws from torch's own generator and not from a state of
+    the layer's, and so do others, as torch's data loader.
+    """
+    import torch
+
+    seeds = [keras.ops.convert_to_numpy(state)[0] for state in generator_states(model)]
+    if seeds:
+        sequence = np.random.SeedSequence([*map(int, seeds), step])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+
+
 def training_variables(model: keras.Model) -> dict[str, Any]:
     """Every variable that training changes.
 
@@ -561,6 +575,10 @@ class CheckpointCallback(keras.callbacks.Callback):
             ):
                 self.workers.give(variable, value)
             self._cut = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if keras.backend.backend() == "torch":
+            seed_torch(self.model, self.step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1

@@ -20,8 +20,6 @@ tf = pytest.importorskip("tensorflow")
 from keras_vit.data import sources, splits  # noqa: E402
 from keras_vit.training import distribution  # noqa: E402
 
-pytestmark = pytest.mark.tensorflow_only
-
 EVERYTHING = {"corrupt": 1.0, "mask": 1.0, "replace": 0.0, "keep": 0.0}
 ADAM = {"optimizer": "adam", "base_lr": (1e-2,), "weight_decay": 0.1}
 
@@ -36,6 +34,7 @@ def predictor(target="mean_color", patch_size=8, **options):
     return MaskedPatchPredictor(backbone, target, **options)
 
 
+@pytest.mark.tensorflow_only
 def test_labels_are_not_read(source):  # noqa: F811
     """Nor are there classes: those of the source are no outputs of the model."""
     nameless = dataclasses.replace(
@@ -95,6 +94,7 @@ def uncut(source, tmp_path_factory):  # noqa: F811
     return folder, *train(folder, source)
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "count"),
@@ -148,6 +148,7 @@ def test_mixed_precision(policy, evaluations, source, in_float32):  # noqa: F811
     assert history[-1]["val_loss"] < history[0]["val_loss"] - 0.3
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize(
     "change",
     [
@@ -166,6 +167,7 @@ def test_a_run_goes_on_with_the_same_task_alone(change, source, uncut):  # noqa:
         fit(predictor(**change), RUN, source, output=folder, verbose=0)
 
 
+@pytest.mark.tensorflow_only
 def test_images_are_normalized_as_the_model_expects(source):  # noqa: F811
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     other = {"preprocessing": keras_vit.Preprocessing(mean=mean, std=std)}
@@ -188,6 +190,7 @@ def test_the_best_evaluation_is_of_the_least_loss(tmp_path):
     assert saved == [3.0, 2.0]
 
 
+@pytest.mark.tensorflow_only
 def test_weights_of_images_count_in_parts_too():
     rng = np.random.default_rng(0)
     images = rng.uniform(-1, 1, (16, 32, 32, 3)).astype("float32")
@@ -202,6 +205,7 @@ def test_weights_of_images_count_in_parts_too():
         assert ours == pytest.approx(theirs, abs=1e-6)
 
 
+@pytest.mark.tensorflow_only
 def test_ready_batches_need_no_labels():
     images = np.random.default_rng(0).uniform(-1, 1, (16, 32, 32, 3)).astype("float32")
     alone = tf.data.Dataset.from_tensor_slices(images).batch(8)
@@ -216,6 +220,7 @@ def test_ready_batches_need_no_labels():
         fit(predictor(), recipe(), alone.unbatch(), verbose=0)
 
 
+@pytest.mark.tensorflow_only
 def test_images_that_are_not_scaled_are_told():
     """Every color would be the brightest: the known bug of another port."""
     images = np.full((8, 32, 32, 3), 200, "float32")
@@ -224,6 +229,7 @@ def test_images_that_are_not_scaled_are_told():
         fit(predictor(), recipe(), batches, verbose=0)
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize(
     "change",
     [
@@ -240,6 +246,7 @@ def test_recipes_that_cannot_be_followed(change, source):  # noqa: F811
         fit(predictor(), recipe(**change), source, verbose=0)
 
 
+@pytest.mark.tensorflow_only
 def test_the_recipe_of_the_paper():
     """B.1.2, as PAPER.md has it."""
     row = PRETRAIN["masked-patches"]
@@ -255,6 +262,7 @@ def test_the_recipe_of_the_paper():
     assert keras_vit.recipes.source("masked-patches").endswith("B.1.2 (4.6)")
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.slow
 def test_more_is_learnt_than_how_common_colors_are():
     """Below the entropy of the test colors, what a guess by frequency costs at least.
@@ -284,6 +292,7 @@ def test_more_is_learnt_than_how_common_colors_are():
     assert result.history[-1]["val_loss"] < entropy - 0.5
 
 
+@pytest.mark.tensorflow_only
 def test_the_commands(source, tmp_path, shell):  # noqa: F811
     """pretrain, inspect, finetune, fewshot; predict says what is missing."""
     data = tmp_path / "data.npz"

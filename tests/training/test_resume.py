@@ -15,7 +15,6 @@ from keras_vit.training.inputs import Batches
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 
 pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.tensorflow_only
 
 # Two periods of 11 updates; whatever a run may hold is in it.
 SETTINGS = recipe(
@@ -172,6 +171,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, begun):
     suffix, spoil, why = DAMAGE[damage]
@@ -184,6 +184,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, begun)
         checkpoints.newest()
 
 
+@pytest.mark.tensorflow_only
 def test_damage_to_every_newest_in_turn_leaves_a_whole_one(tmp_path):
     def save(step):
         checkpoints.save(step, {"model/00000": np.full(3, float(step))}, {"rows": []})
@@ -206,6 +207,7 @@ def test_damage_to_every_newest_in_turn_leaves_a_whole_one(tmp_path):
     assert {path.stem[-1] for path in tmp_path.iterdir()} == {"5", "6"}
 
 
+@pytest.mark.tensorflow_only
 def test_goes_on_from_the_one_before(begun, source, uncut):  # noqa: F811
     shorten(begun / "checkpoints/step-0000000008.npz")
     with pytest.warns(UserWarning, match="goes on from step 4"):
@@ -213,6 +215,7 @@ def test_goes_on_from_the_one_before(begun, source, uncut):  # noqa: F811
     assert_same_run(begun, uncut[0])
 
 
+@pytest.mark.tensorflow_only
 def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
     other = dataclasses.replace(SETTINGS, base_lr=(0.2,), ema=None)
     with pytest.raises(
@@ -226,12 +229,14 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
     assert result.history[-1]["step"] == 22
 
 
+@pytest.mark.tensorflow_only
 def test_goes_on_in_other_parts(begun, source):  # noqa: F811
     """Another number of devices has others by itself."""
     train(begun, source, dataclasses.replace(SETTINGS, accumulation_steps=1))
     everything(begun, SETTINGS.total_steps)
 
 
+@pytest.mark.tensorflow_only
 def test_a_finished_run_is_left_as_it_is(uncut, source, tmp_path):  # noqa: F811
     folder, _, expected = uncut
     shutil.copytree(folder, tmp_path / "again")
@@ -242,6 +247,7 @@ def test_a_finished_run_is_left_as_it_is(uncut, source, tmp_path):  # noqa: F811
     assert result == expected
 
 
+@pytest.mark.tensorflow_only
 def test_refused_before_the_features_are_read(source, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(Batches, "read_features", pytest.fail)
     settings = recipe(freeze=True, augment="none")
@@ -250,6 +256,7 @@ def test_refused_before_the_features_are_read(source, tmp_path, monkeypatch):  #
         fit(tiny(), settings, source, output=tmp_path, verbose=0)
 
 
+@pytest.mark.tensorflow_only
 def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # noqa: F811
     real, left = np.savez, [1]
 
@@ -266,6 +273,7 @@ def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # n
     assert_same_run(tmp_path, uncut[0])
 
 
+@pytest.mark.tensorflow_only
 @pytest.mark.slow
 def test_a_sweep_goes_on(source, tmp_path, monkeypatch):  # noqa: F811
     settings = recipe(total_steps=4, base_lr=(0.1, 0.2), ema=None)
@@ -281,6 +289,7 @@ def test_a_sweep_goes_on(source, tmp_path, monkeypatch):  # noqa: F811
     assert sorted(left) == ["history.jsonl", "tensorboard"]
 
 
+@pytest.mark.tensorflow_only
 def test_bfloat16_comes_back():
     values = keras.ops.cast(keras.ops.linspace(-3, 3, 7), "bfloat16")
     variable = keras.Variable(values)
@@ -291,6 +300,7 @@ def test_bfloat16_comes_back():
     assert (keras.ops.convert_to_numpy(variable == values)).all()
 
 
+@pytest.mark.tensorflow_only
 def test_what_a_killed_process_was_writing_goes(tmp_path):
     checkpoints = resume.Checkpoints(tmp_path, keep=1)
     (tmp_path / ".writing-1-step-0000000001.npz").write_bytes(b"half")
@@ -301,11 +311,13 @@ def test_what_a_killed_process_was_writing_goes(tmp_path):
     assert checkpoints.newest().step == 3
 
 
+@pytest.mark.tensorflow_only
 def test_history_is_json_lines(uncut):
     lines = (uncut[0] / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == uncut[2].history
 
 
+@pytest.mark.tensorflow_only
 def test_a_loss_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: F811
     wild = dataclasses.replace(SETTINGS, base_lr=(1e20,), clip_norm=None)
     with pytest.raises(ValueError, match=r"nan at step \d+; .* is of step 2, kept in"):
@@ -313,6 +325,7 @@ def test_a_loss_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: 
     assert (tmp_path / "checkpoints/step-0000000002.npz").exists()
 
 
+@pytest.mark.tensorflow_only
 def test_an_evaluation_that_is_no_number_ends_the_training(source, tmp_path):  # noqa: F811
     """The loss of a step is computed before its update: the last one can diverge."""
     wild = dataclasses.replace(

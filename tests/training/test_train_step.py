@@ -78,8 +78,12 @@ def gradients(weights, images, labels):
 
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("sam_rho", [None, 0.05, 0.5])
-def test_an_update_is_the_formulas(sam_rho, parts):
-    """w - lr * gradient at w + rho * g / ||g|| (SAM, Equation 2), in NumPy."""
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_an_update_is_the_formulas(clip_norm, sam_rho, parts):
+    """w - lr * gradient at w + rho * g / ||g|| (SAM, Equation 2), in NumPy.
+
+    A gradient of a larger norm than `clip_norm` is shortened to it, of the whole batch.
+    """
     data = ready(count=1)
     images, labels = next(data.as_numpy_iterator())
     model = linear()
@@ -89,14 +93,15 @@ def test_an_update_is_the_formulas(sam_rho, parts):
         found = gradients(start, images, labels)
         norm = np.sqrt(sum((g**2).sum() for g in found))
         there = [w + sam_rho * g / norm for w, g in zip(start, found, strict=True)]
-    expected = [
-        w - 0.1 * g
-        for w, g in zip(start, gradients(there, images, labels), strict=True)
-    ]
+    gradient = gradients(there, images, labels)
+    length = np.sqrt(sum((g**2).sum() for g in gradient))
+    assert length > 0.1
+    share = 1 if clip_norm is None else clip_norm / length
+    expected = [w - 0.1 * share * g for w, g in zip(start, gradient, strict=True)]
     settings = recipe(
         total_steps=1,
         warmup_steps=0,
-        clip_norm=None,
+        clip_norm=clip_norm,
         sam_rho=sam_rho,
         accumulation_steps=parts,
     )

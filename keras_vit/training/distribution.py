@@ -368,14 +368,6 @@ class Workers:
                 "makes no bfloat16 variable there (CollectiveBcastSend). Received: "
                 f"momentum_dtype={recipe.momentum_dtype!r}, {self.count} processes"
             )
-        on_replicas = self.replicas > 1 and keras.backend.backend() != "jax"
-        if on_replicas and recipe.sam_rho is not None:
-            raise ValueError(
-                "Expected one device for SAM on TensorFlow: its first gradient is not "
-                "summed over several. Received: "
-                f"sam_rho={recipe.sam_rho}, {self.replicas} devices. "
-                "KERAS_BACKEND=jax trains on several"
-            )
 
     def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
         """A dataset whose global batches are `made`'s, a part on each replica.

@@ -291,7 +291,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     return [layer_decay ** (last - depth) for depth in depths]
 
 
-def _sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
     """Sums inside the step of a `tf.distribute` replica; None stays None."""
     if keras.backend.backend() != "tensorflow":
         return list(gradients)
@@ -340,7 +340,7 @@ class _Decoupled(keras.optimizers.Optimizer):
         )
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
-        super().apply(_sum_over_replicas(grads), trainable_variables)
+        super().apply(sum_over_replicas(grads), trainable_variables)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         """Keras's own would compute the global norm once more."""
@@ -440,7 +440,7 @@ class LossScale(keras.optimizers.LossScaleOptimizer):
 
     def check_finite(self, grads: list[Any]) -> Any:
         overflow = ops.cast(ops.logical_not(super().check_finite(grads)), "float32")
-        (anywhere,) = _sum_over_replicas([overflow])
+        (anywhere,) = sum_over_replicas([overflow])
         return ops.equal(anywhere, 0.0)
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
+from keras_vit.training.optim import sum_over_replicas
 from keras_vit.training.resume import generator_states
 
 
@@ -84,14 +85,19 @@ class _TensorFlowStep:
         """The gradients at the sharpest place within `sam_rho`."""
         variables = [variable.value for variable in self.model.trainable_variables]
         here = [tf.identity(variable) for variable in variables]
+        whole = sum_over_replicas(gradients)
         scale = tf.math.divide_no_nan(
-            tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(gradients)
+            tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(whole)
         )
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_add(tf.cast(scale, gradient.dtype) * gradient)
+        _assign(
+            variables,
+            [
+                value + tf.cast(scale, gradient.dtype) * gradient
+                for value, gradient in zip(here, whole, strict=True)
+            ],
+        )
         _, gradients, _ = self._averages(images, labels, weights)
-        for variable, value in zip(variables, here, strict=True):
-            variable.assign(value)
+        _assign(variables, here)
         return gradients
 
     def _averages(
@@ -138,6 +144,21 @@ class _TensorFlowStep:
         whole = [_joined(array.stack()) for array in outputs]
         packed = keras.tree.pack_sequence_as(model.output, whole)
         return loss_sum / self.parts, gradients, packed
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    """Gives a replica's variables its values, which are the same on all replicas."""
+
+    def each(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable, lambda v, x: v.assign(x), (value,))
+
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync > 1:
+        context.merge_call(each, (values,))
+    else:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def _joined(x: Any) -> Any:

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = Path(launching.__file__)
-EXACT = ("plain", "accumulation", "ema", "mixup", "ready", "lora", "masked patches")
+EXACT = ("plain", "accumulation", "SAM", "SAM in parts", "ema", "mixup", "ready")
+EXACT += ("lora", "masked patches")
 
 
 def started(folder, word, *cases, workers=1, **environment):
@@ -289,7 +290,6 @@ def test_batches_have_static_shapes(source):  # noqa: F811
         ({"batch_size": 9}, r"multiple of devices .* batch_size=9, 2 devices in 2 pro"),
         ({"accumulation_steps": 8}, "accumulation_steps=8"),
         ({"momentum_dtype": "bfloat16"}, "momentum_dtype='float32' in several"),
-        ({"sam_rho": 0.05}, "one device for SAM"),
     ],
 )
 def test_recipes_that_cannot_be_divided(change, message, source, monkeypatch):  # noqa: F811

@@ -34,6 +34,8 @@ SETTINGS = {
 CASES = {
     "plain": {},
     "accumulation": {"accumulation_steps": 2},
+    "SAM": {"sam_rho": 0.1},
+    "SAM in parts": {"sam_rho": 0.1, "accumulation_steps": 2, "freeze": True},
     "ema": {"ema": 0.9, "optimizer": "adam", "base_lr": (0.01,), "weight_decay": 0.1},
     "mixup": {"mixup": 0.2, "loss": "sigmoid", "freeze": True},
     "ready": {},
@@ -62,7 +64,7 @@ def build(case):
 def train(case, folder, workers):
     """The history of a case."""
     if case == "clipped before the sum":  # As Keras does.
-        optim._sum_over_replicas = list
+        optim.sum_over_replicas = list
         del optim._Decoupled._all_reduce_sum_gradients
     if case == "told to end" and workers.index == workers.count - 1:
         end_at(9)

@@ -89,11 +89,27 @@ def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
     return differentiable  # type: ignore[no-any-return]
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Numbers as float32, or as they are where the policy is float64."""
+    return ops.cast(x, wide(x.dtype))
+
+
+def wide(dtype: Any = None) -> str:
+    """What is computed in float32 under any policy but float64.
+
+    Args:
+        dtype: of what is computed; None: the one that layers compute in by default.
+    """
+    own = keras.config.dtype_policy().compute_dtype if dtype is None else dtype
+    return "float64" if keras.backend.standardize_dtype(own) == "float64" else "float32"
+
+
 def attention_softmax(logits: Tensor) -> Tensor:
-    """The softmax of Appendix A, in float32 under any dtype policy."""
+    """The softmax of Appendix A, in float32 or more under any dtype policy."""
+    logits = at_least_float32(logits)
     if logits.shape[-1] == 1:  # Keras would warn: "likely not what you intended".
-        return ops.ones_like(logits, dtype="float32")
-    return ops.softmax(ops.cast(logits, "float32"), axis=-1)
+        return ops.ones_like(logits)
+    return ops.softmax(logits, axis=-1)
 
 
 def transposed(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import keras
 from keras_vit.configs import ViTConfig
 from keras_vit.layers import MAPHead
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.kernels import wide
 from keras_vit.layers.pooling import TakeTokens
 
 
@@ -27,7 +28,7 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
         tokens = TakeTokens(config.num_registers)(tokens)
     if config.classifier == "gap":
         return keras.layers.GlobalAveragePooling1D(
-            data_format="channels_last", dtype="float32", name="gap"
+            data_format="channels_last", dtype=wide(), name="gap"
         )(tokens)
     if config.classifier == "map":
         return MAPHead(
@@ -69,7 +70,7 @@ def head(
         activation=activation,
         kernel_initializer="zeros",
         bias_initializer=keras.initializers.Constant(bias_init),
-        dtype="float32",
+        dtype=wide(),
         name="head",
     )(features)
 

@@ -10,6 +10,7 @@ from keras_vit.facts import Facts
 from keras_vit.layers import AxialUnit, PreActivationUnit, ResidualUnit, StdConv2D
 from keras_vit.layers.convolution import GROUPS, RootPool
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.kernels import wide
 from keras_vit.models import heads
 from keras_vit.models.vision import VisionModel
 
@@ -65,7 +66,7 @@ def classify(
 ) -> Tensor:
     """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
     y = keras.layers.GlobalAveragePooling2D(
-        data_format="channels_last", dtype="float32", name="gap"
+        data_format="channels_last", dtype=wide(), name="gap"
     )(features)
     if num_classes:
         y = heads.head(

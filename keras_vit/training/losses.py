@@ -9,6 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.layers.kernels import wide
+
 __all__ = ["SigmoidCrossEntropy", "SoftmaxCrossEntropy"]
 
 register = keras.saving.register_keras_serializable(package="keras_vit")
@@ -28,7 +30,7 @@ class SigmoidCrossEntropy(keras.losses.Loss):
     """
 
     def __init__(self, name: str = "sigmoid_cross_entropy", **kwargs: Any) -> None:
-        super().__init__(name=name, **({"dtype": "float32"} | kwargs))
+        super().__init__(name=name, **({"dtype": wide()} | kwargs))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         y_true = _by_class(y_true, y_pred)
@@ -55,7 +57,7 @@ class SoftmaxCrossEntropy(keras.losses.Loss):
         name: str = "softmax_cross_entropy",
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, **({"dtype": "float32"} | kwargs))
+        super().__init__(name=name, **({"dtype": wide()} | kwargs))
         self.label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:

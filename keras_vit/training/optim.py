@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.layers.kernels import at_least_float32, wide
 from keras_vit.recipes import Recipe
 from keras_vit.weights import variables as canonical
 
@@ -81,7 +82,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.decay = decay
 
     def __call__(self, step: Any) -> Any:
-        step = ops.cast(step, "float32")
+        step = ops.cast(step, wide())
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         progress = ops.clip(progress, 0.0, 1.0)
         if self.decay == "cosine":
@@ -169,7 +170,7 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.mults = tuple(mults)
 
     def __call__(self, step: Any) -> Any:
-        step = ops.cast(step, "float32")
+        step = ops.cast(step, wide())
         rate = self._decayed(step)
         if self.warmup_steps:
             rate = rate * ops.minimum(1.0, step / self.warmup_steps)
@@ -236,7 +237,7 @@ class StaircaseDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.boundaries = tuple(boundaries)
 
     def __call__(self, step: Any) -> Any:
-        step = ops.cast(step, "float32")
+        step = ops.cast(step, wide())
         rate = self.base_lr * ops.minimum(1.0, step / self.boundaries[0])
         for fall, boundary in enumerate(self.boundaries[1:], 1):
             rate = ops.where(step > boundary, self.base_lr / 10**fall, rate)
@@ -336,7 +337,7 @@ class _Decoupled(keras.optimizers.Optimizer):
         self.layer_decay = layer_decay
         self.momentum_dtype = momentum_dtype
         self.gradient_norm = self.add_variable(
-            (), dtype="float32", aggregation="only_first_replica", name="gradient_norm"
+            (), dtype=wide(), aggregation="only_first_replica", name="gradient_norm"
         )
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
@@ -344,7 +345,7 @@ class _Decoupled(keras.optimizers.Optimizer):
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         """Keras's own would compute the global norm once more."""
-        squares = [ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads]
+        squares = [ops.sum(ops.square(at_least_float32(grad))) for grad in grads]
         norm = ops.sqrt(sum(squares))
         self.gradient_norm.assign(norm)
         if not self.global_clipnorm:
@@ -378,7 +379,9 @@ class _Decoupled(keras.optimizers.Optimizer):
         return [
             self.add_variable(
                 variable.shape,
-                dtype=self.momentum_dtype,
+                dtype=wide(variable.dtype)
+                if self.momentum_dtype == "float32"
+                else self.momentum_dtype,
                 layout=devices and devices.get_variable_layout(variable),
                 name=f"{variable.path.replace('/', '_')}_momentum",
             )
@@ -391,22 +394,22 @@ class _Decoupled(keras.optimizers.Optimizer):
         In bfloat16, 0.9 is 0.8984375. The product is rounded where operations run one
         by one and is not where XLA compiles them, here as in optax.
         """
-        return ops.cast(ops.cast(factor, momentum.dtype) * momentum, "float32")
+        return at_least_float32(ops.cast(factor, momentum.dtype) * momentum)
 
     def _store(self, variable: Any, value: Any) -> None:
         self.assign(variable, ops.cast(value, variable.dtype))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         index = self._get_variable_index(variable)
-        update = self.direction(ops.cast(gradient, "float32"), index)
+        update = self.direction(at_least_float32(gradient), index)
         if self.decays[index]:
-            update = update + self.decays[index] * ops.cast(variable, "float32")
+            update = update + self.decays[index] * at_least_float32(variable)
         rate = self._rate(learning_rate, index)
         self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
 
     def _rate(self, learning_rate: Any, index: int) -> Any:
         """The rate of the variable at `index`, lr * c."""
-        rate = ops.cast(learning_rate, "float32")
+        rate = ops.cast(learning_rate, wide())
         return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 
     def direction(self, gradient: Any, index: int) -> Any:
@@ -569,7 +572,7 @@ class DecoupledAdam(_Decoupled):
 
     def direction(self, gradient: Any, index: int) -> Any:
         m, v = self.momentums[index], self.velocities[index]
-        t = ops.cast(self.iterations + 1, "float32")
+        t = ops.cast(self.iterations + 1, wide())
         momentum = (1 - self.beta1) * gradient + self._decayed(m, self.beta1)
         velocity = (1 - self.beta2) * ops.square(gradient) + self.beta2 * v
         self._store(m, momentum)
@@ -662,7 +665,7 @@ class Adafactor(_Decoupled):
     def direction(self, gradient: Any, index: int) -> Any:
         variable = self._trainable_variables[index]
         count, shape = self.views.get(variable.path, (1, variable.shape))
-        t = ops.cast(self.iterations + 1, "float32")
+        t = ops.cast(self.iterations + 1, wide())
         beta = ops.minimum(self.beta2_cap, 1.0 - ops.power(t, -0.8))
         # Tensors side by side become tensors one after another: [count, *shape].
         lead = tuple(variable.shape[:-1])

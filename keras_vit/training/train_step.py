@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.layers.kernels import wide
 from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
 from keras_vit.training.optim import sum_over_replicas
@@ -87,7 +88,7 @@ class _TensorFlowStep:
         here = [tf.identity(variable) for variable in variables]
         whole = sum_over_replicas(gradients)
         scale = tf.math.divide_no_nan(
-            tf.cast(self.sam_rho, tf.float32), tf.linalg.global_norm(whole)
+            tf.cast(self.sam_rho, whole[0].dtype), tf.linalg.global_norm(whole)
         )
         _assign(
             variables,
@@ -132,7 +133,7 @@ class _TensorFlowStep:
             part,
             (
                 0,
-                0.0,
+                tf.zeros((), wide()),
                 [tf.zeros_like(variable) for variable in variables],
                 [
                     tf.TensorArray(output.dtype, size=self.parts)
@@ -240,7 +241,11 @@ class _JaxStep:
             sums = [a + b for a, b in zip(sums, found, strict=True)]
             return (others, loss_sum + loss, sums), outputs
 
-        start = (others, 0.0, [keras.ops.zeros_like(w) for w in weights])
+        start = (
+            others,
+            keras.ops.zeros((), wide()),
+            [keras.ops.zeros_like(w) for w in weights],
+        )
         (others, loss_sum, sums), outputs = jax.lax.scan(part, start, parts)
         whole = keras.tree.map_structure(self._joined, outputs)
         return loss_sum / self.parts, [g / self.parts for g in sums], whole, others

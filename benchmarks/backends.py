@@ -1,15 +1,20 @@
-"""Trains one model on TensorFlow, JAX and torch, and says where the trainings differ.
+"""Certify that one training is the same on TensorFlow, JAX and torch.
 
     python benchmarks/backends.py
     python benchmarks/backends.py --models ViT --steps 200 --backends jax torch
 
-Each backend trains in a process of its own, without dropout: the same recipe (Table
-4's, in two parts), the same initial weights and the same batches. The loss and the gradient's norm of every update are compared, and the weights, tensor by
-tensor. The first backend also trains from weights of which each is one rounding more:
-what differs as much as these two trainings do is explained by rounding. In float64 it
-is 1e-9 of that, and a difference that is none of rounding stays as it was.
+Each backend trains in its own process, without dropout, from the same initial weights
+on the same batches by the same recipe (Table 4's, with the batch in two parts). The
+loss and the gradient norm of every update are compared, and the weights tensor by
+tensor. Where a tensor first differs by more than 1e-6, both trainings run again to
+find the update.
 
-Differences of losses and norms are |a - b| / |a|; that of a tensor max |a - b| / max |a|.
+Two controls separate rounding from real differences. The first backend also trains
+from weights that are one rounding step larger: rounding explains differences of that
+size. In float64, rounding is 10^9 times smaller, and a real difference is as large as
+before.
+
+Differences of losses and norms are |a - b| / |a|; of a tensor, max |a - b| / max |a|.
 """
 
 import argparse
@@ -34,17 +39,17 @@ EARLY, OFTEN = 20, 50  # Weights are kept after each of the first, then now and 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What one process is asked for.
+    """The settings of one training process.
 
     Attributes:
-        backend: of Keras.
+        backend: Keras backend.
         model: one of `MODELS`.
-        dtype: of everything, "float32" or "float64".
-        total_steps: updates of the recipe.
-        until: updates that are made.
-        kept: the updates after which weights are kept.
-        rounded: whether each initial weight is one rounding more.
-        changes: of the recipe's fields.
+        dtype: "float32" or "float64", for variables, data and computation.
+        total_steps: number of updates in the recipe.
+        until: number of updates to run.
+        kept: updates after which the weights are recorded.
+        rounded: whether to start from weights that are one rounding step larger.
+        changes: recipe fields to replace.
     """
 
     backend: str
@@ -61,12 +66,12 @@ class Training:
         return f"{self.backend}, rounded" if self.rounded else self.backend
 
     def run(self, start: Path) -> "Record":
-        """Trains in a process of its own."""
+        """Trains in a new process."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "record.npz"
-            asked = json.dumps(dataclasses.asdict(self))
+            settings = json.dumps(dataclasses.asdict(self))
             done = subprocess.run(
-                [sys.executable, __file__, "--train", asked, str(start), str(path)],
+                [sys.executable, __file__, "--train", settings, str(start), str(path)],
                 env={
                     "TF_CPP_MIN_LOG_LEVEL": "2",
                     **os.environ,
@@ -85,7 +90,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one process found: arrays "loss" and "norm" [until], and "STEP/TENSOR"."""
+    """The arrays of one training: "loss" and "norm" [until], and "STEP/TENSOR"."""
 
     training: Training
     arrays: dict[str, np.ndarray]
@@ -101,16 +106,17 @@ class Record:
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, by the largest number."""
+    """Returns max |a - b| / max |a|."""
     most = float(np.abs(a).max())
     return float(np.abs(a - b).max()) / most if most else float(np.abs(b).max())
 
 
 def farthest(a: Record, b: Record, step: int) -> tuple[float, str]:
-    """The tensor that differs most after an update, and by how much."""
+    """The largest difference after an update, and its tensor."""
     ours, theirs = a.tensors(step), b.tensors(step)
     if ours.keys() != theirs.keys():
-        raise SystemExit(f"Other tensors: {sorted(ours.keys() ^ theirs.keys())[:4]}")
+        names = sorted(ours.keys() ^ theirs.keys())
+        raise SystemExit(f"Tensors of only one training: {names[:4]}")
     return max((relative(ours[name], theirs[name]), name) for name in ours)
 
 
@@ -119,7 +125,7 @@ def first_difference(
 ) -> tuple[int, float, str] | None:
     """The first update after which a tensor differs by more than `LIMIT`.
 
-    Between two updates whose weights were kept, both train again and keep them all.
+    Between two recorded updates, both trainings run again and record every update.
     """
     last = 0
     for step in a.training.kept:
@@ -127,9 +133,11 @@ def first_difference(
             last = step
             continue
         if step > last + 1:
-            between = {"until": step, "kept": tuple(range(last + 1, step + 1))}
+            between = tuple(range(last + 1, step + 1))
             a, b = (
-                dataclasses.replace(record.training, **between).run(start)
+                dataclasses.replace(record.training, until=step, kept=between).run(
+                    start
+                )
                 for record in (a, b)
             )
         for at in range(last + 1, step + 1):
@@ -140,7 +148,7 @@ def first_difference(
 
 
 def compared(a: Record, b: Record, start: Path) -> dict[str, Any]:
-    """Everything that is told of two trainings."""
+    """All differences between two trainings."""
     losses, norms = (
         np.abs(a.arrays[key] - b.arrays[key]) / np.abs(a.arrays[key])
         for key in ("loss", "norm")
@@ -157,11 +165,8 @@ def compared(a: Record, b: Record, start: Path) -> dict[str, Any]:
     }
 
 
-# In the process of one training.
-
-
 def batches() -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] in [-1, 1] and their classes: 4 x 4 colors each, and noise."""
+    """Images [N, 32, 32, 3] in [-1, 1], a noisy color pattern per class; labels."""
     rng = np.random.default_rng(0)
     colors = rng.uniform(-0.5, 0.5, (CLASSES, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
     labels = rng.integers(0, CLASSES, IMAGES)
@@ -170,20 +175,21 @@ def batches() -> tuple[np.ndarray, np.ndarray]:
 
 
 def build(name: str) -> Any:
-    """A small model with every layer of its kind."""
+    """Builds a small model that has every layer of its kind."""
     import keras_vit
 
-    sizes = {"hidden_size": 64, "mlp_dim": 128, "num_heads": 4}
+    hybrid = keras_vit.VARIANTS["R26+ViT-S/32"]
+    stem = dataclasses.replace(hybrid.resnet, num_layers=(1, 1), width=32)
+    config = dataclasses.replace(
+        hybrid, num_layers=2, hidden_size=64, mlp_dim=128, num_heads=4, resnet=stem
+    )
     if name == "ViT":
-        config = keras_vit.ViTConfig(patch_size=8, num_layers=4, **sizes)
-    else:
-        stem = keras_vit.ResNetConfig(stage_sizes=(1, 1), width=32, unit="v1")
-        config = keras_vit.ViTConfig(patch_size=1, num_layers=2, resnet=stem, **sizes)
+        config = dataclasses.replace(config, num_layers=4, patch_size=8, resnet=None)
     return keras_vit.vit(config, image_size=(32, 32), num_classes=CLASSES)
 
 
 def write_start(name: str, path: Path) -> None:
-    """Writes the weights from which every backend begins."""
+    """Writes the initial weights of all backends."""
     import keras
 
     import keras_vit
@@ -196,8 +202,23 @@ def write_start(name: str, path: Path) -> None:
     keras_vit.weights.save(model, path)
 
 
+def compute_in_float64() -> None:
+    """Lets Keras compute float64 as float64.
+
+    On JAX and torch, `keras.backend.result_type` maps float64 to float32, so that
+    products and norms round to float32. No public setting changes this.
+    """
+    import keras
+
+    module = sys.modules[keras.backend.result_type.__module__]
+    vars(module)["BIT64_TO_BIT32_DTYPE"]["float64"] = "float64"
+    product = keras.ops.matmul(*[keras.ops.ones((1, 1), "float64")] * 2)
+    if keras.backend.standardize_dtype(product.dtype) != "float64":
+        raise ValueError(f"Keras {keras.version()} does not compute in float64")
+
+
 def train(training: Training, start: Path, path: Path) -> None:
-    """Trains, and writes the record."""
+    """Trains in this process and writes the record."""
     import keras
     import tensorflow as tf
 
@@ -206,17 +227,19 @@ def train(training: Training, start: Path, path: Path) -> None:
     from keras_vit.training import fit, resume
 
     keras.config.set_floatx(training.dtype)
+    if training.dtype == "float64":
+        compute_in_float64()
     model = keras_vit.from_checkpoint(str(start), image_size=(32, 32), num_heads=4)
     if training.rounded:
         for variable in model.trainable_variables:
             value = keras.ops.convert_to_numpy(variable)
             variable.assign(np.nextafter(value, 2 * value))
-    if (own := {v.dtype for v in model.trainable_variables}) != {training.dtype}:
-        raise ValueError(f"Expected {training.dtype} alone. Received: {own}")
+    if (dtypes := {v.dtype for v in model.trainable_variables}) != {training.dtype}:
+        raise ValueError(f"Expected {training.dtype} variables. Received: {dtypes}")
     found: dict[str, Any] = {"loss": [], "norm": []}
 
     class Keep(keras.callbacks.Callback):
-        """An epoch is one update here: its loss is the update's own."""
+        """Records each update, which is one epoch here."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             step = epoch + 1
@@ -251,28 +274,25 @@ def train(training: Training, start: Path, path: Path) -> None:
     np.savez(path, **found)
 
 
-# What is printed.
-
-
 def table(results: list[dict[str, Any]]) -> str:
-    """A line for each two trainings."""
+    """One line per comparison."""
     steps = [n for n in (1, 10, 100, 1000) if n <= len(results[0]["loss"])]
     head = "".join(f"{f'loss, {n}':>12}" for n in steps)
     lines = [f"{'':50}{head}{'norm, end':>12}{'weights':>10}  first beyond 1e-6"]
     for result in results:
         numbers = "".join(f"{result['loss'][n - 1]:12.1e}" for n in steps)
         first = result["first"]
-        told = "none" if first is None else f"update {first[0]}: {first[2]}"
+        where = "none" if first is None else f"update {first[0]}: {first[2]}"
         name = (
             f"{result['model']}, {result['dtype']}: {' and '.join(result['trainings'])}"
         )
         end = f"{result['norm'][-1]:12.1e}{result['weights']['difference']:10.1e}"
-        lines.append(f"{name:50}{numbers}{end}  {told}")
+        lines.append(f"{name:50}{numbers}{end}  {where}")
     return "\n".join(lines)
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """The losses' differences, update by update."""
+    """Plots the differences of the losses by update."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -301,7 +321,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Trains everywhere, compares, prints."""
+    """Trains on all backends, compares and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -309,22 +329,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument(
-        "--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="of everything"
+        "--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="number formats"
     )
-    parser.add_argument("--steps", type=int, default=1000, help="updates")
-    parser.add_argument("--json", type=Path, help="where every difference is written")
-    parser.add_argument("--plot", type=Path, help="where the picture is written")
+    parser.add_argument("--steps", type=int, default=1000, help="number of updates")
+    parser.add_argument("--json", type=Path, help="file for all differences")
+    parser.add_argument("--plot", type=Path, help="file for the plot")
     parser.add_argument(
         "--other",
         type=json.loads,
         default={},
-        help="fields of the last backend's recipe, to see that a difference is found: '{\"clip_norm\": null}'",
+        help="recipe fields to change on the last backend, to test that the difference "
+        "is found: '{\"clip_norm\": null}'",
     )
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        asked, start, path = options.train
-        train(Training(**json.loads(asked)), Path(start), Path(path))
+        settings, start, path = options.train
+        train(Training(**json.loads(settings)), Path(start), Path(path))
         return
     kept = sorted(
         {*range(1, min(EARLY, options.steps) + 1)}

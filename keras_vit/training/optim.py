@@ -394,7 +394,8 @@ class _Decoupled(keras.optimizers.Optimizer):
         In bfloat16, 0.9 is 0.8984375. The product is rounded where operations run one
         by one and is not where XLA compiles them, here as in optax.
         """
-        return at_least_float32(ops.cast(factor, momentum.dtype) * momentum)
+        factor = ops.convert_to_tensor(factor, dtype=momentum.dtype)
+        return at_least_float32(factor * momentum)
 
     def _store(self, variable: Any, value: Any) -> None:
         self.assign(variable, ops.cast(value, variable.dtype))

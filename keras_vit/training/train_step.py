@@ -88,7 +88,7 @@ class _TensorFlowStep:
         here = [tf.identity(variable) for variable in variables]
         whole = sum_over_replicas(gradients)
         scale = tf.math.divide_no_nan(
-            tf.cast(self.sam_rho, whole[0].dtype), tf.linalg.global_norm(whole)
+            tf.constant(self.sam_rho, whole[0].dtype), tf.linalg.global_norm(whole)
         )
         _assign(
             variables,

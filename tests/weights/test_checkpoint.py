@@ -162,6 +162,22 @@ def test_config_beside_the_file(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "w.npz")
 
 
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"mean": [0.4, 0.5]}, r"3 channels in mean .*Received: mean=\[0\.4, 0\.5\]"),
+        ({"std": [0.5] * 4}, "3 channels in std"),
+        ({"labels": ["one"]}, "labels in the config.json.*Received: 1 labels"),
+        ({"labels": []}, "Received: 0 labels"),
+    ],
+)
+def test_a_config_of_other_channels_or_classes_is_refused(stated, message, tmp_path):
+    np.savez(tmp_path / "w.npz", **arrays(MINI))
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_checkpoint(tmp_path / "w.npz")
+
+
 def other(tmp_path, **changes):
     """vit_mini.npz with tensors changed, or left out (None)."""
     tensors = arrays(MINI) | changes

@@ -374,10 +374,11 @@ def test_channels_that_no_image_has(channels):
         keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", num_channels=channels)
 
 
+@pytest.mark.parametrize("name", ["x.safetensors", "x.SafeTensors"])
 @pytest.mark.parametrize("format", ["timm", "hf"])
-def test_a_path_that_ends_in_safetensors_is_a_file(format, tmp_path):
+def test_a_path_that_ends_in_safetensors_is_a_file(format, name, tmp_path):
     model = mini(num_classes=4, gelu="erf")
-    path = tmp_path / "mine" / "x.safetensors"
+    path = tmp_path / "mine" / name
     weights.save(model, path, format=format)
     assert path.is_file()
     assert (path.parent / "config.json").is_file()

@@ -55,6 +55,17 @@ def real(name: str, value: Any) -> float:
     raise _refused(name, "to be a finite number", value)
 
 
+def not_negative(name: str, value: Any) -> float:
+    """A number of 0 or more that float32 can hold, such as a learning rate.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not within(value, 0, LARGEST_REAL):
+        raise _refused(name, "to be a finite number, zero or more", value)
+    return float(value)
+
+
 def positive(name: str, value: Any, most: float = LARGEST_REAL) -> float:
     """A number above 0 that float32 can hold, such as what is added to a variance.
 

@@ -34,6 +34,30 @@ def printable(text: str | os.PathLike[str]) -> str:
     )
 
 
+def may_wait(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a named pipe, a socket or a device: reading may never end."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+OF_SHELLS = (
+    "/dev/fd/",
+    "/dev/stdin",
+    "/proc/self/fd/",
+)  # `<(command)` and `command |`.
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a regular file, or of a pipe that a shell made for this process.
+
+    Raises:
+        OSError: if there is no such file, or reading it could wait forever.
+    """
+    if may_wait(path) and not os.fspath(path).startswith(OF_SHELLS):
+        what = "a named pipe, a socket or a device"
+        raise OSError(errno.EINVAL, what, os.fspath(path))
+    return Path(path).read_bytes()
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name beside `path`; renames it to `path` on success.
@@ -53,6 +77,18 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     with replacing(path) as temporary:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: if it is not JSON, or nested so deeply that Python cannot read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def checked(
             value for each of `channels` or one for all.
     """
     pair = _floats("mean", mean), _floats("std", std)
-    if any(value <= 0 for value in pair[1]):
+    if any(value < arguments.LEAST_POSITIVE for value in pair[1]):  # 0 as a float32.
         raise ValueError(
             "Expected std, by which each channel is divided, to be positive. Received: "
             f"std={pair[1]}"

@@ -24,6 +24,7 @@ tf = pytest.importorskip("tensorflow")
 
 from keras_vit import cli  # noqa: E402
 from keras_vit.facts import OFFICIAL  # noqa: E402
+from keras_vit.files import read_bytes  # noqa: E402
 from keras_vit.weights.architecture import config_of  # noqa: E402
 from tests.runs import save_run, save_run_of_0_1  # noqa: E402
 
@@ -170,6 +171,39 @@ def test_named_pipes_of_a_folder_are_no_images(shell, trained, photos, tmp_path)
     code, out, _ = shell("predict", "--model", trained, tmp_path)
     assert code == 0
     assert out.count(".jpg") == 1
+
+
+def test_a_named_pipe_is_refused_where_a_file_is_expected(
+    shell, trained, photos, tmp_path
+):
+    """Reading one would wait for ever; a device may never end."""
+    image = photos / "test" / "dark" / "0.jpg"
+    pipe, model = tmp_path / "pipe.jpg", tmp_path / "pipe.keras"
+    os.mkfifo(pipe)
+    os.mkfifo(model)
+    real = ("--imagenet", "real", "--data", photos)
+    for words in (
+        ["predict", "--model", trained, pipe],
+        ["predict", "--model", trained, "/dev/zero"],
+        ["predict", "--model", model, image],
+        ["predict", "--server", "http://localhost:1", pipe],
+        ["inspect", trained, pipe, "--output", tmp_path / "page.html"],
+        ["evaluate", "--model", trained, *real, "--labels", pipe],
+    ):
+        code, out, err = shell(*words)
+        assert (code, out) == (1, "")
+        assert "a named pipe, a socket or a device" in err
+    with pytest.raises(OSError, match="a named pipe"):
+        keras_vit.from_checkpoint(MINI).preprocess(pipe)
+
+
+def test_a_pipe_of_the_shell_is_read():
+    """`command | keras-vit predict /dev/stdin` and `keras-vit predict <(command)`."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as end:
+        end.write(b"an image")
+    with os.fdopen(reading, "rb"):
+        assert read_bytes(f"/dev/fd/{reading}") == b"an image"
 
 
 def test_predict_is_the_model_on_the_image(shell, photos, trained):
@@ -522,6 +556,10 @@ def test_folders_that_are_no_runs(shell, photos, trained, tmp_path):
     code, _, err = shell("predict", "--model", tmp_path, image)
     assert code == 1
     assert "run.json is damaged" in err
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    code, _, err = shell("predict", "--model", tmp_path, image)
+    assert code == 1
+    assert "nested too deeply" in err
     (tmp_path / "run.json").write_bytes((trained / "run.json").read_bytes())
     (tmp_path / "model.keras").write_bytes(b"PK\x03\x04 cut short")
     code, _, err = shell("predict", "--model", tmp_path, image)
@@ -539,6 +577,7 @@ def test_folders_that_are_no_runs(shell, photos, trained, tmp_path):
         ({"mean": 0.5}, "mean=0.5"),
         ({"classes": list("ab")}, "Expected 3 classes .*Received: 2 classes"),
         ({"classes": list("abcd")}, "Expected 3 classes .*Received: 4 classes"),
+        ({"classes": []}, "Expected 3 classes .*Received: 0 classes"),
         ({"classes": "abc"}, "run.json is damaged"),
         ({"classes": [1, 2, 3]}, "a name that is not text"),
         ({"details": None}, "run.json is damaged"),

@@ -15,6 +15,7 @@ BAD_STD = [
     *((0.0, 0.0, 0.0), (0.5, 0.0, 0.5), (-0.5,), (math.nan,), (0.5, math.inf, 0.5)),
     *((), "0.5", 0.5, None, ("0.5",), (None,), (True,), ((0.5,),), {"a": 0.5}),
     *([decimal.Decimal(1)], np.zeros(3), np.full(3, np.nan), (10**400,)),
+    *((1e-50,), (0.5, 1e-40, 0.5)),  # Zero as a float32, or below its smallest normal.
 ]
 BAD_MEAN = [(math.nan,), (0.5, math.inf, 0.5), (), "0.5", 0.5, None, ("0.5",), (True,)]
 

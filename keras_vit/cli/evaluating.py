@@ -28,7 +28,7 @@ from keras_vit.cli.options import (
     grouped,
 )
 from keras_vit.cli.shell import app, console, errors, readable, visible
-from keras_vit.files import printable
+from keras_vit.files import printable, read_bytes
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
@@ -183,7 +183,7 @@ def _by_server(
 def _read_bytes(file: Path) -> bytes | str:
     """A file's bytes, or why they cannot be read."""
     try:
-        return file.read_bytes()
+        return read_bytes(file)
     except OSError as error:
         return error.strerror or str(error)
 

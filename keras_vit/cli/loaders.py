@@ -1,7 +1,6 @@
 """Models, data, recipes and devices, as options name them."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
@@ -19,7 +18,7 @@ from keras_vit.cli.options import (
     pixels,
 )
 from keras_vit.cli.shell import console, errors, helped_by
-from keras_vit.files import printable
+from keras_vit.files import may_wait, parse_json, printable, read_bytes
 from keras_vit.normalization import checked
 
 if TYPE_CHECKING:
@@ -134,6 +133,11 @@ def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
         file, told = path / "model.keras", _read_run(path)
     else:
         file, told = path, {}
+    if may_wait(file):
+        raise ValueError(
+            "Expected a model that Keras saved. Received: "
+            f"{str(file)!r}, a named pipe, a socket or a device"
+        )
     try:
         network = keras.models.load_model(file, compile=False)
     except (ValueError, TypeError, OSError, KeyError) as error:
@@ -157,7 +161,7 @@ def _with_facts(network: Any, told: dict[str, Any], file: Path) -> Any:
             "[-1, 1], as the paper's"
         )
     stated = {key: told[key] for key in ("mean", "std") if key in told}
-    labels = told.get("classes") or None
+    labels = told.get("classes")
     if labels is not None and len(labels) != network.output_shape[-1]:
         raise ValueError(
             f"Expected {network.output_shape[-1]} classes in "
@@ -185,7 +189,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
         hint = f". How far it is: keras-vit runs show {folder}" if begun else ""
         raise ValueError(f"{expected} without {' and '.join(missing)}{hint}")
     try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        run = parse_json((folder / "run.json").read_text(encoding="utf-8"))
         if not isinstance(run["details"], dict):
             raise TypeError("details is no object")
         classes = run.get("classes", [])
@@ -406,8 +410,6 @@ def image_files(path: Path) -> list[Path]:
 
 def _may_end(file: Path) -> bool:
     """Whether reading a file cannot wait forever; names one that is left out."""
-    from keras_vit.data.sources import may_wait
-
     if may_wait(file):
         errors.print(f"skipped {printable(file)}: a named pipe, a socket or a device")
         return False
@@ -433,7 +435,7 @@ def read_image(file: Path, network: Any) -> "np.ndarray":
     from keras_vit.models.vision import preprocessing_of
 
     try:
-        encoded = file.read_bytes()
+        encoded = read_bytes(file)
     except OSError as error:
         raise ValueError(unreadable(file, error.strerror or str(error))) from error
     try:

@@ -1,10 +1,10 @@
 """What `keras-vit` alone prints: what one can do next. Standard library only."""
 
-import json
 import shlex
 from pathlib import Path
 
 from keras_vit._version import __version__
+from keras_vit.files import parse_json
 
 _PAGE = """\
 keras-vit {version}: the Vision Transformer (arXiv:2010.11929v2) from a shell
@@ -43,7 +43,7 @@ def _here(runs: Path) -> str:
     folder = begun[-1].parent
     name = shlex.quote(str(folder))
     try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        run = parse_json((folder / "run.json").read_text(encoding="utf-8"))
         objective = run["details"].get("objective")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return (

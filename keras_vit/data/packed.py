@@ -33,6 +33,7 @@ from rich.progress import track
 
 from keras_vit.data import splits
 from keras_vit.data.splits import Indexed
+from keras_vit.files import parse_json
 
 INDEX = "index.json"
 FORMAT = "keras_vit packed images, version 1"
@@ -196,7 +197,7 @@ def open_packed(
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = parse_json(path.read_text(encoding="utf-8"))
         known = isinstance(index, dict) and index.get("format") == FORMAT
     except ValueError:
         known = False

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from keras_vit.data.packed import FORMAT, INDEX, RECORD
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
-from keras_vit.files import replacing, write_json
+from keras_vit.files import parse_json, replacing, write_json
 
 __all__ = ["pack"]
 
@@ -113,7 +112,7 @@ def _shards(split: Split, shards: int | None, source: Source) -> int:
 def _begin(partial: Path, plan: dict[str, Any]) -> None:
     """Makes `partial` a folder of this plan: its own, or an empty one."""
     path = partial / PLAN
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != plan:
+    if path.is_file() and parse_json(path.read_text(encoding="utf-8")) != plan:
         shutil.rmtree(partial)  # Of another source, or of the same before it changed.
     partial.mkdir(parents=True, exist_ok=True)
     for left in partial.glob(".writing-*"):  # By a process that was killed.

@@ -10,7 +10,6 @@ Glossary of shapes: H, W, C are an image's height, width and channels; `image_si
 """
 
 import os
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit.data.decoding import decode, decode_crop, reason
 from keras_vit.facts import OFFICIAL, Preprocessing
-from keras_vit.files import printable
+from keras_vit.files import printable, read_bytes
 from keras_vit.normalization import HALF, Channels, checked, per_channel
 
 __all__ = [
@@ -343,7 +342,7 @@ def _decoded(image: Any) -> Any:
     if not isinstance(image, str | bytes | os.PathLike):
         return image
     path = None if isinstance(image, bytes) else image
-    encoded = image if isinstance(image, bytes) else Path(image).read_bytes()
+    encoded = image if isinstance(image, bytes) else read_bytes(image)
     try:
         return decode(tf.constant(encoded)).numpy()
     except (tf.errors.InvalidArgumentError, ValueError) as error:

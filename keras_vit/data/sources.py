@@ -22,7 +22,7 @@ from keras_vit.data.decoding import SUFFIXES
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Arrays
 from keras_vit.data.tfds_builders import prepared, tfds_source
-from keras_vit.files import BROKEN_ZIP, printable
+from keras_vit.files import BROKEN_ZIP, may_wait, printable
 
 __all__ = ["Source", "open_source"]
 
@@ -121,11 +121,25 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
             f"{', '.join(sorted(unknown))} in {str(test)!r} alone. Add training "
             "images of them, or rename the folders as in train"
         )
+    _check_apart(train, test, present)
     files, places = _files(test, present)
     labels = np.array([classes.index(name) for name in present])[places]
     tested = Arrays(*check_images(files, labels, classes, on_corrupt))
     left_out += len(files) - len(tested)
     return Source(str(path), classes, split, tested, left_out)
+
+
+def _check_apart(train: Path, test: Path, classes: tuple[str, ...]) -> None:
+    """Raises where test images are the training images, by a symbolic link."""
+    trained = {folder.resolve() for folder in train.iterdir()}
+    for name in classes:
+        if (test / name).resolve() in trained or test.resolve() == train.resolve():
+            raise ValueError(
+                "Expected test images that are not training images. Received: "
+                f"{str(test / name)!r}, by a symbolic link a folder of {str(train)!r}. "
+                f"Delete the link; without {test.name!r} and 'train' a fifth of every "
+                "class is the test set"
+            )
 
 
 def _test_folder(path: Path) -> Path | None:
@@ -188,11 +202,6 @@ def _images_among(files: list[Path]) -> list[Path]:
     return images
 
 
-def may_wait(file: Path) -> bool:
-    """Whether a file is a named pipe, a socket or a device: reading may never end."""
-    return not file.is_file() and file.exists()
-
-
 def _is_utf8(name: str) -> bool:
     """Whether a name is text: Python keeps other bytes of it as surrogates."""
     try:
@@ -213,8 +222,8 @@ def check_names(classes: Sequence[str], where: str) -> None:
     odd = [name for name in classes if not name.isprintable()]
     if odd:
         raise ValueError(
-            f"Expected class names without control characters. Received: {where} with "
-            f"{odd[0]!r}. Rename it"
+            "Expected class names in UTF-8, without control characters. Received: "
+            f"{where} with {odd[0]!r}. Rename it"
         )
 
 
@@ -418,12 +427,17 @@ def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
         or images.ndim != 4
         or labels.shape != (len(images),)
         or not np.issubdtype(labels.dtype, np.integer)
-        or not len(images)
+        or not images.size  # No images, or images without pixels.
     ):
         raise ValueError(
             "Expected uint8 images [N, H, W, C] and integer labels [N]. Received: "
             f"{where} with images {images.dtype} {images.shape}, labels "
             f"{labels.dtype} {labels.shape}. Images are stored as 0..255, not scaled"
+        )
+    if (highest := int(labels.max())) >= 2**63:  # Of uint64: Arrays has int64.
+        raise ValueError(
+            f"Expected labels below {MOST_CLASSES}. Received: {where} with the label "
+            f"{highest}. Renumber the labels from 0"
         )
     return Arrays(images, labels)
 

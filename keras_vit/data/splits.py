@@ -175,6 +175,16 @@ class Arrays(Indexed):
         encoded = any(isinstance(image, bytes) for image in images[:1])
         # As NumPy's own strings, bytes would lose the zeros that they end with.
         self.images = np.asarray(images, object if encoded else None)
+        if self.labels.shape != (len(self.images),):
+            raise ValueError(
+                "Expected one label for each image, [N]. Received: "
+                f"{len(self.images)} images and labels {list(self.labels.shape)}"
+            )
+        if len(self.images) and not self.images.size:
+            raise ValueError(
+                "Expected images with pixels, [N, H, W, C]. Received: images "
+                f"{list(self.images.shape)}"
+            )
 
     def item(self, handle: Any) -> dict[str, Any]:
         images, labels, is_file = self._tensors

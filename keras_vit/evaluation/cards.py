@@ -25,7 +25,7 @@ from keras_vit.evaluation.card_data import CardData
 from keras_vit.evaluation.classification import Evaluation
 from keras_vit.evaluation.metrics import Estimate, PerImage
 from keras_vit.families import sizes_of, variant_of
-from keras_vit.files import BROKEN_ZIP, file_sha256, replacing_all
+from keras_vit.files import BROKEN_ZIP, file_sha256, parse_json, replacing_all
 from keras_vit.inspection import plots
 from keras_vit.models.description import (
     ForeignModelError,
@@ -228,7 +228,7 @@ class Card(CardData):
         if not file.is_file():
             raise ValueError(f"{law}{str(path)!r} without {_FACTS}")
         try:
-            facts = json.loads(file.read_text(encoding="utf-8"))
+            facts = parse_json(file.read_text(encoding="utf-8"))
             if facts["keras_vit_card"] != FORMAT:
                 raise ValueError(
                     f"{law}{str(file)!r} of format {facts['keras_vit_card']!r}, not "

@@ -12,7 +12,6 @@ Images come from TFDS, or from a folder as the set's authors pack it.
 """
 
 import dataclasses
-import json
 import os
 import re
 import warnings
@@ -35,6 +34,7 @@ from keras_vit.evaluation.classification import (
     Task,
     classify,
 )
+from keras_vit.files import parse_json, read_bytes
 
 __all__ = ["evaluate_imagenet", "open_task"]
 
@@ -280,7 +280,7 @@ def _real(path: str | os.PathLike[str]) -> np.ndarray:
         f"reassessed-imagenet). Received: {str(path)!r}"
     )
     try:
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
+        lists = parse_json(read_bytes(path))
     except OSError as error:
         raise ValueError(f"{law}, {error.strerror}") from error
     except ValueError as error:

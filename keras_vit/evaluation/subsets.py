@@ -11,7 +11,6 @@ of each class.
 
 import dataclasses
 import gc
-import json
 import os
 import shutil
 import statistics
@@ -27,7 +26,7 @@ from keras_vit.data.sources import open_source
 from keras_vit.evaluation import features, few_shot
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.families import family_of, with_options
-from keras_vit.files import write_json
+from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
 from keras_vit.training import resume
 from keras_vit.training.distribution import Workers
@@ -125,7 +124,7 @@ class DataSize:
             ValueError: if the file is absent or damaged.
         """
         try:
-            told = json.loads(Path(path).read_text(encoding="utf-8"))
+            told = parse_json(Path(path).read_text(encoding="utf-8"))
             told["rows"] = tuple(
                 SubsetAccuracy(
                     images=int(row["images"]),
@@ -450,7 +449,7 @@ class _Study:
     def _read(self, images: int, seed: int) -> dict[str, Any]:
         path = self._kept(images, seed)
         try:
-            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            told: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             keys = ("few_shot", "validation", "validation_images", "test_images")
             return {key: told[key] for key in (*keys, "parameters")}
         except (ValueError, KeyError, TypeError) as error:

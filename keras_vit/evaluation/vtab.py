@@ -9,7 +9,6 @@ OUTPUT/resisc45/failed.json     why a task's data could not be opened
 
 import dataclasses
 import gc
-import json
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ from keras_vit.data import vtab as data
 from keras_vit.data.source import Source
 from keras_vit.data.vtab import GROUPS, TASKS, VTABTask
 from keras_vit.facts import Preprocessing
-from keras_vit.files import replacing, write_json
+from keras_vit.files import parse_json, replacing, write_json
 from keras_vit.models.description import weights_sha256
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, Recipe
@@ -265,7 +264,7 @@ def read(output: str | os.PathLike[str]) -> Scores:
 
 def _read(path: Path, *keys: str) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = parse_json(path.read_text(encoding="utf-8"))
         if "accuracy" in keys and not 0 <= read["accuracy"] <= 1:
             raise ValueError(f"accuracy={read['accuracy']}")
         return {key: read[key] for key in keys}

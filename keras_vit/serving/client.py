@@ -8,13 +8,13 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from keras_vit.files import read_bytes
 from keras_vit.serving.transport import (
     RequestRefused,
     ServerError,
@@ -456,7 +456,7 @@ def _encoded(image: Image) -> bytes:
 
         png: bytes = tf.io.encode_png(image).numpy()
         return png
-    return Path(image).read_bytes()
+    return read_bytes(image)
 
 
 def _name(image: Image, place: int) -> str:

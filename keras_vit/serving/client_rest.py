@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.files import parse_json
 from keras_vit.serving.transport import Target, Transport, asking
 
 try:
@@ -103,7 +104,7 @@ class Rest(Transport):
             raise self.target.late(asked)
         self._check(response, text, asked)
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError as error:
             told = f"no JSON, {_short(text.decode(errors='replace'))}"
             raise self.target.garbled(asked, told) from error
@@ -187,7 +188,7 @@ def _columns(rows: Any) -> dict[str, np.ndarray]:
 def _error_of(text: bytes) -> str:
     """What an error's JSON says, or its text."""
     try:
-        return _short(str(json.loads(text)["error"]))
+        return _short(str(parse_json(text)["error"]))
     except (ValueError, KeyError, TypeError):
         return _short(text.decode(errors="replace"))
 

@@ -7,7 +7,6 @@ K classes, k of them told, D the features' width.
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit.data.decoding import MAX_PIXELS
 from keras_vit.facts import Facts, Preprocessing
-from keras_vit.files import replacing_folder, write_json
+from keras_vit.files import parse_json, replacing_folder, write_json
 from keras_vit.models.transfer import merge_lora
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, warmup
@@ -170,7 +169,7 @@ def read_facts(path: str | os.PathLike[str]) -> Facts:
     """
     file = Path(path) / "assets" / FACTS
     try:
-        return Facts.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return Facts.from_json(parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
             "Expected the folder of a version that `export` wrote. "

@@ -21,7 +21,6 @@ Keras 3 says otherwise, or fails; each is put right in one place:
 """
 
 import functools
-import json
 import os
 import socket
 import time
@@ -33,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data.pipelines import Shard
+from keras_vit.files import parse_json
 from keras_vit.recipes import Recipe
 
 __all__ = ["strategy"]
@@ -225,7 +225,7 @@ def cluster() -> tuple[list[str], int]:
         )
 
     try:
-        told = json.loads(text)
+        told = parse_json(text)
     except ValueError as error:
         raise wrong("TF_CONFIG", text) from error
     jobs = told.get("cluster") if isinstance(told, dict) else None

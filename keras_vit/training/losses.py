@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.kernels import wide
 
 __all__ = ["SigmoidCrossEntropy", "SoftmaxCrossEntropy"]
@@ -58,7 +59,7 @@ class SoftmaxCrossEntropy(keras.losses.Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **({"dtype": wide()} | kwargs))
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = arguments.rate("label_smoothing", label_smoothing)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         y_true = _by_class(y_true, y_pred)

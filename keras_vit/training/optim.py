@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.kernels import at_least_float32, wide
 from keras_vit.recipes import Recipe
 from keras_vit.weights import variables as canonical
@@ -76,7 +77,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"Expected decay to be 'cosine' or 'linear'. Received: decay={decay!r}"
             )
         _check_warmup(warmup_steps, total_steps)
-        self.base_lr = base_lr
+        self.base_lr = arguments.not_negative("base_lr", base_lr)
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
         self.decay = decay
@@ -157,7 +158,7 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
                 f"other. Received: decay={decay!r}, steps={tuple(steps)}, "
                 f"mults={tuple(mults)}"
             )
-        self.base_lr = base_lr
+        self.base_lr = arguments.not_negative("base_lr", base_lr)
         self.total_steps = total_steps
         self.decay = decay
         self.warmup_steps = warmup_steps
@@ -233,7 +234,7 @@ class StaircaseDecay(keras.optimizers.schedules.LearningRateSchedule):
                 "Expected boundaries that grow from above 0. "
                 f"Received: boundaries={tuple(boundaries)}"
             )
-        self.base_lr = base_lr
+        self.base_lr = arguments.not_negative("base_lr", base_lr)
         self.boundaries = tuple(boundaries)
 
     def __call__(self, step: Any) -> Any:
@@ -252,6 +253,14 @@ def _check_warmup(warmup_steps: int, total_steps: int) -> None:
         raise ValueError(
             "Expected 0 <= warmup_steps < total_steps. Received: "
             f"warmup_steps={warmup_steps}, total_steps={total_steps}"
+        )
+
+
+def _check_layer_decay(layer_decay: float | None) -> None:
+    if layer_decay is not None and arguments.positive("layer_decay", layer_decay) > 1:
+        raise ValueError(
+            "Expected layer_decay, the factor of the learning rate from layer to "
+            f"layer, in (0, 1]. Received: layer_decay={layer_decay}"
         )
 
 
@@ -327,6 +336,10 @@ class _Decoupled(keras.optimizers.Optimizer):
         momentum_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
+        if isinstance(learning_rate, float):  # Not a schedule.
+            arguments.not_negative("learning_rate", learning_rate)
+        arguments.not_negative("kernel_decay", kernel_decay)
+        _check_layer_decay(layer_decay)
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         if momentum_dtype not in ("float32", "bfloat16"):
             raise ValueError(
@@ -480,7 +493,7 @@ class MomentumSGD(_Decoupled):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, name=name, **kwargs)
-        self.momentum = momentum
+        self.momentum = arguments.rate("momentum", momentum)
 
     def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
@@ -557,9 +570,9 @@ class DecoupledAdam(_Decoupled):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, name=name, **kwargs)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        self.beta1 = arguments.rate("beta1", beta1)
+        self.beta2 = arguments.rate("beta2", beta2)
+        self.epsilon = arguments.positive("epsilon", epsilon)
 
     def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
@@ -634,8 +647,8 @@ class Adafactor(_Decoupled):
         super().__init__(
             learning_rate, name=name, momentum_dtype=momentum_dtype, **kwargs
         )
-        self.momentum = momentum
-        self.beta2_cap = beta2_cap
+        self.momentum = arguments.rate("momentum", momentum)
+        self.beta2_cap = arguments.rate("beta2_cap", beta2_cap)
         self.views: dict[str, tuple[int, tuple[int, ...]]] = {
             path: (count, tuple(shape))
             for path, (count, shape) in (views or {}).items()

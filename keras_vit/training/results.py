@@ -1,12 +1,11 @@
 """What a training leaves in its folder beside its model: the result."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from keras_vit.files import write_json
+from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
 from keras_vit.training import callbacks
 from keras_vit.training import resume as resuming
@@ -72,4 +71,4 @@ def forget(folder: Path) -> None:
 
 def read_json(path: Path, default: Any) -> Any:
     """Returns what a JSON file holds, or the default where there is none."""
-    return json.loads(path.read_text()) if path.exists() else default
+    return parse_json(path.read_text()) if path.exists() else default

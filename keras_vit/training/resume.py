@@ -27,7 +27,7 @@ import keras
 import numpy as np
 
 from keras_vit._lazy import renamed
-from keras_vit.files import file_sha256, replacing, write_json
+from keras_vit.files import file_sha256, parse_json, replacing, write_json
 from keras_vit.training.distribution import Workers
 
 __all__ = ["Checkpoints", "Preempted", "Saved", "RunStatus", "read_run"]
@@ -163,7 +163,7 @@ class Checkpoints:
 
 
 def _read(manifest: Path) -> Saved:
-    told = json.loads(manifest.read_text())
+    told = parse_json(manifest.read_text())
     values = manifest.with_suffix(".npz")
     size = values.stat().st_size
     if size != told["bytes"]:
@@ -172,7 +172,7 @@ def _read(manifest: Path) -> Saved:
         raise ValueError("its sha256 is another")
     with np.load(values, allow_pickle=False) as file:
         variables = dict(file)
-    info = json.loads(variables.pop(INFO).tobytes())
+    info = parse_json(variables.pop(INFO).tobytes())
     return Saved(int(manifest.stem.removeprefix("step-")), variables, info)
 
 
@@ -282,7 +282,7 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
             write_json(path, given)
         return
     try:
-        begun = json.loads(path.read_text())
+        begun = parse_json(path.read_text())
     except ValueError as error:
         raise ValueError(
             f"Expected a run's own JSON. Received: {str(path)!r} ({error}). Start the "
@@ -328,9 +328,9 @@ def read_run(folder: Path) -> RunStatus:
         ValueError: if the folder is none of a run.
     """
     try:
-        begun = json.loads((folder / BEGUN).read_text())
+        begun = parse_json((folder / BEGUN).read_text())
         lines = (folder / HISTORY).read_text().splitlines()
-        history = [json.loads(line) for line in lines if line.endswith("}")]
+        history = [parse_json(line) for line in lines if line.endswith("}")]
         total_steps = begun["recipe"]["total_steps"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -647,6 +647,12 @@ def canonical(
             "model and call model.load_weights(path), or give the file to a builder as "
             "weights="
         )
+    if any(name.startswith("model_weights/") for name in names):
+        raise ValueError(
+            "Expected a checkpoint of weights. Received: "
+            f"{where}, a whole model in Keras's legacy format, by "
+            "model.save('model.h5'). keras.models.load_model(path) reads it"
+        )
     dialects = [
         dialect
         for mark, dialect in MARKS

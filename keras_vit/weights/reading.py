@@ -84,6 +84,7 @@ def read(
     if numerics is not None:  # Stronger than the file beside, as it was asked for.
         beside = {key: value for key, value in beside.items() if key not in fields}
     given = {**fields, **beside, **(overrides or {})}
+    _check_normalization(stated.fields, parsed)
     return dataclasses.replace(
         parsed,
         config=_replaced(parsed.config, given, str(source)),
@@ -95,7 +96,7 @@ def read(
         preprocessing=Preprocessing(
             **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
         ),
-        labels=_labels(stated.fields, parsed.num_classes),
+        labels=_labels(stated.fields, parsed),
         sha256=sha256.result(),
     )
 
@@ -106,11 +107,38 @@ def _sha256(path: Path) -> str | None:
 
 
 def _labels(
-    stated: Mapping[str, Any], num_classes: int | None
+    stated: Mapping[str, Any], parsed: ParsedCheckpoint
 ) -> tuple[str, ...] | None:
-    """The names of the file's own classes."""
-    labels = stated.get("labels")
-    return tuple(labels) if labels and len(labels) == num_classes else None
+    """The names of the file's own classes; None for a file without a head.
+
+    Raises:
+        ValueError: if there are more or fewer names than the head has outputs.
+    """
+    labels, num_classes = stated.get("labels"), parsed.num_classes
+    if labels is None or num_classes is None:
+        return None
+    if len(labels) != num_classes:
+        raise ValueError(
+            f"Expected {num_classes} labels in the config.json, one for each output of "
+            f"the head in {parsed.where}. Received: {len(labels)} labels"
+        )
+    return tuple(labels)
+
+
+def _check_normalization(stated: Mapping[str, Any], parsed: ParsedCheckpoint) -> None:
+    """Refuses a mean or a deviation of so many channels that no image has them.
+
+    Other libraries state three values for files of gray images, too.
+    """
+    counts = (1, 3, parsed.num_channels)
+    for name in ("mean", "std"):
+        values = stated.get(name, (0,))
+        if len(values) not in counts:
+            raise ValueError(
+                f"Expected one value for each of the {parsed.num_channels} channels in "
+                f"{name} of the config.json next to {parsed.where}, or one for all. "
+                f"Received: {name}={list(values)}"
+            )
 
 
 def _warn_of_architecture(architecture: str, where: str) -> None:

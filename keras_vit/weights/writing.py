@@ -101,7 +101,7 @@ def _as_text(content: Any) -> str:
 
 def _is_safetensors(path: Path) -> bool:
     """Whether a path is that of the file; a folder of that name stays a folder."""
-    return path.suffix == ".safetensors" and not path.is_dir()
+    return path.suffix.lower() == ".safetensors" and not path.is_dir()
 
 
 ENDINGS = (".npz", ".safetensors", ".h5", ".keras", ".bin", ".pt", ".pth")
@@ -110,7 +110,8 @@ ENDINGS = (".npz", ".safetensors", ".h5", ".keras", ".bin", ".pt", ".pth")
 def _check_ending(path: Path, format: str) -> None:
     """A path that ends as another format's files do is neither file nor folder here."""
     own = ".npz" if format == "npz" else ".safetensors"
-    if path.suffix in ENDINGS and path.suffix != own and not path.is_dir():
+    ending = path.suffix.lower()
+    if ending in ENDINGS and ending != own and not path.is_dir():
         kind = "a file that ends in .npz"
         if format != "npz":
             kind = "a folder, or a file that ends in .safetensors,"

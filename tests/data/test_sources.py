@@ -1,6 +1,7 @@
 """Sources: every kind opens, and every bad one is one clear error."""
 
 import os
+import shutil
 import struct
 import types
 from typing import ClassVar
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from keras_vit.data import pipelines, sources, splits
 from keras_vit.data.sources import open_source
+from keras_vit.data.splits import Arrays
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -197,6 +199,36 @@ def test_two_classes_of_one_folder_are_an_error(flat):
         open_source(flat)
 
 
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("test", "train"), ("test/dog", "../train/dog"), ("test/eel", "../train/dog")],
+)
+def test_test_images_that_are_training_images_are_an_error(parted, link, target):
+    """The accuracy would be that on training images."""
+    shutil.rmtree(parted / link)
+    (parted / link).symlink_to(target, target_is_directory=True)
+    with pytest.raises(ValueError, match=r"by a symbolic link a folder of '.*train'"):
+        open_source(parted)
+
+
+def test_a_class_name_that_is_not_utf8_is_named(flat):
+    os.rename(os.fsencode(flat / "cat"), os.fsencode(flat) + b"/\xff")
+    with pytest.raises(ValueError, match=r"in UTF-8, without.*'\\udcff'\. Rename"):
+        open_source(flat)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [[0], [1]], 0])
+def test_arrays_need_a_label_for_each_image(labels):
+    with pytest.raises(ValueError, match="one label for each image"):
+        Arrays(np.zeros((2, 4, 4, 3), np.uint8), labels)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4, 3), (2, 4, 0, 3), (2, 4, 4, 0)])
+def test_arrays_need_pixels(shape):
+    with pytest.raises(ValueError, match=r"with pixels.*Received: images \[2, "):
+        Arrays(np.zeros(shape, np.uint8), [0, 1])
+
+
 def test_a_file_name_that_is_not_utf8_is_named(flat):
     os.rename(
         os.fsencode(flat / "cat" / "0.jpg"),
@@ -348,6 +380,9 @@ def test_gray_images_keep_one_channel(tmp_path):
         ({"y_test": np.array([5])}, "labels from 5 to 5"),
         ({"x_train": _images(3) / 255}, r"images float64 .*0\.\.255, not scaled"),
         ({"x_train": _images(0), "y_train": np.zeros(0, int)}, r"\(0, 6, 7, 3\)"),
+        ({"x_train": _images(3)[:, :0]}, r"\(3, 0, 7, 3\)"),
+        ({"x_test": _images(1)[..., :0]}, r"\(1, 6, 7, 0\)"),
+        ({"y_train": np.array([0, 1, 2**63], np.uint64)}, f"the label {2**63}"),
         ({"x_train": None}, "Add x_train"),
         ({"y_test": None}, "Add y_test"),
     ],

@@ -310,3 +310,35 @@ def test_compiled_is_as_step_by_step(make):
         runs.append([*model.get_weights()])
     for compiled, eager in zip(*runs, strict=True):
         np.testing.assert_allclose(compiled, eager, rtol=0, atol=1e-3)
+
+
+OUT_OF_RANGE = {
+    "learning_rate": (optim.MomentumSGD, (-0.1, np.nan, np.inf)),
+    "momentum": (optim.MomentumSGD, (-1, 1.0, 1.5, np.nan, None, "x", True)),
+    "kernel_decay": (optim.MomentumSGD, (-0.1, np.nan, np.inf, "x", None)),
+    "layer_decay": (optim.MomentumSGD, (0, -0.5, 1.5, np.nan, "x")),
+    "beta1": (optim.DecoupledAdam, (-1, 1.0, np.nan)),
+    "beta2": (optim.DecoupledAdam, (-1, 1.0, np.nan)),
+    "epsilon": (optim.DecoupledAdam, (0, -1e-8, np.nan)),
+    "beta2_cap": (optim.Adafactor, (-1, 1.0, np.nan)),
+}
+
+
+@pytest.mark.parametrize("argument", OUT_OF_RANGE)
+def test_hyperparameters_out_of_range_are_refused(argument):
+    """As those of a recipe: an optimizer may be made without one."""
+    kind, values = OUT_OF_RANGE[argument]
+    for value in values:
+        with pytest.raises(ValueError, match=f"Expected {argument}[ ,].*Received: "):
+            kind(**{argument: value})
+
+
+@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, None])
+def test_rates_out_of_range_are_refused(rate):
+    for make in (
+        lambda: optim.WarmupDecay(rate, 10),
+        lambda: optim.StaircaseDecay(rate, [1, 2]),
+        lambda: optim.BigVisionSchedule(rate, 10, "cosine"),
+    ):
+        with pytest.raises(ValueError, match=r"Expected base_lr .*Received: base_lr="):
+            make()

@@ -162,6 +162,22 @@ def test_config_beside_the_file(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "w.npz")
 
 
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"mean": [0.4, 0.5]}, r"3 channels in mean .*Received: mean=\[0\.4, 0\.5\]"),
+        ({"std": [0.5] * 4}, "3 channels in std"),
+        ({"labels": ["one"]}, "labels in the config.json.*Received: 1 labels"),
+        ({"labels": []}, "Received: 0 labels"),
+    ],
+)
+def test_a_config_of_other_channels_or_classes_is_refused(stated, message, tmp_path):
+    np.savez(tmp_path / "w.npz", **arrays(MINI))
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_checkpoint(tmp_path / "w.npz")
+
+
 def other(tmp_path, **changes):
     """vit_mini.npz with tensors changed, or left out (None)."""
     tensors = arrays(MINI) | changes
@@ -358,10 +374,11 @@ def test_channels_that_no_image_has(channels):
         keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", num_channels=channels)
 
 
+@pytest.mark.parametrize("name", ["x.safetensors", "x.SafeTensors"])
 @pytest.mark.parametrize("format", ["timm", "hf"])
-def test_a_path_that_ends_in_safetensors_is_a_file(format, tmp_path):
+def test_a_path_that_ends_in_safetensors_is_a_file(format, name, tmp_path):
     model = mini(num_classes=4, gelu="erf")
-    path = tmp_path / "mine" / "x.safetensors"
+    path = tmp_path / "mine" / name
     weights.save(model, path, format=format)
     assert path.is_file()
     assert (path.parent / "config.json").is_file()

@@ -4,12 +4,14 @@
     python benchmarks/backends.py --models ViT --steps 200 --backends jax torch
 
 Each backend trains in a process of its own, without dropout: the same recipe (Table
-4's, in two parts), the same initial weights and the same batches. The loss and the gradient's norm of every update are compared, and the weights, tensor by
-tensor. The first backend also trains from weights of which each is one rounding more:
-what differs as much as these two trainings do is explained by rounding. In float64 it
-is 1e-9 of that, and a difference that is none of rounding stays as it was.
+4's, in two parts), the same initial weights and the same batches. The loss and the
+gradient's norm of every update are compared, and the weights, tensor by tensor. The
+first backend also trains from weights of which each is one rounding more: what differs
+as much as these two trainings do is explained by rounding. In float64 it is 1e-9 of
+that, and a difference that is none of rounding stays as it was.
 
-Differences of losses and norms are |a - b| / |a|; that of a tensor max |a - b| / max |a|.
+Differences of losses and norms are |a - b| / |a|; that of a tensor is
+max |a - b| / max |a|.
 """
 
 import argparse
@@ -127,7 +129,7 @@ def first_difference(
             last = step
             continue
         if step > last + 1:
-            between = {"until": step, "kept": tuple(range(last + 1, step + 1))}
+            between: Any = {"until": step, "kept": tuple(range(last + 1, step + 1))}
             a, b = (
                 dataclasses.replace(record.training, **between).run(start)
                 for record in (a, b)
@@ -161,7 +163,7 @@ def compared(a: Record, b: Record, start: Path) -> dict[str, Any]:
 
 
 def batches() -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] in [-1, 1] and their classes: 4 x 4 colors each, and noise."""
+    """Images [N, 32, 32, 3] in [-1, 1], 4 x 4 colors and noise, and their classes."""
     rng = np.random.default_rng(0)
     colors = rng.uniform(-0.5, 0.5, (CLASSES, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
     labels = rng.integers(0, CLASSES, IMAGES)
@@ -173,11 +175,11 @@ def build(name: str) -> Any:
     """A small model with every layer of its kind."""
     import keras_vit
 
-    sizes = {"hidden_size": 64, "mlp_dim": 128, "num_heads": 4}
+    sizes: Any = {"hidden_size": 64, "mlp_dim": 128, "num_heads": 4}
     if name == "ViT":
         config = keras_vit.ViTConfig(patch_size=8, num_layers=4, **sizes)
     else:
-        stem = keras_vit.ResNetConfig(stage_sizes=(1, 1), width=32, unit="v1")
+        stem = keras_vit.ResNetConfig(num_layers=(1, 1), width=32, unit="v1")
         config = keras_vit.ViTConfig(patch_size=1, num_layers=2, resnet=stem, **sizes)
     return keras_vit.vit(config, image_size=(32, 32), num_classes=CLASSES)
 
@@ -318,7 +320,8 @@ def main() -> None:
         "--other",
         type=json.loads,
         default={},
-        help="fields of the last backend's recipe, to see that a difference is found: '{\"clip_norm\": null}'",
+        help="fields of the last backend's recipe, to see that a difference is found: "
+        "'{\"clip_norm\": null}'",
     )
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -131,8 +131,8 @@ def _help(command: Any, name: str) -> list[str]:
 class Builders(griffe.Extension):
     """Documents each builder as the function it is called like.
 
-    The parameters and the types are those of its class's `__call__`, which griffe
-    reads; the defaults and the docstring are those of the builder itself.
+    The types are those of its class's `__call__` and `options`, which griffe reads; the
+    parameters, defaults and docstring are those of the builder itself.
     """
 
     def on_package(
@@ -143,15 +143,17 @@ class Builders(griffe.Extension):
         module = pkg["applications"]
         for name, builder in builders().items():
             call = module[f"{type(builder).__name__}.__call__"]
+            stated = {at.name: at.annotation for at in call.parameters}
+            options = module[builder.options.__name__].attributes
+            stated |= {name: at.annotation for name, at in options.items()}
             parameters = [
                 griffe.Parameter(
                     at.name,
-                    annotation=at.annotation,
-                    kind=at.kind,
+                    annotation=stated[at.name],
+                    kind=getattr(griffe.ParameterKind, at.kind.name.lower()),
                     default=_default(builder, at.name),
                 )
-                for at in call.parameters
-                if at.name != "self"
+                for at in inspect.signature(builder).parameters.values()
             ]
             function = griffe.Function(
                 name,
@@ -209,7 +211,7 @@ def _variants(shown: frozenset[str]) -> list[str]:
 
 def _config(config: Any) -> str:
     """The words of Table 1, and the units of a ResNet."""
-    if isinstance(config, keras_vit.ResNetConfig):
+    if config.family in ("BiT", "axial ResNet"):
         return f"units {config.num_layers}, width {config.width}"
     text = (
         f"L {config.num_layers}, D {config.hidden_size}, MLP {config.mlp_dim}, "

@@ -10,13 +10,13 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.builder import PER_VARIANT, Builder
+from keras_vit.builder import OF_THE_WEIGHTS, PER_VARIANT, Builder
 from keras_vit.configs import (
     NUMERICS,
     Classifier,
@@ -53,16 +53,15 @@ def _build(
     classes: int | None,
     classifier_activation: Any,
     name: str,
-    numerics: str | None,
-    gelu: str | None = None,
-    **chosen: Any,
+    options: dict[str, Any],
 ) -> VisionModel:
     """Resolves the weights, reads them, builds the model and fills it."""
+    arguments.only(self.__name__, options, self.options)
     variant, config = self.variant, self.config
     weights, name = self.value_of("weights", weights), self.value_of("name", name)
-    chosen = {key: self.value_of(key, value) for key, value in chosen.items()}
-    if gelu is not None:
-        chosen["gelu"] = gelu
+    unset = {key for key in OF_THE_WEIGHTS if options.get(key) is None}
+    chosen = {key: value for key, value in options.items() if key not in unset}
+    numerics = chosen.pop("numerics", None)
     include_top = arguments.flag("include_top", include_top)
     classes = arguments.optional(arguments.integer, "classes", classes)
     arguments.optional(arguments.choice, "numerics", numerics, choices=NUMERICS)
@@ -289,8 +288,29 @@ def _trained_head(variant: str) -> str:
     )
 
 
+class ViTOptions(TypedDict, total=False):
+    """Arguments of a `ViTBuilder` that keras.applications does not have."""
+
+    classifier: Classifier
+    representation_size: int | None
+    dropout_rate: float
+    attention_dropout_rate: float
+    stochastic_depth_rate: float
+    gelu: Gelu | None
+    numerics: Numerics | None
+
+
+class ResNetOptions(TypedDict, total=False):
+    """Arguments of a `ResNetBuilder` that keras.applications does not have."""
+
+    pool_padding: PoolPadding
+    numerics: Numerics | None
+
+
 class ViTBuilder(Builder[ViTConfig]):
     """A builder of ViTs, hybrids and axial ViTs (sections 3.1, 4.1, D.6)."""
+
+    options = ViTOptions
 
     def __call__(
         self,
@@ -302,14 +322,7 @@ class ViTBuilder(Builder[ViTConfig]):
         classes: int | None = None,
         classifier_activation: str | Callable[..., Tensor] | None = "softmax",
         name: str = PER_VARIANT,
-        *,
-        classifier: Classifier = PER_VARIANT,
-        representation_size: int | None = PER_VARIANT,
-        dropout_rate: float = PER_VARIANT,
-        attention_dropout_rate: float = PER_VARIANT,
-        stochastic_depth_rate: float = PER_VARIANT,
-        gelu: Gelu | None = None,
-        numerics: Numerics | None = None,
+        **options: Unpack[ViTOptions],
     ) -> VisionModel:
         """Builds the variant, pretrained unless `weights=None`.
 
@@ -361,6 +374,8 @@ class ViTBuilder(Builder[ViTConfig]):
 class ResNetBuilder(Builder[ResNetConfig]):
     """A builder of BiT ResNets and axial ResNets (sections 4.1, D.6)."""
 
+    options = ResNetOptions
+
     def __call__(
         self,
         include_top: bool = True,
@@ -371,9 +386,7 @@ class ResNetBuilder(Builder[ResNetConfig]):
         classes: int | None = None,
         classifier_activation: str | Callable[..., Tensor] | None = "softmax",
         name: str = PER_VARIANT,
-        *,
-        pool_padding: PoolPadding = PER_VARIANT,
-        numerics: Numerics | None = None,
+        **options: Unpack[ResNetOptions],
     ) -> VisionModel:
         """Builds the variant, pretrained unless `weights=None`.
 

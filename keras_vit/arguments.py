@@ -6,7 +6,7 @@ Standard library only.
 """
 
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 LARGEST_INTEGER = 2**31 - 1  # Sides of arrays are 32-bit integers on some backends.
@@ -31,6 +31,17 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST_INTEGER) 
     )
     limit = f", at most {most}" if is_integer(value) and value > most else ""
     raise _refused(name, f"to be {words}{limit}", value)
+
+
+def only(function: str, given: Mapping[str, Any], options: type) -> None:
+    """Checks the names of arguments that a function unpacks as a `TypedDict`.
+
+    Raises:
+        TypeError: as Python does, for a name that `options` does not have.
+    """
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def is_integer(value: Any) -> bool:

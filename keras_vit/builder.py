@@ -5,7 +5,7 @@ The variants are those of Table 1, sections 3.1 and 4.1, and D.6.
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 from keras_vit.configs import (
@@ -31,13 +31,14 @@ class _PerVariant:
 
 
 PER_VARIANT: Any = _PerVariant()
+OF_THE_WEIGHTS = ("gelu", "numerics")  # Options whose default, None, is the weights'.
 
 
 class Builder(Generic[Row]):
     """A builder of one variant: callable, documented and pickled under its name.
 
-    `__call__` of a subclass states types and documentation once. Each instance adds its
-    variant's defaults to `__signature__` and `__doc__`.
+    `__call__` and `options` of a subclass state types and documentation once. Each
+    instance has both in its `__signature__`, with its variant's defaults.
 
     Args:
         variant: a key of `VARIANTS`.
@@ -49,6 +50,7 @@ class Builder(Generic[Row]):
     """
 
     __call__: Callable[..., VisionModel]
+    options: ClassVar[type]
     _documentation: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
@@ -61,17 +63,15 @@ class Builder(Generic[Row]):
         self.variant = variant
         self.config: Row = VARIANTS[variant] if config is None else config
         self.__name__ = self.__qualname__ = builder_name(variant)
-        shared = inspect.signature(self.__call__)
-        parameters = {
-            name: at.replace(default=self.value_of(name, at.default))
-            for name, at in shared.parameters.items()
-        }
-        self.__signature__ = shared.replace(parameters=list(parameters.values()))
+        signature: inspect.Signature = inspect.signature(self.__call__)
+        shared = [*self._parameters(signature)]
+        own = {at.name: self.value_of(at.name, at.default) for at in shared}
+        self.__signature__ = signature.replace(
+            parameters=[at.replace(default=own[at.name]) for at in shared]
+        )
         tags = ", ".join(map(repr, registry.tags(variant))) or "none published"
         defaults = ", ".join(
-            f"{name}={parameters[name].default!r}"
-            for name, at in shared.parameters.items()
-            if at.default is PER_VARIANT
+            f"{at.name}={own[at.name]!r}" for at in shared if at.default is PER_VARIANT
         )
         self.__doc__ = "\n\n".join(
             [
@@ -82,6 +82,16 @@ class Builder(Generic[Row]):
                 self._documentation.partition("\n\n")[2],
             ]
         )
+
+    def _parameters(self, call: inspect.Signature) -> Iterator[inspect.Parameter]:
+        """The parameters of `__call__`, with `options` in the place of `**options`."""
+        for parameter in call.parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                yield parameter
+        for name, annotation in self.options.__annotations__.items():
+            default = None if name in OF_THE_WEIGHTS else PER_VARIANT
+            kind = inspect.Parameter.KEYWORD_ONLY
+            yield inspect.Parameter(name, kind, default=default, annotation=annotation)
 
     def value_of(self, name: str, given: Any) -> Any:
         """Returns the argument that was given, else the default of the variant."""

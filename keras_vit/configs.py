@@ -174,12 +174,13 @@ class ViTConfig(ModelConfig):
     """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
 
     Attributes:
-        patch_size: P (3.1), in pixels; in a hybrid, in places of the feature map.
-        num_layers: L, Table 1's "Layers".
-        hidden_size: D, Table 1's "Hidden size D"; a multiple of `num_heads`, of 2
-            for position "2d", of 4 and at least 8 for "sincos2d".
-        mlp_dim: Table 1's "MLP size".
-        num_heads: k, Table 1's "Heads".
+        patch_size: patch size P (3.1) in pixels; in a hybrid, in places of the feature
+            map.
+        num_layers: number of layers L (Table 1).
+        hidden_size: hidden size D (Table 1); a multiple of `num_heads`, of 2 for
+            position "2d", of 4 and at least 8 for "sincos2d".
+        mlp_dim: MLP size (Table 1).
+        num_heads: number of heads k (Table 1).
         dropout_rate: Table 3's "Dropout" (B.1), in [0, 1).
         attention_dropout_rate: of the attention probabilities, in [0, 1); 0 in every
             published config.
@@ -197,8 +198,7 @@ class ViTConfig(ModelConfig):
             in the logits).
         layer_norm_epsilon: added to the variance; Flax's default. Keras's is 1e-3.
         resnet: of a hybrid (3.1), of units "v1": patches are cut from its feature map.
-        position: the embedding of D.4, of which "sincos2d" is big_vision's, not
-            learned, and not in the paper.
+        position: position embedding (D.4); "sincos2d" is big_vision's and not learned.
         position_at: where positions are added (D.4); "relative" is in every layer
             whatever this says.
         attention: "full", or "axial": rows, then columns (D.6), which leaves no place

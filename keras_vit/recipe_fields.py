@@ -17,6 +17,7 @@ class Field(NamedTuple):
     meaning: str
     valid: str
     holds: Callable[[Any], bool]
+    least: int | None = None  # Of a whole number.
 
 
 def plain(value: Any) -> Any:
@@ -72,6 +73,7 @@ def _whole(meaning: str, least: int) -> Field:
         meaning,
         f"a whole number from {least} to 2**31 - 1",
         lambda value: _is_int(value, least),
+        least,
     )
 
 

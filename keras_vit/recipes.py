@@ -42,16 +42,17 @@ class Recipe:
     the training set.
 
     Attributes:
-        base_lr: the learning rate after the warm-up, Tables 3 and 4's; several are
-            swept on the held-out share.
-        total_steps: updates, Table 4's "Steps"; this or `epochs`.
-        epochs: Table 3's "Epochs"; `for_images` makes steps of them.
+        base_lr: learning rate after the warm-up (Tables 3 and 4), or several to try on
+            held-out training images.
+        total_steps: number of updates (Table 4's "Steps"); this or `epochs`.
+        epochs: passes over all training images (Table 3's "Epochs"); `for_images` makes
+            steps of them.
         held_out: share of the training set that the sweep is judged on (B.1.1), above
             0 and below 1 with several rates.
-        warmup_steps: updates in which the rate rises from 0: 10k in Table 3; with
-            Table 4 vit_jax/configs', not in the paper.
-        batch_size: images of an update: 4096 in Table 3, 512 in Table 4.
-        image_size: (H, W) in pixels: 224 in Table 3, 384 in Table 4.
+        warmup_steps: updates in which the learning rate rises from 0: 10k in Table 3;
+            with Table 4 those of vit_jax/configs.
+        batch_size: images per update: 4096 in Table 3, 512 in Table 4.
+        image_size: height and width (H, W) in pixels: 224 in Table 3, 384 in Table 4.
         decay: "cosine" (Table 4), "linear" (Table 3) or "staircase" (BiT-HyperRule):
             a tenth after each boundary but the first.
         boundaries: for "staircase": updates, of which the first ends the warm-up; or
@@ -59,26 +60,28 @@ class Recipe:
         optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor", big_vision's.
         momentum: of "sgd" and "adafactor", in [0, 1).
         beta1: of "adam", Table 3's, in [0, 1).
-        beta2: likewise; with "adafactor" the cap of its decay (arXiv:2106.04560).
+        beta2: of "adam", Table 3's, in [0, 1); with "adafactor" the cap of its decay
+            (arXiv:2106.04560).
         weight_decay: of kernels, relative to the learning rate, Table 3's "Weight
             decay"; big_vision's configs have the product with the rate for `wd`.
         momentum_dtype: "float32", or "bfloat16", as vit_jax/train.py keeps SGD's and
             big_vision all of them.
-        layer_decay: BEiT's factor of the rate from layer to layer, not in the paper;
-            see `optim.layer_rates`. None: one rate.
+        layer_decay: BEiT's factor of the rate from layer to layer; see
+            `optim.layer_rates`. None: one rate.
         clip_norm: largest global norm of the gradients (Tables 3 and 4); None: any.
-        ema: factor of Polyak averaging, 0.9999 in Table 2's ImageNet rows (4.1), or
-            None. The average starts from the weights after the first update (Keras's
-            rule). An average that starts from the initial weights differs by ema^T
-            times the first update after T updates. With a warm-up there is no
+        ema: factor of Polyak averaging, 0.9999 in Table 2's ImageNet rows (4.1); None:
+            no averaging. The average starts from the weights after the first update
+            (Keras's rule). An average that starts from the initial weights differs by
+            ema^T times the first update after T updates. With a warm-up there is no
             difference, because its first rate is 0.
         sam_rho: radius of SAM (arXiv:2010.01412), or None.
-        accumulation_steps: parts a batch is cut in, where memory is short.
-        remat: whether training keeps each block's input alone, and computes the rest
-            once more.
-        freeze: whether the head is trained alone.
-        lora_rank: trains LoRA of this rank in the encoder, and the head, alone; None:
-            no LoRA. At most one of `freeze`, `lora_rank` and `layer_decay`.
+        accumulation_steps: parts that a batch is cut into to save memory.
+        remat: whether to keep only the inputs of blocks in training and compute the
+            rest again, to save memory.
+        freeze: whether to train only the head.
+        lora_rank: rank of the LoRA (arXiv:2106.09685) that is trained in the encoder,
+            together with the head; None: no LoRA. At most one of `freeze`, `lora_rank`
+            and `layer_decay`.
         loss: "softmax", or "sigmoid", one for every class: big_vision's.
         label_smoothing: share of the labels spread over all classes (4.3), in [0, 1);
             of the softmax.
@@ -86,13 +89,14 @@ class Recipe:
             of the model, as the next two: None leaves it as it is built.
         dropout_rate: Table 3's "Dropout", in [0, 1), or None.
         stochastic_depth: of the last block, in [0, 1) (AugReg, section 3.3), or None.
-        augment: "inception" crops and flips (vit_jax); "crop" is BiT's, which flips
+        augment: augmentation of training images: "inception" crops and flips (vit_jax);
+            "crop" is BiT's, which flips
             too; "crop_only" is for VTAB's labels of direction; "flip"; "none".
         resize: (H, W) in pixels before a "crop" (BiT-HyperRule), at least `image_size`;
             None with the others. For a model of another size it is scaled, `at_size`.
         randaugment: (layers, magnitude), AugReg's, or None.
         mixup: both parameters of the beta distribution (AugReg, BiT); 0 is without.
-        cutmix: likewise (arXiv:1905.04899).
+        cutmix: both parameters of CutMix's beta distribution (arXiv:1905.04899).
         random_erasing: probability, in [0, 1] (arXiv:1708.04896).
 
     Raises:

@@ -416,7 +416,7 @@ def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monke
 )
 def test_parts_are_of_32_images_on_each_device(devices, parts):
     row = cli.loaders.table_4("cifar10", "digits")
-    asked = cli.options.RecipeChanges(batch_size=128)
+    asked = cli.fields.Changes(batch_size=128)
     changed = cli.loaders.changed(row, 1000, devices, asked)
     assert changed.accumulation_steps == parts
 

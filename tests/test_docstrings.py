@@ -110,9 +110,10 @@ def annotations(function):
     return " ".join(ast.unparse(at) for at in [*told, tree_of(function).returns] if at)
 
 
-def faults_of_function(function, doc, *, is_property=False):
+def faults_of_function(function, doc, *, called=None, is_property=False):
+    """Faults of a function; `called` is a builder, which has more parameters."""
     told = sections(doc)
-    yield from faults_of_names(told.get("Args", set()), parameters(function))
+    yield from faults_of_names(told.get("Args", set()), parameters(called or function))
     returns = tree_of(function).returns
     first = doc.split("\n\n")[0]
     if not (is_property or returns is None or ast.unparse(returns) == "None") and not (
@@ -200,8 +201,10 @@ def faults(value, module, name):
     if isinstance(member, type):
         yield from faults_of_class(member, doc)
     elif isinstance(member, types.FunctionType):
+        called = value if isinstance(value, Builder) else None
+        is_property = isinstance(value, property)
         yield from faults_of_function(
-            member, doc, is_property=isinstance(value, property)
+            member, doc, called=called, is_property=is_property
         )
 
 

@@ -50,6 +50,10 @@ def test_no_modules_import_each_other(house):
     assert house.circles(PACKAGE) == []
 
 
+def test_no_function_has_many_parameters(house):
+    assert house.long_signatures(PACKAGE) == []
+
+
 def test_circles_are_found_inside_functions_and_through_others(house, tmp_path):
     package = written(
         tmp_path,

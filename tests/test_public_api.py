@@ -237,3 +237,10 @@ def test_renamed_classes_of_0_1_warn(module, old, new):
         assert getattr(module, old) is getattr(module, new)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = module.Nothing
+
+
+def test_a_renamed_module_of_0_1_warns():
+    sys.modules.pop("keras_vit.training.watching", None)
+    with pytest.warns(DeprecationWarning, match=r"is now called .*\.callbacks"):
+        watching = importlib.import_module("keras_vit.training.watching")
+    assert watching.read is keras_vit.training.callbacks.read

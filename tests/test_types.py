@@ -1,6 +1,7 @@
 """Type checkers report wrong calls of the public names, and no right ones."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -44,7 +45,8 @@ def test_mypy_reports_the_wrong_calls():
 @pytest.fixture
 def pyright():
     """The command, if it is installed and starts without a network."""
-    command = shutil.which("pyright")
+    beside = Path(sys.executable).parent
+    command = shutil.which("pyright", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
     if command is None:
         pytest.skip("pyright is not installed")
     done = subprocess.run([command, "--version"], capture_output=True, text=True)

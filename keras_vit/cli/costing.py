@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_vit.cli import completion
-from keras_vit.cli.options import grouped, pixels
+from keras_vit.cli.fields import grouped, pixels
 from keras_vit.cli.shell import app, console, import_keras
 
 # What each way of asking takes.
@@ -42,7 +42,7 @@ class Question:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of activations, float32 or bfloat16; prints memory [default: "
+            help="Dtype of activations, float32 or bfloat16; prints memory [default: "
             "float32]."
         ),
     ] = None
@@ -50,7 +50,8 @@ class Question:
         int | None,
         typer.Option(
             min=0,
-            help="Of the head; 0 leaves it out [default: 1000]; --plan has the data's.",
+            help="Classes of the head; 0 leaves it out [default: 1000; with --plan the "
+            "data's].",
         ),
     ] = None
     by_layer: Annotated[
@@ -69,13 +70,13 @@ class Question:
     ] = None
     price: Annotated[
         float | None,
-        typer.Option(min=0, help="Of --plan: euros an hour of one device."),
+        typer.Option(min=0, help="With --plan: euros per hour of one device."),
     ] = None
     utilisation: Annotated[
         float | None,
         typer.Option(
-            help="Of --plan: share of the devices' peak, 0 to 1 [default: the paper's "
-            "0.345]."
+            help="With --plan: share of the devices' peak, 0 to 1 [default: the "
+            "paper's 0.345]."
         ),
     ] = None
     figure12: Annotated[
@@ -88,23 +89,24 @@ class Question:
     ] = False
     sizes: Annotated[
         str | None,
-        typer.Option(help="Of --figure12: pixels [default: 64,128,224,384,512]."),
+        typer.Option(help="With --figure12: pixels [default: 64,128,224,384,512]."),
     ] = None
     memory: Annotated[
         float | None,
         typer.Option(
             min=0.1,
             max=1e6,
-            help="Of --figure12 on a CPU: GiB to take [default: 0.8 of what is free].",
+            help="With --figure12 on a CPU: GiB to use [default: 0.8 of the free "
+            "memory].",
         ),
     ] = None
     largest: Annotated[
         int | None,
-        typer.Option(min=1, help="Of --figure12: images at most [default: 1024]."),
+        typer.Option(min=1, help="With --figure12: images at most [default: 1024]."),
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option(help="Of --figure12: a folder for figure12.json and .png."),
+        typer.Option(help="With --figure12: folder for figure12.json and .png."),
     ] = None
 
 

@@ -1,7 +1,6 @@
 """`keras-vit doctor | demo`."""
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -19,6 +18,8 @@ from keras_vit.cli.shell import app, console, progress
 @app.command()
 def doctor() -> None:
     """Prints what is installed, what is missing, and how to get it."""
+    from importlib import metadata
+
     import keras
 
     from keras_vit.weights import download
@@ -49,8 +50,8 @@ def doctor() -> None:
     }
     for package, remedy in packages.items():
         try:
-            table.add_row(package, importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
+            table.add_row(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
             table.add_row(package, Text("missing", "yellow"), remedy)
     table.add_row("devices", ", ".join(_devices()), _advice_on_devices())
     cache = download.cache_dir()

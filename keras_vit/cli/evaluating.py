@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import (
     class_names,
     image_files,
@@ -19,14 +20,7 @@ from keras_vit.cli.loaders import (
     read_image,
     unreadable,
 )
-from keras_vit.cli.options import (
-    Corrupt,
-    Images,
-    OpenedModel,
-    TestSeed,
-    given,
-    grouped,
-)
+from keras_vit.cli.options import Corrupt, Images, OpenedModel, TestSeed
 from keras_vit.cli.shell import app, console, errors, readable, visible
 from keras_vit.files import printable, read_bytes
 
@@ -209,8 +203,8 @@ class TestData:
     data: Annotated[
         str | None,
         typer.Option(
-            help="As in `finetune` [default: what the run was trained on]. With "
-            "--imagenet: a TFDS name, or the set's folder [default: TFDS's]."
+            help="Images, as in `finetune` [default: what the run was trained on]. "
+            "With --imagenet: a TFDS name, or the set's folder [default: TFDS's]."
         ),
     ] = None
     imagenet: Annotated[
@@ -219,7 +213,9 @@ class TestData:
     ] = None
     labels: Annotated[
         Path | None,
-        typer.Option(help="Of --imagenet real: real.json, but for TFDS's own."),
+        typer.Option(
+            help="With --imagenet real: real.json, in place of TFDS's labels."
+        ),
     ] = None
     on_corrupt: Corrupt = "stop"
     seed: TestSeed = None

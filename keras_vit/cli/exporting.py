@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import class_names, open_model
-from keras_vit.cli.options import Corrupt, NamedModel, TestSeed, given, grouped
+from keras_vit.cli.options import Corrupt, NamedModel, TestSeed
 from keras_vit.cli.shell import app, console
 from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format
 
@@ -23,19 +24,24 @@ class SavedModelOptions:
     top_k: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, help="Of savedmodel: classes told of an image. [default: 5]"
+            "--top",
+            min=1,
+            help="SavedModel only: classes returned for each image [default: 5].",
         ),
     ] = None
     on_bad_image: Annotated[
         Literal["status", "fail"] | None,
         typer.Option(
-            help="Of savedmodel: an unreadable image says so in its status, or fails "
-            "its batch. [default: status]"
+            help="SavedModel only: an unreadable image sets its status, or fails its "
+            "batch [default: status]."
         ),
     ] = None
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Of savedmodel. [default: the one after the last]"),
+        typer.Option(
+            min=1,
+            help="SavedModel only: version number [default: the one after the last].",
+        ),
     ] = None
 
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completion
-from keras_vit.cli.options import SEEDS, Corrupt, NumHeads, given, pixels
+from keras_vit.cli.fields import given, pixels
+from keras_vit.cli.options import SEEDS, Corrupt, NumHeads
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def pack(
     shards: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of the training images [default: one for every 10,000]."
+            min=1, help="Shards of the training images [default: one for every 10,000]."
         ),
     ] = None,
     split: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from keras_vit.cli.fields import grouped
 from keras_vit.cli.loaders import (
     class_names,
     image_files,
@@ -13,7 +14,7 @@ from keras_vit.cli.loaders import (
     predicts_patches,
     read_image,
 )
-from keras_vit.cli.options import NamedModel, grouped
+from keras_vit.cli.options import NamedModel
 from keras_vit.cli.shell import app, console, errors
 
 if TYPE_CHECKING:

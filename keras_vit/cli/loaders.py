@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import typer
 
+from keras_vit.cli.fields import Changes, given
 from keras_vit.cli.options import (
     Cluster,
     Devices,
     ImageData,
     OpenedModel,
-    RecipeChanges,
     check_variant,
-    given,
-    pixels,
 )
 from keras_vit.cli.shell import console, errors, helped_by
 from keras_vit.files import may_wait, parse_json, printable, read_bytes
@@ -303,32 +301,20 @@ def table_4(name: str | None, data: str) -> "Recipe":
     return FINETUNE[name or finetune_row(data)]
 
 
-def changed(row: "Recipe", images: int, devices: int, asked: RecipeChanges) -> "Recipe":
+def changed(row: "Recipe", images: int, devices: int, asked: Changes) -> "Recipe":
     """A recipe for so many images with the options that were given.
 
     Epochs and steps replace the row's length. Defaults fit a small machine: parts of 32
     images on each device, and a warm-up of a fifth of the steps at most.
     """
-    options = vars(asked)
-    epochs, steps = options.get("epochs"), asked.steps
-    if epochs is not None or steps is not None:
-        row = dataclasses.replace(row, epochs=epochs, total_steps=steps)
-    rates: Any = (asked.lr,) if isinstance(asked.lr, float) else asked.lr
-    changes = given(
-        warmup_steps=asked.warmup,
-        base_lr=tuple(rates) if rates else None,
-        batch_size=asked.batch_size,
-        accumulation_steps=asked.parts,
-        augment=asked.augment,
-        remat=asked.remat or None,
-        freeze=options.get("freeze") or None,
-        lora_rank=options.get("lora"),
-        ema=options.get("ema"),
-    )
+    changes = dict(asked)
+    size, lengths = changes.pop("image_size", None), ("epochs", "total_steps")
+    if any(name in changes for name in lengths):
+        row = dataclasses.replace(row, **{n: changes.pop(n, None) for n in lengths})
     batch = changes.get("batch_size", row.batch_size)
     part = 32 * devices
     changes.setdefault("accumulation_steps", batch // part if batch % part == 0 else 1)
-    if (size := pixels(asked.image_size)) is not None:
+    if size is not None:
         row = row.at_size(size)
     recipe = dataclasses.replace(row, **changes).for_images(images)
     if "warmup_steps" in changes:

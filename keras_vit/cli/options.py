@@ -1,25 +1,20 @@
-"""Options that several commands have: dataclasses, a field for each option.
-
-A command has a parameter of such a class, and `grouped` gives its fields to typer. An
-option is described once, and the functions that read options take one object.
-"""
+"""Options that several commands have, each described once."""
 
 import dataclasses
 import difflib
-import functools
-import inspect
-import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from keras_vit import recipe_fields
 from keras_vit.cli import completion
+from keras_vit.cli.fields import Changes, FieldsOf
+from keras_vit.configs import ViTConfig
+from keras_vit.recipes import Recipe
 
 Triple = tuple[float, float, float]
 SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # As NumPy's generators accept.
-MOST_PIXELS = 65_535  # Of a side: a JPEG's limit.
 
 
 def check_variant(variant: str, folders: bool = False) -> None:
@@ -61,59 +56,6 @@ def model_of_option(context: typer.Context, value: str | None) -> str | None:
     return value
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives typer the fields of a command's dataclass parameters as its options."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {
-        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
-    }
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _fields(groups[name])
-        else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(annotation=hints[name], kind=kind))
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        for name, group in groups.items():
-            own = {
-                field.name: values.pop(field.name)
-                for field in dataclasses.fields(group)
-            }
-            values[name] = group(**own)
-        command(**values)
-
-    named: Any = run
-    named.__signature__ = inspect.Signature(parameters)
-    named.__annotations__ = {at.name: at.annotation for at in parameters}
-    del named.__wrapped__  # Whose own parameters typer would read.
-    return run
-
-
-def _fields(group: Any) -> list[inspect.Parameter]:
-    """A parameter for each field of a group."""
-    hints = typing.get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(group)
-    ]
-
-
-def given(group: Any = None, /, **options: Any) -> dict[str, Any]:
-    """The options that were given, of a group or by name."""
-    every = options if group is None else vars(group) | options
-    return {name: value for name, value in every.items() if value is not None}
-
-
 Corrupt = Annotated[
     Literal["stop", "skip"],
     typer.Option(help="What to do about unreadable images of a folder."),
@@ -129,7 +71,7 @@ class ImageData:
         typer.Option(
             help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
             "CLASS/*.jpg), one that `keras-vit data pack` wrote, an .npz, 'digits', or "
-            "a TFDS name such as cifar10."
+            "a TFDS name such as cifar10. Also accepted without --data."
         ),
     ]
     on_corrupt: Corrupt = "stop"
@@ -162,7 +104,7 @@ class OpenedModel:
         str | None,
         typer.Option(
             autocompletion=completion.tags,
-            help="Of a variant: a tag, a file, or 'none' [default: "
+            help="Weights of a variant: a tag, a file, or 'none' [default: "
             "imagenet21k+imagenet2012].",
         ),
     ] = None
@@ -180,7 +122,10 @@ class OpenedModel:
     ] = None
     std: Annotated[
         Triple | None,
-        typer.Option(help="Its channel deviations [default: likewise]."),
+        typer.Option(
+            help="Channel deviations that a weights file expects [default: its "
+            "config.json's, or 0.5 each]."
+        ),
     ] = None
 
 
@@ -192,8 +137,8 @@ class PretrainedModel(OpenedModel):
         str | None,
         typer.Option(
             autocompletion=completion.tags,
-            help="Of a variant: a tag such as imagenet21k, a file, or 'none' [default: "
-            "the variant's ImageNet-21k weights].",
+            help="Weights of a variant: a tag such as imagenet21k, a file, or 'none' "
+            "[default: the variant's ImageNet-21k weights].",
         ),
     ] = None
 
@@ -213,85 +158,59 @@ class NamedModel(OpenedModel):
     ] = dataclasses.field()  # Else the base's default is inherited.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecipeChanges:
-    """What a training does otherwise than its recipe."""
-
-    steps: Annotated[int | None, typer.Option(min=1, help="Updates.")] = None
-    warmup: Annotated[int | None, typer.Option(min=0, help="Updates of warm-up.")] = (
-        None
-    )
-    lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Learning rate; several are tried on held-out training images "
-            "[default: the recipe's]."
-        ),
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images an update.")] = (
-        None
-    )
-    parts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Parts a batch is cut in to save memory [default: of 32 images a "
-            "device].",
-        ),
-    ] = None
-    image_size: Annotated[
-        str | None,
-        typer.Option(
-            help="Pixels, 384 or 384x512 (height x width) [default: the recipe's; a "
-            "weights file's own]."
-        ),
-    ] = None
-    augment: Annotated[
-        Literal["inception", "flip", "none"] | None,
-        typer.Option(
-            help="Of training images: random crop and flip, flip, none [default: the "
-            "recipe's, or each task's own]."
-        ),
-    ] = None
-    remat: Annotated[
-        bool,
-        typer.Option(
-            "--remat",
-            help="Keep the blocks' inputs alone and compute the rest twice: less "
-            "memory.",
-        ),
-    ] = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TuningChanges(RecipeChanges):
-    """Those of a fine-tuning."""
-
-    freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = (
-        False
-    )
-    lora: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="RANK",
-            help="Train low-rank changes of the encoder's matrices (LoRA, "
-            "arXiv:2106.09685) and the head alone, e.g. 8.",
-        ),
-    ] = None
-    ema: Annotated[
-        float | None, typer.Option(help="Polyak averaging, e.g. 0.9999.")
-    ] = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainingChanges(RecipeChanges):
-    """Those of a pre-training."""
-
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None  # type: ignore[assignment]
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over all training images.")
-    ] = None
+_RECIPE: dict[str, Any] = {
+    "kind": Recipe,
+    "default": "the recipe's",
+    "defaults": {
+        "accumulation_steps": "parts of 32 images for each device",
+        "augment": "the recipe's, or each task's own",
+        "image_size": "the recipe's; a weights file's own",
+    },
+    "limits": {
+        name: {"min": field.least}
+        for name, field in recipe_fields.FIELDS.items()
+        if field.least is not None
+    }
+    | {"lora_rank": {"min": 1, "metavar": "RANK"}},
+    "types": {"augment": Literal["inception", "flip", "none"]},
+}
+_CHANGES = {
+    "total_steps": "--steps",
+    "warmup_steps": "--warmup",
+    "base_lr": "--lr",
+    "batch_size": "--batch-size",
+    "accumulation_steps": "--parts",
+    "image_size": "--image-size",
+    "augment": "--augment",
+    "remat": "--remat",
+}
+_TUNING = {"freeze": "--freeze", "lora_rank": "--lora", "ema": "--ema"}
+TuningChanges = Annotated[Changes, FieldsOf(names=_CHANGES | _TUNING, **_RECIPE)]
+PretrainingChanges = Annotated[
+    Changes, FieldsOf(names=_CHANGES | {"epochs": "--epochs"}, **_RECIPE)
+]
+_CONFIG: dict[str, Any] = {
+    "kind": ViTConfig,
+    "default": "the variant's",
+    "limits": {  # Beyond these no model is built.
+        "patch_size": {"min": 1, "max": 4096},
+        "num_layers": {"min": 1, "max": 1000},
+        "hidden_size": {"min": 1, "max": 2**16},
+        "mlp_dim": {"min": 1, "max": 2**18},
+        "num_heads": {"min": 1, "max": 2**12},
+    },
+    "types": {"classifier": Literal["token", "gap", "map"]},  # With K logits.
+}
+_SIZES = {
+    "patch_size": "--patch-size",
+    "num_layers": "--layers",
+    "hidden_size": "--hidden-size",
+    "mlp_dim": "--mlp-dim",
+    "num_heads": "--heads",
+}
+_KINDS = {"classifier": "--classifier", "position": "--position"}
+Sizes = Annotated[Changes, FieldsOf(names=_SIZES, **_CONFIG)]
+Architecture = Annotated[Changes, FieldsOf(names=_SIZES | _KINDS, **_CONFIG)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,7 +252,9 @@ class Cluster(Devices):
 
 SaveMinutes = Annotated[
     float,
-    typer.Option(min=0, help="Between two checkpoints; SIGTERM and Ctrl-C save too."),
+    typer.Option(
+        min=0, help="Minutes between two checkpoints; SIGTERM and Ctrl-C save too."
+    ),
 ]
 
 
@@ -346,61 +267,6 @@ class Checkpoints:
         typer.Option(help="Go on with the run in --output, or begin anew."),
     ] = "auto"
     save_minutes: SaveMinutes = 10
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes in the place of a variant's (D.2); beyond these no model is built."""
-
-    patch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=4096, help="Patch size P in pixels [default: the variant's]."
-        ),
-    ] = None
-    num_layers: Annotated[
-        int | None,
-        typer.Option(
-            "--layers",
-            min=1,
-            max=1000,
-            help="Number of layers [default: the variant's].",
-        ),
-    ] = None
-    hidden_size: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**16, help="Hidden size D [default: the variant's]."),
-    ] = None
-    mlp_dim: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**18, help="MLP size [default: the variant's]."),
-    ] = None
-    num_heads: Annotated[
-        int | None,
-        typer.Option(
-            "--heads",
-            min=1,
-            max=2**12,
-            help="Number of heads [default: the variant's].",
-        ),
-    ] = None
-
-
-def pixels(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
-    """'384' or '384x512' as (H, W)."""
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(map(_is_side, sides)):
-        raise ValueError(
-            "Expected pixels as 384 or 384x512 (height x width), each from 1 to "
-            f"{MOST_PIXELS}. Received: {option} {text}"
-        )
-    return int(sides[0]), int(sides[-1])
-
-
-def _is_side(text: str) -> bool:
-    return text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MOST_PIXELS
 
 
 Variant = Annotated[
@@ -416,7 +282,23 @@ TestSeed = Annotated[
     int | None,
     typer.Option(
         **SEEDS,
-        help="Of the test share, where the data has no test set [default: the run's, "
-        "whose training never saw that share].",
+        help="Random seed of the test share, if the data has no test set [default: the"
+        " run's, whose training never saw that share].",
+    ),
+]
+TuningRecipe = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=completion.rows,
+        help="A row of Table 4 [default: the data set's own, else oxford_flowers102's: "
+        "500 steps].",
+    ),
+]
+PretrainingRecipe = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=completion.recipes,
+        help="A recipe of `keras-vit recipes`; for MODEL-imagenet21k the name of the "
+        "data is enough [default: imagenet2012, or masked-patches].",
     ),
 ]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from keras_vit.cli.options import given
+from keras_vit.cli.fields import given
 from keras_vit.cli.shell import app, console
 
 CURL = """\
@@ -24,7 +24,7 @@ def serve(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Of the model, in the address [default: OUT's name]."),
+        typer.Option(help="Name of the model in the address [default: OUT's name]."),
     ] = None,
     version: Annotated[
         int | None,
@@ -33,8 +33,10 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Whose connections are taken; 0.0.0.0 is everyone's.")
     ] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of REST.")] = 8501,
-    grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="Of gRPC.")] = 8500,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of REST.")] = 8501,
+    grpc_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of gRPC.")
+    ] = 8500,
     batching: Annotated[
         bool, typer.Option("--batching", help="Run concurrent requests together.")
     ] = False,

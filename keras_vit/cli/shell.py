@@ -78,6 +78,35 @@ class Command(TyperCommand):
                     raise typer.BadParameter(fault, ctx=ctx, param_hint=repr(option))
         return rest
 
+    def make_parser(self, ctx: Any) -> Any:
+        """As Click's; `keras-vit finetune photos` is `finetune --data photos`."""
+        parser: Any = super().make_parser(ctx)
+        if (data := self._data_option()) is not None:
+            read = parser.parse_args
+
+            def parse_args(args: list[str]) -> Any:
+                values, rest, order = read(args)
+                if rest and data.name not in values:
+                    values[data.name] = rest.pop(0)
+                    order.append(data)
+                return values, rest, order
+
+            parser.parse_args = parse_args
+        return parser
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As Click's, with the data."""
+        data = [] if self._data_option() is None else ["[DATA]"]
+        return [*super().collect_usage_pieces(ctx), *data]
+
+    def _data_option(self) -> Any:
+        """The option --data where it is required and the command has no arguments."""
+        if any(at.param_type_name == "argument" for at in self.params):
+            return None
+        return next(
+            (at for at in self.params if at.name == "data" and at.required), None
+        )
+
     def _with_model_first(self, args: list[str]) -> list[str]:
         """`--model MODEL` is the argument MODEL, where a command has one."""
         named = [at.name for at in self.params if at.param_type_name == "argument"]

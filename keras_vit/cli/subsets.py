@@ -7,17 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_vit.cli import completion
+from keras_vit.cli.fields import grouped
 from keras_vit.cli.loaders import changed, on_devices, open_data
 from keras_vit.cli.options import (
     Devices,
     ImageData,
     PretrainingChanges,
+    PretrainingRecipe,
     SaveMinutes,
     Sizes,
     Variant,
-    given,
-    grouped,
 )
 from keras_vit.cli.shell import app, console, progress
 from keras_vit.cli.training import table_3
@@ -75,14 +74,7 @@ def data_size(
         ),
     ] = None,
     measured: FewShot,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.recipes,
-            help="As `keras-vit recipes` lists it; for MODEL-imagenet21k the name of "
-            "the data is enough [default: imagenet2012].",
-        ),
-    ] = None,
+    recipe: PretrainingRecipe = None,
     output: Annotated[
         Path,
         typer.Option(
@@ -121,7 +113,7 @@ def data_size(
     if measured.few_shot_data is not None:
         judged = open_data(dataclasses.replace(images, data=measured.few_shot_data), 0)
     result = evaluation.data_size(
-        with_options(VARIANTS[model], given(sizes)),
+        with_options(VARIANTS[model], sizes),
         source,
         recipe=settings,
         output=output,

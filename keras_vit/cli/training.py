@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completion
+from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import (
     changed,
     on_devices,
@@ -24,16 +25,16 @@ from keras_vit.cli.loaders import (
 )
 from keras_vit.cli.options import (
     SEEDS,
+    Architecture,
     Checkpoints,
     Cluster,
     ImageData,
     PretrainedModel,
     PretrainingChanges,
-    Sizes,
+    PretrainingRecipe,
     TuningChanges,
+    TuningRecipe,
     Variant,
-    given,
-    grouped,
 )
 from keras_vit.cli.shell import Commands, app, console, helped_by, progress
 
@@ -53,14 +54,7 @@ def finetune(
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and run.json.")
     ] = Path("runs/finetune"),
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.rows,
-            help="A row of Table 4 [default: the data set's own, else "
-            "oxford_flowers102's: 500 steps].",
-        ),
-    ] = None,
+    recipe: TuningRecipe = None,
     changes: TuningChanges,
     devices: Cluster,
     seed: Annotated[
@@ -75,7 +69,7 @@ def finetune(
     source = open_data(images, seed)
     row = table_4(recipe, images.data)
     settings = changed(row, len(source.train), replicas, changes)
-    size = None if changes.image_size is None else settings.image_size
+    size = settings.image_size if "image_size" in changes else None
     network, _ = open_model(
         asked, purpose="features", file_size=size, size=settings.image_size
     )
@@ -159,29 +153,15 @@ class Objective:
     target: Annotated[
         Literal["mean_color", "4x4", "l2"] | None,
         typer.Option(
-            help="Of masked patches: their color, 4x4 colors, or their pixels (B.1.2) "
-            "[default: mean_color]."
+            help="With masked patches: predict their color, 4x4 colors or pixels "
+            "(B.1.2) [default: mean_color]."
         ),
     ] = None
     corrupt: Annotated[
         float | None,
         typer.Option(
-            help="Of masked patches: the share that is corrupted [default: 0.5]."
+            help="With masked patches: the share that is corrupted [default: 0.5]."
         ),
-    ] = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture(Sizes):
-    """What a pre-trained model has otherwise than its variant (D.2 to D.4)."""
-
-    classifier: Annotated[
-        Literal["token", "gap", "map"] | None,
-        typer.Option(help="What the head reads (D.3), likewise."),
-    ] = None
-    position: Annotated[
-        Literal["none", "1d", "2d", "sincos2d", "relative"] | None,
-        typer.Option(help="Positions (D.4), likewise."),
     ] = None
 
 
@@ -193,14 +173,7 @@ def pretrain(
     images: ImageData,
     model: Variant = "ViT-B/16",
     objective: Objective,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.recipes,
-            help="As `keras-vit recipes` names it; of MODEL-imagenet21k the data is "
-            "enough [default: imagenet2012, or masked-patches].",
-        ),
-    ] = None,
+    recipe: PretrainingRecipe = None,
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and checkpoints.")
     ] = Path("runs/pretrain"),
@@ -234,7 +207,7 @@ def pretrain(
     row = table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
     settings = changed(row, len(source.train), replicas, changes)
     classes = None if masked else len(source.classes)
-    network = _from_scratch(model, settings, classes, **given(architecture))
+    network = _from_scratch(model, settings, classes, **architecture)
     told = {"data": images.data, "model": model, "recipe": recipe, "seed": seed}
     if masked:
         from keras_vit.self_supervision import MaskedPatchPredictor
@@ -276,7 +249,7 @@ def recipes(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="As JSON, with every field.")
+        bool, typer.Option("--json", help="Print JSON with every field.")
     ] = False,
 ) -> None:
     """Prints Tables 3 and 4 and the recipes of other published checkpoints."""

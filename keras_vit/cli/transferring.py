@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completion
+from keras_vit.cli.fields import grouped, pixels
 from keras_vit.cli.loaders import (
     changed,
     on_devices,
@@ -31,8 +32,7 @@ from keras_vit.cli.options import (
     SaveMinutes,
     TestSeed,
     TuningChanges,
-    grouped,
-    pixels,
+    TuningRecipe,
 )
 from keras_vit.cli.shell import app, console, helped_by, import_keras, progress
 
@@ -53,14 +53,7 @@ def transfer(
     output: Annotated[
         Path, typer.Option(help="Folder for run-0, run-1, ... and transfer.json.")
     ] = Path("runs/transfer"),
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=completion.rows,
-            help="A row of Table 4, whose data set --data is [default: by its name, "
-            "else oxford_flowers102's: 500 steps].",
-        ),
-    ] = None,
+    recipe: TuningRecipe = None,
     pretrained_on: Annotated[
         Literal["imagenet21k", "imagenet2012", "jft300m"] | None,
         typer.Option(help="For the paper's number [default: what --weights tells]."),
@@ -89,7 +82,7 @@ def transfer(
     source = open_data(images, seed)
     row = table_4(recipe, images.data)
     settings = changed(row, len(source.train), replicas, changes)
-    size = None if changes.image_size is None else settings.image_size
+    size = settings.image_size if "image_size" in changes else None
     network, own = open_model(
         asked, purpose="features", file_size=size, size=settings.image_size
     )
@@ -127,7 +120,7 @@ def vtab(
         list[str] | None,
         typer.Argument(
             autocompletion=completion.tasks,
-            help="As Table 9 names them, e.g. dtd clevr-count [default: all 19].",
+            help="Names of tasks in Table 9, e.g. dtd clevr-count [default: all 19].",
             show_default=False,
         ),
     ] = None,
@@ -190,7 +183,7 @@ def vtab(
             recipe=settings,
             runs=runs,
             seed=seed,
-            augment="task" if changes.augment is None else "recipe",
+            augment="recipe" if "augment" in changes else "task",
             save_minutes=save_minutes,
             verbose=progress(),
         )
@@ -260,7 +253,8 @@ def paper(
         bool,
         typer.Option(
             "--json",
-            help="As JSON, with every field; Table 8, of other fields, by its name.",
+            help="Print JSON with every field; Table 8, which has other fields, by its"
+            " name.",
         ),
     ] = False,
     picture: Annotated[
@@ -268,14 +262,15 @@ def paper(
         typer.Option(
             "--picture",
             "--plot",
-            help="Of figure3 and figure5: draw it. `keras-vit vtab` draws figure2.",
+            help="Draw figure3 or figure5 to this file. `keras-vit vtab` draws "
+            "figure2.",
         ),
     ] = None,
     cards: Annotated[
         list[str] | None,
         typer.Option(
             "--card",
-            help="Of figure3: DATA=FOLDER, a card of ImageNet that is to stand beside, "
+            help="With figure3: DATA=FOLDER, a card of ImageNet to compare with, "
             "and what its model was pre-trained on, e.g. imagenet21k=cards/mine.",
         ),
     ] = None,
@@ -482,7 +477,9 @@ class Regressions:
     ] = None
     l2: Annotated[
         list[float] | None,
-        typer.Option(help="Weight of the penalty; likewise [default: 1024]."),
+        typer.Option(
+            help="Weight of the penalty; several are each tried [default: 1024]."
+        ),
     ] = None
     seeds: Annotated[
         int,

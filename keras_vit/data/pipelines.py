@@ -13,7 +13,7 @@ Glossary of shapes: B is the global batch, W the number of workers, G a group of
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import tensorflow as tf
 
@@ -22,11 +22,32 @@ from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Split
 from keras_vit.facts import OFFICIAL, Preprocessing
 
-__all__ = ["endless", "eval_pipeline", "train_pipeline"]
+__all__ = ["BatchOptions", "endless", "eval_pipeline", "train_pipeline"]
 
 Shard: TypeAlias = tuple[int, int]  # This worker's index, and how many there are.
 ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> the same.
 BatchOp: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+class BatchOptions(TypedDict, total=False):
+    """Keyword arguments that `train_pipeline` passes on to `endless` (big_vision).
+
+    Attributes:
+        batch_op: what is done to whole batches, as mixup: (images [G, H, W, C], labels
+            [G], seed int [2]) -> (images, labels), each of length G.
+        group_size: G, a divisor of B; the batch is cut into groups in order and
+            `batch_op` sees one at a time. The default B mixes over the global batch. A
+            worker reads every group that it has a part in: with G a divisor of B / W
+            nothing is read twice, with G = B every worker reads the whole batch.
+        start_step: the step of the first batch, from 0. Indexable splits read nothing
+            of what comes before it, streams skip its epoch's part without decoding.
+        shard: (w, W), which worker of how many this is; W divides B.
+    """
+
+    batch_op: BatchOp | None
+    group_size: int | None
+    start_step: int
+    shard: Shard
 
 
 def train_pipeline(
@@ -41,10 +62,7 @@ def train_pipeline(
     before_crop: Size | None = None,
     image_ops: Sequence[ImageOp] = (),
     transform: Callable[[Any], Any] | None = None,
-    batch_op: BatchOp | None = None,
-    group_size: int | None = None,
-    start_step: int = 0,
-    shard: Shard = (0, 1),
+    **batching: Unpack[BatchOptions],
 ) -> tf.data.Dataset:
     """Endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
 
@@ -70,15 +88,8 @@ def train_pipeline(
             as big_vision does before RandAugment.
         transform: any callable, after those: float32 [H, W, C] in 0..255 to the same.
             What it draws at random is its own affair and need not repeat.
-        batch_op: what is done to whole batches, as mixup: (images [G, H, W, C], labels
-            [G], seed int [2]) -> (images, labels), each of length G.
-        group_size: G, a divisor of B; the batch is cut into groups in order and
-            `batch_op` sees one at a time. The default B mixes over the global batch. A
-            worker reads every group that it has a part in: with G a divisor of B / W
-            nothing is read twice, with G = B every worker reads the whole batch.
-        start_step: the step of the first batch, from 0. Indexable splits read nothing
-            of what comes before it, streams skip its epoch's part without decoding.
-        shard: (w, W), which worker of how many this is; W divides B.
+        **batching: `batch_op`, `group_size`, `start_step` and `shard`; see
+            `BatchOptions`.
 
     Returns:
         A `tf.data.Dataset` without end; of W workers each has B / W of a batch's B.
@@ -130,10 +141,7 @@ def train_pipeline(
         example,
         batch_size=batch_size,
         seed=seed,
-        batch_op=batch_op,
-        group_size=group_size,
-        start_step=start_step,
-        shard=shard,
+        **batching,
     )
 
 
@@ -158,10 +166,10 @@ def endless(
             a function of (seed, epoch, place): whatever is drawn from it repeats.
         batch_size: B, of all workers.
         seed: of order and augmentation.
-        batch_op: as of `train_pipeline`.
-        group_size: G, likewise.
-        start_step: likewise.
-        shard: (w, W), likewise.
+        batch_op: see `BatchOptions`, as for the next ones.
+        group_size: G.
+        start_step: the step of the first batch.
+        shard: (w, W).
 
     Returns:
         A `tf.data.Dataset` without end of the examples, B / W at a time.

@@ -16,10 +16,11 @@ import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.data.source import Source
 from keras_vit.data.sources import open_source
@@ -33,7 +34,7 @@ from keras_vit.training.distribution import Workers
 from keras_vit.training.fitting import fit
 from keras_vit.training.results import Result, finished
 
-__all__ = ["DataSize", "SubsetAccuracy", "data_size", "read"]
+__all__ = ["DataSize", "MeasureOptions", "SubsetAccuracy", "data_size", "read"]
 
 BEGUN, RESULT = "begun.json", "data_size.json"
 FIGURE_4 = (0.03, 0.1, 0.3, 1.0)  # 9M, 30M, 90M and 300M of JFT's 300M images.
@@ -159,6 +160,28 @@ class DataSize:
             yield "".join(f"{cell:>10}" for cell in cells)
 
 
+class MeasureOptions(TypedDict, total=False):
+    """Keyword arguments of `data_size`: what is measured, and how (4.3, Figure 4).
+
+    Attributes:
+        shots: labeled images of each class; default: 5.
+        draws: seeds of the draws of shots; their accuracies are averaged; default:
+            (0, 1, 2).
+        l2: weight of the penalty, as in `fewshot`; default: 1024.
+        batch_size: images per batch of feature extraction; default: 32.
+        validation_share: the share of the training images that is held out, in (0, 1);
+            default: 0.1.
+        evaluations: the largest number of evaluations in a pre-training; default: 10.
+    """
+
+    shots: int
+    draws: Sequence[int]
+    l2: float
+    batch_size: int
+    validation_share: float
+    evaluations: int
+
+
 def data_size(
     config: Config,
     data: Data,
@@ -167,16 +190,11 @@ def data_size(
     output: str | os.PathLike[str],
     subsets: Sequence[float] = FIGURE_4,
     few_shot_data: Data | None = None,
-    shots: int = 5,
-    draws: Sequence[int] = (0, 1, 2),
-    l2: float = 2.0**10,
     seeds: Sequence[int] = (0,),
-    validation_share: float = 0.1,
-    evaluations: int = 10,
     preprocessing: Preprocessing = OFFICIAL,
-    batch_size: int = 32,
     save_minutes: float | None = 10,
     verbose: int | str = "auto",
+    **measure: Unpack[MeasureOptions],
 ) -> DataSize:
     """Pre-trains on nested subsets and measures few-shot accuracy (4.3, Figure 4).
 
@@ -199,17 +217,13 @@ def data_size(
         subsets: shares of the training images (1.0 or less) or numbers of images.
         few_shot_data: with the shots and the test images; None: `data` itself, with
             the shots from all of its training images.
-        shots: labeled images of each class.
-        draws: seeds of the draws of shots; their accuracies are averaged.
-        l2: weight of the penalty, as in `fewshot`.
         seeds: one pre-training of each subset for each; a seed draws the held-out
             share, the nested subsets, the initial weights, the order and the crops.
-        validation_share: the share of the training images that is held out, in (0, 1).
-        evaluations: the largest number of evaluations in a pre-training.
         preprocessing: how images become input; default: the paper's.
-        batch_size: images per batch of feature extraction.
         save_minutes: minutes between two checkpoints, as in `fit`.
         verbose: as in `model.fit`.
+        **measure: `shots`, `draws`, `l2`, `batch_size`, `validation_share` and
+            `evaluations`; see `MeasureOptions`.
 
     Returns:
         A `DataSize`, also written to `data_size.json`.
@@ -222,6 +236,7 @@ def data_size(
         OSError: if `output` cannot be written to.
         Preempted: when the process was asked to end, and its training is saved.
     """
+    arguments.only("data_size", measure, MeasureOptions)
     source = data if isinstance(data, Source) else open_source(data)
     source.subset(1)  # Raises for a stream.
     measured = features.opened(source if few_shot_data is None else few_shot_data)
@@ -231,23 +246,17 @@ def data_size(
             f"Received: few_shot_data of type {type(measured).__name__}. Give a "
             "folder, an .npz, a TFDS name or a Source"
         )
-    few_shot.check(measured, (shots,), l2, draws)
     study = _Study(
         config=with_options(config, recipe.model_options()),
         source=source,
         measured=measured,
-        recipe=_in_steps(recipe, source, validation_share),
+        recipe=recipe,
         folder=Path(output),
-        shots=shots,
-        draws=tuple(draws),
-        l2=l2,
-        validation_share=validation_share,
-        evaluations=evaluations,
         preprocessing=preprocessing,
-        batch_size=batch_size,
         save_minutes=save_minutes,
         verbose=verbose,
-    )
+        **measure,
+    ).checked()
     counts = study.counts(subsets)
     _check_seeds(seeds)
     study.begin()
@@ -306,15 +315,21 @@ class _Study:
     measured: Source
     recipe: Recipe
     folder: Path
-    shots: int
-    draws: tuple[int, ...]
-    l2: float
-    validation_share: float
-    evaluations: int
     preprocessing: Preprocessing
-    batch_size: int
     save_minutes: float | None
     verbose: int | str
+    shots: int = 5
+    draws: Sequence[int] = (0, 1, 2)
+    l2: float = 2.0**10
+    batch_size: int = 32
+    validation_share: float = 0.1
+    evaluations: int = 10
+
+    def checked(self) -> "_Study":
+        """The study with a recipe in updates, if everything is as it can be."""
+        few_shot.check(self.measured, (self.shots,), self.l2, self.draws)
+        recipe = _in_steps(self.recipe, self.source, self.validation_share)
+        return dataclasses.replace(self, recipe=recipe, draws=tuple(self.draws))
 
     def begin(self) -> None:
         """Notes what the folder is of, or compares with what was noted."""

@@ -179,12 +179,16 @@ keras.saving.get_custom_objects()["VisionModel"] = VisionModel
 def _is_clone(model: VisionModel, original: VisionModel, name: str | None) -> bool:
     """Whether a model was made with the original's own name and has its layers.
 
-    An original that was renamed no longer has the string that it was found by.
+    An original that was renamed no longer has the string that it was found by. Inputs
+    do not count: `clone_model(model, input_tensors=...)` replaces them.
     """
-    same_layers = [at.name for at in model.layers] == [
-        at.name for at in original.layers
-    ]
-    return original.name is name and same_layers
+    return original.name is name and _layer_names(model) == _layer_names(original)
+
+
+def _layer_names(model: keras.Model) -> list[str]:
+    """The names of all layers but the inputs."""
+    kind = keras.layers.InputLayer
+    return [at.name for at in model.layers if not isinstance(at, kind)]
 
 
 def facts_of(model: keras.Model) -> Facts:

@@ -6,11 +6,12 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import keras
 import tensorflow as tf
 
+from keras_vit import arguments
 from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.models.vision import preprocessing_of
@@ -34,11 +35,9 @@ def fit(
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
     resume: Literal["auto", "never"] = "auto",
-    save_steps: int | None = None,
-    save_minutes: float | None = 10,
-    keep: int = 2,
     evaluations: int = 10,
     verbose: int | str = "auto",
+    **saving: Unpack[resuming.SaveOptions],
 ) -> Result:
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
 
@@ -78,11 +77,10 @@ def fit(
             `checkpoints`.
         resume: "auto" goes on with the run in `output`, if one was begun there;
             "never" forgets it.
-        save_steps: updates between two checkpoints; None: `save_minutes` alone.
-        save_minutes: likewise in minutes. SIGTERM and Ctrl-C save at once.
-        keep: checkpoints that stay.
         evaluations: at most so many, equally far apart, the last at the end.
         verbose: as in `model.fit`.
+        **saving: `save_steps`, `save_minutes` and `keep`; see `resume.SaveOptions`.
+            SIGTERM and Ctrl-C save at once.
 
     Returns:
         A `Result`.
@@ -102,6 +100,7 @@ def fit(
         raise ValueError(
             f"Expected one evaluation or more. Received: evaluations={evaluations}"
         )
+    arguments.only("fit", saving, resuming.SaveOptions)
     folder = None if output is None else Path(output)
     workers = Workers.of(model)
     verbose = verbose if workers.chief else 0
@@ -128,7 +127,7 @@ def fit(
         kept = _Saving(None)
         if folder is not None:
             asked = stack.enter_context(resuming.terminations())
-            kept = _Saving(folder, asked, save_steps, save_minutes, keep)
+            kept = _Saving(folder, asked, **saving)
         result = _Trainings(
             recipe, model, trained, batches, workers, kept, evaluations, verbose
         ).follow()
@@ -146,7 +145,7 @@ class _Saving:
     folder: Path | None
     termination: resuming.Termination | None = None
     save_steps: int | None = None
-    save_minutes: float | None = None
+    save_minutes: float | None = 10
     keep: int = 2
 
     def within(self, name: str) -> "_Saving":

@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -30,13 +30,36 @@ from keras_vit._lazy import renamed
 from keras_vit.files import file_sha256, parse_json, replacing, write_json
 from keras_vit.training.distribution import Workers
 
-__all__ = ["Checkpoints", "Preempted", "Saved", "RunStatus", "read_run"]
+__all__ = [
+    "Checkpoints",
+    "Preempted",
+    "RunStatus",
+    "SaveOptions",
+    "Saved",
+    "read_run",
+]
 
 __getattr__ = renamed(__name__, Told="RunStatus")
 
 BEGUN = "begun.json"
 HISTORY = "history.jsonl"
 INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
+
+
+class SaveOptions(TypedDict, total=False):
+    """Keyword arguments of `fit` and `transfer`: how a run is saved (not in the paper).
+
+    SIGTERM and Ctrl-C save at once.
+
+    Attributes:
+        save_steps: updates between two checkpoints; default: None, `save_minutes` only.
+        save_minutes: minutes between two checkpoints, or None; default: 10.
+        keep: the number of checkpoints that stay; default: 2.
+    """
+
+    save_steps: int | None
+    save_minutes: float | None
+    keep: int
 
 
 class Preempted(SystemExit):

@@ -11,13 +11,13 @@ import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import paper
+from keras_vit import arguments, paper
 from keras_vit._lazy import renamed
 from keras_vit.configs import VARIANTS
 from keras_vit.data.sources import Source, open_source
@@ -150,10 +150,8 @@ def transfer(
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
     resume: Literal["auto", "never"] = "auto",
-    save_steps: int | None = None,
-    save_minutes: float | None = 10,
-    keep: int = 2,
     verbose: int | str = "auto",
+    **saving: Unpack[resuming.SaveOptions],
 ) -> Transfer:
     """Measures how well a pretrained model transfers, as the paper does (4.1, B.1.1).
 
@@ -188,10 +186,8 @@ def transfer(
             what is in a run's.
         resume: "auto" goes on with the transfer in `output`, if one was begun there;
             "never" forgets it.
-        save_steps: as of `fit`, like the next ones.
-        save_minutes: likewise.
-        keep: likewise.
-        verbose: likewise.
+        verbose: as in `model.fit`.
+        **saving: `save_steps`, `save_minutes` and `keep`; see `resume.SaveOptions`.
 
     Returns:
         A `Transfer`.
@@ -210,6 +206,7 @@ def transfer(
         raise ValueError(
             f"Expected one of {', '.join(FINETUNE)}. Received: row={row!r}"
         )
+    arguments.only("transfer", saving, resuming.SaveOptions)
     preprocessing = preprocessing_of(model, preprocessing)
     source = _source(data, seed)
     compared = _Paper.of(source, row)
@@ -238,10 +235,8 @@ def transfer(
                 preprocessing=preprocessing,
                 seed=seed + run,
                 output=kept,
-                save_steps=save_steps,
-                save_minutes=save_minutes,
-                keep=keep,
                 verbose=verbose,
+                **saving,
             )
         results.append(result)
     accuracies = [r.test_accuracy for r in results if r.test_accuracy is not None]

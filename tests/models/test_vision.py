@@ -211,6 +211,12 @@ def test_a_clone_of_a_clone_of_another_size_has_the_facts():
     assert again.facts == model.facts
 
 
+def test_a_clone_on_other_inputs_has_the_facts():
+    model = build("2d")
+    images = keras.Input(model.input_shape[1:], name="photographs")
+    assert keras.models.clone_model(model, images).facts == model.facts
+
+
 def test_equal_names_do_not_mix_facts():
     """Two models of one name; a third of the name, of other layers, has no facts."""
     one, other = build("2d"), build("map")

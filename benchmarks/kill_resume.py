@@ -2,15 +2,16 @@
 
     python benchmarks/kill_resume.py --kills 25
     python benchmarks/kill_resume.py --kills 10 --workers 2
+    KERAS_BACKEND=jax python benchmarks/kill_resume.py --kills 5 --workers 2
 
 Trains twice with everything that holds state or draws numbers: dropout, crops,
 RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. The
 first run is left alone. The second is killed at random moments (one in five times by
 SIGTERM, one in five its newest checkpoint is truncated as well) and started again with
 the same call. With several workers, processes that `keras-vit launch` starts, a kill
-takes the chief, another one, or all; their momentum is float32. Exits with 1 if a
-weight, a number of the optimizer's state or a line of the history is another, or the
-training was over before the last kill.
+takes the chief, another one, or all; on TensorFlow their momentum is float32. Exits
+with 1 if a weight, a number of the optimizer's state or a line of the history is
+another, or the training was over before the last kill.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def work(folder: str, data: str, steps: int) -> None:
 
     tf.config.experimental.enable_op_determinism()
     strategy = distribution.strategy()
-    workers = distribution.Workers(strategy)
+    workers = distribution.Workers.under(strategy)
     Path(folder).mkdir(parents=True, exist_ok=True)
     Path(folder, f"worker-{workers.index}.pid").write_text(str(os.getpid()))
     keras.utils.set_random_seed(0)
@@ -49,6 +50,7 @@ def work(folder: str, data: str, steps: int) -> None:
         num_heads=3,
         dropout_rate=0.1,
     )
+    anywhere = workers.count == 1 or keras.backend.backend() == "jax"
     with strategy.scope():
         model = keras_vit.vit(config, image_size=(32, 32), num_classes=10)
     recipe = Recipe(
@@ -63,9 +65,10 @@ def work(folder: str, data: str, steps: int) -> None:
         randaugment=(2, 10),
         random_erasing=0.25,
         mixup=0.2,
-        momentum_dtype="bfloat16" if workers.count == 1 else "float32",
+        momentum_dtype="bfloat16" if anywhere else "float32",
     )
-    fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
+    with strategy.scope():
+        fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
 
 
 def call(folder: Path, options: argparse.Namespace) -> list[str]:

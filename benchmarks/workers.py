@@ -56,7 +56,7 @@ def work(folder: Path, options: argparse.Namespace) -> None:
         config = keras_vit.VARIANTS[options.model]
         model = keras_vit.vit(config, image_size=size, num_classes=10)
         fit(model, recipe, str(folder / "data.npz"), verbose=0)
-    if distribution.Workers(strategy).chief:
+    if distribution.Workers.under(strategy).chief:
         each = np.diff(ends[FIRST:])
         (folder / "seconds.json").write_text(json.dumps(float(np.median(each))))
 

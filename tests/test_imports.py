@@ -40,6 +40,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
     },
     "builder": {"configs", "models", "weights"},
     "training": {
+        "_version",
         "configs",
         "data",
         "facts",

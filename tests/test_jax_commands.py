@@ -1,6 +1,7 @@
 """The commands that the pages have for JAX, run on eight devices of its host platform.
 
-A small model and two updates; a TPU's eight cores are as many devices.
+A small model and two updates; a TPU's eight cores are as many devices. Those of several
+hosts run in two processes of four devices.
 """
 
 import os
@@ -66,6 +67,7 @@ def test_there_are_some():
     assert {words[0] for words in found} == set(SMALL)
     assert sum("--parts" in words for words in found) >= 3
     assert sum("--model-parallel" in words for words in found) >= 2
+    assert any("multiworker" in words for words in found)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,16 @@ def test_there_are_some():
 )
 def test_it_trains_on_eight_devices(page, words, tmp_path):
     line = shrunk(words, tmp_path / "run")
+    hosts = 2 if "multiworker" in line else 1
+    if hosts > 1:
+        line = ["launch", "--workers", str(hosts), "--", *line]
+    flags = f"--xla_force_host_platform_device_count={8 // hosts}"
     done = subprocess.run(
         [sys.executable, "-m", "keras_vit.cli", *line],
         env=os.environ
         | {
             "KERAS_BACKEND": "jax",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "XLA_FLAGS": flags,
         },
         capture_output=True,
         text=True,

@@ -269,7 +269,7 @@ def on_devices(context: typer.Context, devices: Devices) -> int:
     cut = devices.model_parallel if isinstance(devices, Cluster) else 1
     strategy = distribution.strategy(asked, tpu=tpu, model_parallel=cut)
     context.with_resource(strategy.scope())
-    workers = distribution.Workers(strategy)
+    workers = distribution.Workers.under(strategy)
     console.quiet = not workers.chief
     mixed = devices.mixed_precision
     if distribution.on_tpu(strategy) if mixed is None else mixed:

@@ -21,9 +21,9 @@ Keras 3 says otherwise, or fails; each is put right in one place:
 """
 
 import functools
+import json
 import os
-import socket
-import time
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -32,8 +32,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data.pipelines import Shard
-from keras_vit.files import parse_json
 from keras_vit.recipes import Recipe
+from keras_vit.training.rendezvous import (
+    cluster,
+    different_versions,
+    is_described,
+    versions,
+    wait_for,
+)
 
 __all__ = ["strategy"]
 
@@ -72,12 +78,13 @@ def strategy(
 
     Args:
         word: "none", one device; "mirrored", every device of this machine;
-            "multiworker", every process of the cluster (on TensorFlow the one in
-            TF_CONFIG, see `keras-vit launch`); "tpu"; or "auto", the first of tpu,
-            multiworker and mirrored that is there, else none.
+            "multiworker", every process of the cluster in TF_CONFIG (see `keras-vit
+            launch`), on JAX also of one that JAX detects, or that
+            `jax.distributed.initialize` has joined; "tpu"; or "auto", the first of
+            tpu, multiworker and mirrored that is there, else none.
         tpu: a TPU's name or address, or "local" on a TPU VM, the default.
-        model_parallel: JAX: devices that a model's matrices are cut over, a divisor
-            of their number; the rest of the product is data-parallel.
+        model_parallel: JAX in one process: devices that a model's matrices are cut
+            over, a divisor of their number; the others are data-parallel.
 
     Returns:
         The strategy or distribution; of one device TensorFlow's default, whose scope
@@ -94,15 +101,16 @@ def strategy(
         return _on_jax(found() if word == "auto" else word, model_parallel)
     if model_parallel != 1:
         raise ValueError(
-            "Expected model_parallel=1 on this backend: keras.distribution runs on JAX "
-            f"alone. Received: model_parallel={model_parallel}, backend={backend}. "
+            "Expected model_parallel=1 on this backend: keras.distribution needs JAX. "
+            f"Received: model_parallel={model_parallel}, backend={backend}. "
             "KERAS_BACKEND=jax changes it"
         )
     if backend == "torch":
         if word not in ("auto", "none"):
             raise ValueError(
-                "Expected 'none' on torch, which Keras does not distribute. Received: "
-                f"{word!r}. KERAS_BACKEND=tensorflow or jax changes it"
+                "Expected 'none' on torch: keras.distribution has no torch backend in "
+                f"Keras {keras.__version__}. Received: {word!r}. "
+                "KERAS_BACKEND=jax or tensorflow trains on several devices"
             )
         return tf.distribute.get_strategy()
     return _ON_TENSORFLOW[found() if word == "auto" else word](tpu)
@@ -111,6 +119,8 @@ def strategy(
 def found() -> Word:
     """What "auto" stands for on this machine."""
     if keras.backend.backend() == "jax":
+        if _processes_of_jax() > 1 or (is_described() and len(cluster()[0]) > 1):
+            return "multiworker"
         devices = keras.distribution.list_devices()
         kind: Word = "tpu" if "tpu" in devices[0] else "mirrored"
         return kind if len(devices) > 1 else "none"
@@ -135,7 +145,7 @@ def _mirrored(tpu: str | None) -> Any:
 
 def _multiworker(tpu: str | None) -> Any:
     addresses, own = cluster()
-    wait_for(addresses, own)
+    wait_for(addresses, own, versions=versions())
     return MultiWorker()
 
 
@@ -163,10 +173,7 @@ _ON_TENSORFLOW: dict[str, Callable[[str | None], Any]] = {
 
 def _on_jax(word: Word, model_parallel: int) -> Any:
     if word == "multiworker":
-        raise ValueError(
-            "Expected another word on JAX: `fit` feeds the devices of one process "
-            f"there. Received: {word!r}. KERAS_BACKEND=tensorflow runs it"
-        )
+        _join_on_jax()
     try:
         devices = keras.distribution.list_devices("tpu" if word == "tpu" else None)
     except RuntimeError:  # JAX's own, where it has no library for them.
@@ -176,6 +183,21 @@ def _on_jax(word: Word, model_parallel: int) -> Any:
             "Expected a TPU. Received: 'tpu' on a machine where JAX finds none. On a "
             "TPU VM: pip install 'jax[tpu]'"
         )
+    processes = _processes_of_jax()
+    if processes > 1 and word in ("none", "mirrored"):
+        raise ValueError(
+            "Expected 'multiworker', 'tpu' or 'auto' where jax.distributed is "
+            f"initialized: arrays are of all processes. Received: {word!r}, "
+            f"{processes} processes"
+        )
+    _check_equal_devices(processes)
+    if processes > 1 and model_parallel != 1:
+        raise ValueError(
+            "Expected model_parallel=1 in several processes: a checkpoint is written "
+            "by one process, which has to have the whole model. Received: "
+            f"model_parallel={model_parallel}, {processes} processes. One process "
+            "with all devices of a machine cuts a model"
+        )
     devices = devices[:1] if word == "none" else devices
     if model_parallel < 1 or len(devices) % model_parallel:
         raise ValueError(
@@ -184,14 +206,99 @@ def _on_jax(word: Word, model_parallel: int) -> Any:
         )
     if word == "none":
         return tf.distribute.get_strategy()  # The default: its scope changes nothing.
-    if model_parallel == 1:
-        return keras.distribution.DataParallel(devices=devices)
+    if model_parallel == 1:  # `Workers` gives each process its share of the data.
+        return keras.distribution.DataParallel(
+            devices=devices, auto_shard_dataset=False
+        )
     mesh = keras.distribution.DeviceMesh(
         (len(devices) // model_parallel, model_parallel), ("batch", "model"), devices
     )
     return keras.distribution.ModelParallel(
         layout_map=_layout_map(mesh), batch_dim_name="batch"
     )
+
+
+def _check_equal_devices(processes: int) -> None:
+    """Raises unless each process has as many devices: their shares are equal."""
+    if processes == 1:
+        return
+    import jax
+
+    owners = [device.process_index for device in jax.devices()]
+    counts = [owners.count(process) for process in range(processes)]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            "Expected as many devices in each process, which gets an equal share of "
+            f"a batch. Received: {', '.join(map(str, counts))} devices in processes "
+            f"0 to {processes - 1}. CUDA_VISIBLE_DEVICES chooses some"
+        )
+
+
+def _processes_of_jax() -> int:
+    """How many processes JAX computes in; asks no device where it is one."""
+    import jax
+
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def _join_on_jax() -> None:
+    """Joins the processes of the cluster, unless the caller has.
+
+    Where the environment describes none, JAX detects it: a pod of TPU hosts, SLURM.
+    """
+    import jax
+
+    if not jax.distributed.is_initialized():
+        given: dict[str, Any] = {}
+        if is_described():
+            addresses, own = cluster()
+            wait_for(addresses, own, versions=versions())
+            given = {"coordinator_address": addresses[0], "process_id": own}
+            given |= {"num_processes": len(addresses)}
+            given |= {"cluster_detection_method": "deactivate"}
+        change: Callable[[str, Any], None] = jax.config.update
+        change("jax_cpu_collectives_implementation", "gloo")
+        # It would take the place of Python's handler of SIGTERM, by which a run saves.
+        change("jax_enable_preemption_service", False)
+        try:
+            jax.distributed.initialize(
+                **given,
+                initialization_timeout=120,  # Seconds.
+                shutdown_timeout_seconds=60,  # A worker that failed waits so long.
+            )
+        except ValueError:
+            cluster()  # Raises: there is none.
+            raise
+        except RuntimeError as error:
+            raise ValueError(
+                "Expected jax.distributed to connect all workers. Received: "
+                f"{str(error).strip()[:300]}. Call it before JAX computes anything, "
+                "in a process of its own"
+            ) from error
+    own_versions = json.dumps(versions()).encode()
+    text = np.zeros(2048, np.uint8)
+    text[: len(own_versions)] = np.frombuffer(own_versions, np.uint8)
+    workers = (bytes(row).rstrip(b"\0") for row in _gathered(text))
+    if problem := different_versions(dict(enumerate(map(json.loads, workers)))):
+        raise ValueError(problem)
+    _share_a_seed()
+
+
+def _share_a_seed() -> None:
+    """Gives unseeded processes the first one's seed: weights have to begin equal."""
+    state = random.getstate()
+    draw = random.getrandbits(23)  # A float32 holds it.
+    random.setstate(state)
+    draws = _gathered(np.array([draw], np.float32))
+    if np.ptp(draws):
+        keras.utils.set_random_seed(int(draws[0, 0]))
+
+
+def _gathered(values: np.ndarray) -> np.ndarray:
+    """The values of each process of JAX, [processes, ...]."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(values))
 
 
 def _layout_map(mesh: keras.distribution.DeviceMesh) -> Any:
@@ -208,100 +315,6 @@ def _layout_map(mesh: keras.distribution.DeviceMesh) -> Any:
     return layouts
 
 
-def cluster() -> tuple[list[str], int]:
-    """Every worker's address, and which of them this process is: 0 is the chief.
-
-    Raises:
-        ValueError: naming the field of TF_CONFIG that is not as TensorFlow wants it.
-    """
-    text = os.environ.get("TF_CONFIG", "")
-
-    def wrong(field: str, value: Any) -> ValueError:
-        return ValueError(
-            'Expected TF_CONFIG to be {"cluster": {"worker": ["HOST:PORT", ...]}, '
-            '"task": {"type": "worker", "index": I}}, the same cluster in every '
-            f"process and another index in each. Received: {field}={value!r}. "
-            "`keras-vit launch --workers N -- ...` sets it on one machine"
-        )
-
-    try:
-        told = parse_json(text)
-    except ValueError as error:
-        raise wrong("TF_CONFIG", text) from error
-    jobs = told.get("cluster") if isinstance(told, dict) else None
-    if not isinstance(jobs, dict) or not jobs.get("worker"):
-        raise wrong("cluster", jobs)
-    if unknown := jobs.keys() - {"chief", "worker"}:
-        raise wrong("cluster", {name: jobs[name] for name in sorted(unknown)})
-    for name, addresses in jobs.items():
-        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
-            raise wrong(f"cluster.{name}", addresses)
-    task = told.get("task")
-    if not isinstance(task, dict):
-        raise wrong("task", task)
-    kind, index = task.get("type"), task.get("index")
-    if kind not in jobs:
-        raise wrong("task.type", kind)
-    if not isinstance(index, int) or not 0 <= index < len(jobs[kind]):
-        raise wrong("task.index", index)
-    chiefs = jobs.get("chief", [])
-    return [*chiefs, *jobs["worker"]], index + (kind == "worker") * len(chiefs)
-
-
-def _is_address(text: Any) -> bool:
-    if not isinstance(text, str):
-        return False
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit() and 0 < int(port) < 2**16
-
-
-def wait_for(addresses: Sequence[str], own: int, seconds: float = 600) -> None:
-    """Returns when every worker of the cluster has come, else raises.
-
-    TensorFlow itself waits for an hour and then names nobody. Each worker listens on
-    its own port and calls at the others'; whoever was there once has come.
-
-    Args:
-        addresses: of the workers, "HOST:PORT".
-        own: which of them is this process.
-        seconds: how long to wait.
-
-    Raises:
-        ValueError: naming the addresses where nobody was.
-    """
-    missing = [address for i, address in enumerate(addresses) if i != own]
-    if not missing:
-        return
-    ends = time.monotonic() + seconds
-    port = int(addresses[own].rpartition(":")[2])
-    try:
-        listening = socket.create_server(("", port))
-    except OSError as error:
-        raise ValueError(
-            f"Expected port {port} of this machine to be free: TF_CONFIG gives it to "
-            f"this worker. Received: {error.strerror}. Is another training running?"
-        ) from error
-    with listening:
-        while missing:
-            missing = [address for address in missing if not _is_there(address)]
-            if missing and time.monotonic() > ends:
-                raise ValueError(
-                    f"Expected {len(addresses)} workers within {seconds:g} s. "
-                    f"Received: nobody at {', '.join(missing)}. Is it started, and is "
-                    "its port open to this machine?"
-                )
-            time.sleep(0.1 if missing else 0)
-
-
-def _is_there(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def on_tpu(strategy: Any) -> bool:
     """Whether a strategy's devices are TPUs, whose own number is bfloat16."""
     if keras.backend.backend() == "jax":
@@ -310,7 +323,7 @@ def on_tpu(strategy: Any) -> bool:
 
 
 class Workers:
-    """The processes and devices of one training.
+    """The processes and devices of one training: here one device, on any backend.
 
     Attributes:
         index: of this process; 0 is the chief, the only one that writes files.
@@ -318,31 +331,33 @@ class Workers:
         replicas: that a batch is divided among, in all processes together.
     """
 
+    index, count, replicas = 0, 1, 1
+
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self.index, self.count, self.replicas = 0, 1, 1
-        if isinstance(strategy, tf.distribute.Strategy):
-            self.replicas = strategy.num_replicas_in_sync
-            if self.replicas > 1 and not isinstance(strategy, KNOWN):
-                raise ValueError(
-                    "Expected a strategy of keras_vit.training.strategy, or a Mirrored "
-                    "or TPU one: Keras trains wrongly, or not at all, under others. "
-                    f"Received: {type(strategy).__name__}"
-                )
-            if isinstance(strategy, MultiWorker):
-                addresses, self.index = cluster()
-                self.count = len(addresses)
-        else:
-            mesh = strategy.device_mesh
-            batch = mesh.axis_names.index(strategy.batch_dim_name)
-            self.replicas = mesh.shape[batch]
+
+    @staticmethod
+    def under(strategy: Any) -> "Workers":
+        """Those of what `strategy` returned."""
+        if not isinstance(strategy, tf.distribute.Strategy):
+            return _JaxWorkers(strategy)
+        if strategy.num_replicas_in_sync > 1 or isinstance(strategy, MultiWorker):
+            return _TensorFlowWorkers(strategy)
+        return Workers(strategy)
 
     @classmethod
     def of(cls, model: keras.Model) -> "Workers":
         """Those that train a model: it was built under their strategy."""
         if keras.backend.backend() == "tensorflow":
-            return cls(model.distribute_strategy)
-        return cls(keras.distribution.distribution() or tf.distribute.get_strategy())
+            return cls.under(model.distribute_strategy)
+        devices = keras.distribution.distribution()
+        if devices is None and (count := _devices_of(model)) > 1:
+            raise ValueError(
+                "Expected the training of a model in the scope of its strategy: `with "
+                "strategy.scope():` around model and `fit`. Received: a model on "
+                f"{count} devices, outside"
+            )
+        return cls.under(devices or tf.distribute.get_strategy())
 
     @property
     def chief(self) -> bool:
@@ -362,12 +377,6 @@ class Workers:
                 f"{self.replicas} devices in {self.count} processes, "
                 f"accumulation_steps={parts}"
             )
-        if self.count > 1 and recipe.momentum_dtype == "bfloat16":
-            raise ValueError(
-                "Expected momentum_dtype='float32' in several processes: TensorFlow "
-                "makes no bfloat16 variable there (CollectiveBcastSend). Received: "
-                f"momentum_dtype={recipe.momentum_dtype!r}, {self.count} processes"
-            )
 
     def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
         """A dataset whose global batches are `made`'s, a part on each replica.
@@ -376,7 +385,138 @@ class Workers:
             made: of (this worker's index, how many there are), as
                 `pipelines.train_pipeline` takes it, to this worker's batches.
         """
-        if self.replicas == 1 or not isinstance(self._strategy, tf.distribute.Strategy):
+        return made((self.index, self.count))
+
+    def share(self, batches: Any) -> Any:
+        """This process's part of ready batches, where `fit` does not divide them."""
+        return batches
+
+    def any(self, *asked: bool) -> list[bool]:
+        """What any of the processes asks, in all of them at the same moment."""
+        if self.count == 1:
+            return list(asked)
+        return [bool(total) for total in self._sums(np.array(asked, np.float32))]
+
+    def meet(self) -> None:
+        """Returns when every process has come here."""
+        self.any(False)
+
+    def check_step(self, step: int) -> None:
+        """Raises ValueError unless every process goes on from the same step."""
+        if self.count == 1:
+            return
+        (total,) = self._sums(np.array([step], np.float32))
+        if total != step * self.count:
+            raise ValueError(
+                "Expected every worker to find the same newest checkpoint: the run's "
+                "folder has to be on a disk that all of them share. Received: step "
+                f"{step} on worker {self.index}, {total / self.count:g} on average"
+            )
+
+    def each(self, variable: keras.Variable) -> np.ndarray:
+        """A metric's number on each replica, float32 [R]: each counts what it has seen.
+
+        One number, [], where there is one replica, and on JAX, where there is one sum.
+        """
+        number: np.ndarray = keras.ops.convert_to_numpy(variable)
+        return number
+
+    def give(self, variable: keras.Variable, values: np.ndarray) -> None:
+        """Puts back what `each` returned, to the bit on as many replicas.
+
+        On another number the sum, in equal parts.
+        """
+        variable.assign(np.sum(values))
+
+    def draw_apart(self, states: Sequence[keras.Variable]) -> None:
+        """Gives each replica's dropout draws of its own, as vit_jax/train.py does.
+
+        On JAX the draws are those of the whole batch, on any number of devices.
+
+        Args:
+            states: of the generators, equal on all replicas: (seed, count) each.
+        """
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """The processes' values, float32, summed in all of them."""
+        return values
+
+
+def _devices_of(model: keras.Model) -> int:
+    """The number of devices of JAX that a model's variables are on."""
+    if keras.backend.backend() != "jax":
+        return 1
+    return max((len(v.value.devices()) for v in model.variables), default=1)
+
+
+class _JaxWorkers(Workers):
+    """Processes of JAX, each of which feeds its own devices.
+
+    An array over all devices is one value: variables are assigned, and metrics read,
+    as in one process, at the same moment in all.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy)
+        mesh = strategy.device_mesh
+        self.replicas = mesh.shape[mesh.axis_names.index(strategy.batch_dim_name)]
+        self.count = strategy.num_processes
+        if self.count > 1:
+            import jax
+
+            self.index = jax.process_index()
+
+    def share(self, batches: Any) -> Any:
+        if self.count == 1 or not isinstance(batches, tf.data.Dataset):
+            return batches
+
+        def own(x: Any) -> Any:
+            count = tf.shape(x)[0]
+            tf.debugging.assert_equal(
+                count % self.replicas,
+                0,
+                f"Expected batches of a multiple of {self.replicas} images, one on "
+                "each device. Dataset.batch(..., drop_remainder=True) leaves out the "
+                "last ones",
+            )
+            share = count // self.count
+            return x[self.index * share : (self.index + 1) * share]
+
+        return batches.map(lambda *batch: tf.nest.map_structure(own, batch))
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        sums: np.ndarray = _gathered(values).sum(axis=0)
+        return sums
+
+
+class _TensorFlowWorkers(Workers):
+    """Replicas of `tf.distribute`, in one process or several."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy)
+        self.replicas = strategy.num_replicas_in_sync
+        if self.replicas > 1 and not isinstance(strategy, KNOWN):
+            raise ValueError(
+                "Expected a strategy of keras_vit.training.strategy, or a Mirrored "
+                "or TPU one: Keras trains wrongly, or not at all, under others. "
+                f"Received: {type(strategy).__name__}"
+            )
+        if isinstance(strategy, MultiWorker):
+            addresses, self.index = cluster()
+            self.count = len(addresses)
+
+    def check(self, recipe: Recipe, batch_size: int) -> None:
+        super().check(recipe, batch_size)
+        if self.count > 1 and recipe.momentum_dtype == "bfloat16":
+            raise ValueError(
+                "Expected momentum_dtype='float32' in several processes: TensorFlow "
+                "makes no bfloat16 variable there (CollectiveBcastSend). Received: "
+                f"momentum_dtype={recipe.momentum_dtype!r}, {self.count} processes. "
+                "KERAS_BACKEND=jax trains with it"
+            )
+
+    def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
+        if self.replicas == 1:
             return made((0, 1))
 
         def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -390,63 +530,25 @@ class Workers:
 
         return self._strategy.distribute_datasets_from_function(parts)
 
-    def any(self, *asked: bool) -> list[bool]:
-        """What any of the processes asks, in all of them at the same moment."""
-        if self.count == 1:
-            return list(asked)
-        return [bool(total) for total in self._sums(tf.constant(asked, tf.float32))]
-
-    def meet(self) -> None:
-        """Returns when every process has come here."""
-        self.any(False)
-
-    def check_step(self, step: int) -> None:
-        """Raises ValueError unless every process goes on from the same step."""
-        if self.count == 1:
-            return
-        (total,) = self._sums(tf.constant([step], tf.float32))
-        if total != step * self.replicas:
-            raise ValueError(
-                "Expected every worker to find the same newest checkpoint: the run's "
-                "folder has to be on a disk that all of them share. Received: step "
-                f"{step} on worker {self.index}, {total / self.replicas:g} on average"
-            )
-
     def each(self, variable: keras.Variable) -> np.ndarray:
-        """A metric's number on each replica, float32 [R]: each counts what it has seen.
-
-        One number, [], where there is one replica, and on JAX, where there is one sum.
-        """
+        if self.replicas == 1:
+            return super().each(variable)
         parts = self._parts(variable)
-        if self.replicas == 1 or not parts:
-            number: np.ndarray = keras.ops.convert_to_numpy(variable)
-            return number
         places = np.zeros(self.replicas, np.float32)
         first = self.index * len(parts)
         places[first : first + len(parts)] = [part.numpy() for part in parts]
-        if self.count > 1:
-            return self._sums(tf.constant(places)) / len(parts)
-        return places
+        return self._sums(places) if self.count > 1 else places
 
     def give(self, variable: keras.Variable, values: np.ndarray) -> None:
-        """Puts back what `each` returned, to the bit on as many replicas.
-
-        On another number the sum, in equal parts.
-        """
-        parts = self._parts(variable)
-        if not parts or np.size(values) != self.replicas:
-            variable.assign(np.sum(values))
+        if np.size(values) != self.replicas:
+            super().give(variable, values)
             return
+        parts = self._parts(variable)
         first = self.index * len(parts)
         for part, value in zip(parts, np.ravel(values)[first:], strict=False):
             part.assign(value)
 
     def draw_apart(self, states: Sequence[keras.Variable]) -> None:
-        """Gives each replica's dropout draws of its own, as vit_jax/train.py does.
-
-        Args:
-            states: of the generators, equal on all replicas: (seed, count) each.
-        """
         for state in states:
             seed, count = keras.ops.convert_to_numpy(state)
             parts = self._parts(state)
@@ -456,14 +558,16 @@ class Workers:
                     part.assign(np.array([own, count], seed.dtype))
 
     def _parts(self, variable: keras.Variable) -> Sequence[Any]:
-        """The variables of this process's replicas; none on JAX."""
-        if keras.backend.backend() != "tensorflow":
-            return ()
+        """The variables of this process's replicas."""
         parts: Sequence[Any] = self._strategy.experimental_local_results(variable.value)
         return parts
 
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        local = self.replicas // self.count  # Each replica adds its process's values.
+        return self._sum_of_replicas(tf.constant(values)) / local
+
     @functools.cached_property
-    def _sums(self) -> Callable[[Any], np.ndarray]:
+    def _sum_of_replicas(self) -> Callable[[Any], np.ndarray]:
         @tf.function
         def sums(values: Any) -> Any:
             each = self._strategy.run(tf.identity, args=(values,))

@@ -234,10 +234,12 @@ class _Trainings:
         averaged = None if self.recipe.ema is None else resuming.EMACallback(steps)
 
         def save_best() -> None:
-            if best is None or kept.folder is None or not self.workers.chief:
+            if best is None or kept.folder is None:
                 return
+            # All processes: on JAX an array of all is assigned by all.
             with averaged.applied() if averaged else contextlib.nullcontext():
-                save_model(best, kept.folder / "best.keras")
+                if self.workers.chief:
+                    save_model(best, kept.folder / "best.keras")
 
         keeper = resuming.CheckpointCallback(
             steps,

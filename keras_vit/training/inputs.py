@@ -210,8 +210,8 @@ class Batches:
         """Batches of the whole training set, and of the test set."""
         if self.ready is not None:
             ready = self.ready
-            given = ValidationData(self.validation_data)
-            return lambda start_step: ready.skip(start_step), given
+            given = ValidationData(self.workers.share(self.validation_data))
+            return lambda start_step: self.workers.share(ready.skip(start_step)), given
         test = self.source.test
         judged = ValidationData(None) if test is None else self._evaluate(test)
         return self._train(self.source.train), judged

@@ -179,7 +179,11 @@ def test_images_are_normalized_as_the_model_expects(source):  # noqa: F811
 
 def test_the_best_evaluation_is_of_the_least_loss(tmp_path):
     keeper = resume.CheckpointCallback(
-        30, 10, [], distribution.Workers(tf.distribute.get_strategy()), by_loss=True
+        30,
+        10,
+        [],
+        distribution.Workers.under(tf.distribute.get_strategy()),
+        by_loss=True,
     )
     saved = []
     keeper.save_best = lambda: saved.append(keeper.rows[-1]["val_loss"])

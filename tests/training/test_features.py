@@ -336,7 +336,8 @@ def test_float16_leaves_an_update_out_that_overflows(parts):
 
 
 def test_sweep_takes_the_better_rate_from_the_same_start(source):  # noqa: F811
-    swept, single = (tiny(dropout_rate=0.1) for _ in range(2))
+    """Of a head that is not zero: the least update of one shows the right classes."""
+    swept, single = (with_a_head(dropout_rate=0.1) for _ in range(2))
     settings = recipe(total_steps=12, base_lr=(1e-6, 0.3))
     result = fit(swept, settings, source, verbose=0)
     assert result.learning_rate == 0.3

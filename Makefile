@@ -58,8 +58,10 @@ test-jax-and-torch: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
 	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py \
-	  tests/training/test_train_step.py tests/training/test_features.py \
-	  tests/training/test_resume.py tests/training/test_masked_patches.py
+	  tests/test_backend_commands.py tests/training/test_train_step.py \
+	  tests/training/test_features.py tests/training/test_optim.py \
+	  tests/training/test_devices.py tests/training/test_resume.py \
+	  tests/training/test_masked_patches.py
 
 fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.
 	$(QUIET) KERAS_VIT_FUZZ=10000 $(BIN)/pytest -q --durations=0 -s tests/weights/test_fuzz.py

@@ -7,7 +7,7 @@ one on standard output; what the libraries print goes to standard error.
 
     {"what": "forward", "calls": 2}     {"seconds": 1.5}, the mean of the calls
     {"what": "memory"}                  {"bytes": 2500000000}, the most so far
-    {"what": "facts"}                   {"multiply_adds": ..., "versions": ...}
+    {"what": "facts"}                   {"multiply_adds": ..., "versions": ..., ...}
     {"what": "save", "folder": "..."}   {}, its weights in the library's own form
 
 "training", "latency" (a batch of one) and "peak" (one matrix product in the library's
@@ -25,6 +25,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,10 @@ class Peer:
         """Of one image, forward, where the library counts them."""
         return None
 
+    def device(self) -> str:
+        """The name of what computes."""
+        return platform.processor() or platform.machine()
+
 
 def tensorflow_product(job: Job) -> Callable[[], object]:
     """Without XLA."""
@@ -193,6 +198,20 @@ def jax_memory() -> int:
     import jax
 
     return int(jax.devices()[0].memory_stats()["peak_bytes_in_use"])
+
+
+def torch_name() -> str:
+    """Of the GPU."""
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def jax_name() -> str:
+    """Of the GPU."""
+    import jax
+
+    return str(jax.devices()[0].device_kind)
 
 
 def require_gpu(framework: str) -> None:
@@ -283,6 +302,11 @@ class KerasPeer(Peer):
         if self.job.device == "cpu":
             return super().memory()
         return torch_memory() if self.backend == "torch" else jax_memory()
+
+    def device(self) -> str:
+        if self.job.device == "cpu":
+            return super().device()
+        return torch_name() if self.backend == "torch" else jax_name()
 
 
 def our_model(job: Job) -> Any:
@@ -470,6 +494,8 @@ class TorchPeer(Peer):
         if self.job.device == "gpu":
             require_gpu("torch")
         self.model = make().to(torch_device(self.job))
+        if self.job.device == "gpu":
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.called = torch.compile(self.model) if self.job.compiled else self.model
         self.autocast = functools.partial(
             torch.autocast,
@@ -492,11 +518,12 @@ class TorchPeer(Peer):
     def put(self, array: np.ndarray) -> Any:
         import torch
 
-        if array.ndim == 4:
-            array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-        else:
-            array = array.astype(np.int64)
-        return torch.from_numpy(array).to(torch_device(self.job))
+        if array.ndim == 1:
+            return torch.from_numpy(array.astype(np.int64)).to(torch_device(self.job))
+        images = array.transpose(0, 3, 1, 2)
+        if self.job.device == "gpu":  # Channels last, as they are.
+            return torch.from_numpy(images).to("cuda")
+        return torch.from_numpy(np.ascontiguousarray(images))
 
     def forward(self, images: Any) -> Any:
         import torch
@@ -526,6 +553,9 @@ class TorchPeer(Peer):
 
     def memory(self) -> int:
         return super().memory() if self.job.device == "cpu" else torch_memory()
+
+    def device(self) -> str:
+        return super().device() if self.job.device == "cpu" else torch_name()
 
 
 def let_torchvision_import() -> None:
@@ -558,6 +588,7 @@ class Timm(TorchPeer):
         import timm
 
         job = self.job
+        timm.layers.set_fused_attn(True)  # scaled_dot_product_attention.
         return timm.create_model(
             "vit_base_patch16_224",
             pretrained=False,
@@ -700,6 +731,9 @@ class Flax(Peer):
     def memory(self) -> int:
         return super().memory() if self.job.device == "cpu" else jax_memory()
 
+    def device(self) -> str:
+        return super().device() if self.job.device == "cpu" else jax_name()
+
 
 PEERS: Mapping[str, type[Peer]] = {
     "keras_vit": KerasVit,
@@ -737,8 +771,9 @@ def serve(peer: Peer, answer: Callable[[dict[str, Any]], None]) -> None:
         peer.put(array)
         for array in (job.images(1), job.images(job.batch), job.labels())
     )
+    product = functools.cache(peer.product)  # Its arrays are made when it is asked for.
     timed: dict[str, Callable[[], object]] = {
-        "peak": peer.product(),
+        "peak": lambda: product()(),
         "forward": lambda: peer.forward(images),
         "training": lambda: peer.train(images, labels),
         "latency": lambda: peer.forward(one),
@@ -747,8 +782,14 @@ def serve(peer: Peer, answer: Callable[[dict[str, Any]], None]) -> None:
         request = json.loads(line)
         match request["what"]:
             case "facts":
-                told = {"multiply_adds": peer.multiply_adds()}
-                answer(told | {"versions": versions(peer.packages)})
+                answer(
+                    {
+                        "multiply_adds": peer.multiply_adds(),
+                        "versions": versions(peer.packages),
+                        "device": peer.device(),
+                        "product": job.product,
+                    }
+                )
             case "memory":
                 answer({"bytes": peer.memory()})
             case "save":

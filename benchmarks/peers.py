@@ -4,7 +4,8 @@
     python benchmarks/peers.py
     python benchmarks/peers.py --only timm timm-compiled --plot peers.png
     python benchmarks/peers.py --flax-checkout ../vision_transformer
-    python benchmarks/peers.py --device gpu    # JAX and torch in bfloat16, batch 64.
+    python benchmarks/peers.py --device gpu --json gpu.json    # A sweep: see below.
+    python benchmarks/peers.py --sweep --models ViT-Ti/16@64 --most 8    # On a CPU.
 
 For a machine that does nothing else: a busy one slows some libraries more than others.
 
@@ -15,8 +16,11 @@ round, so of figures that were taken seconds or minutes apart; above 1 is faster
 ours-tensorflow, which is what `keras_vit.vit(...)` and `compile` give by default.
 Libraries that do not fit into memory together go in groups, ours-tensorflow in each.
 
-A GPU is for a JAX and a torch that are built for it, in .venv and in .venv-peers; there
-ours-jax is the reference, and memory is the GPU's.
+A GPU is for a JAX and a torch that are built for it, in .venv and in .venv-peers. There
+ours on JAX and torch, and timm, eager and compiled, with channels last and fused
+attention, run ViT-S, B and L/16 at 224 px and ViT-B/16 at 384 px in bfloat16 (autocast;
+weights are float32). The batch is swept to the largest that fits, for forward passes
+and updates (sweep.py): images/s, MFU, peak memory, and what `costs` predicts.
 
 After the rounds: the most memory so far, the median of five batches of one image, and
 the start of a process until it has printed the class of one image, its weights read
@@ -41,6 +45,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sweep
 from peer_adapters import Job
 
 ROOT = Path(__file__).parents[1]
@@ -51,10 +56,8 @@ PACKAGE = importlib.util.find_spec("keras_vit")
 CONFIGS = Path(str(PACKAGE and PACKAGE.origin)).with_name("configs.py")
 VARIANTS = runpy.run_path(str(CONFIGS))["VIT_VARIANTS"]
 TURN = ("peak", "forward", "training")
-CALLS = {
-    "cpu": {"peak": 20, "forward": 2, "training": 1},
-    "gpu": {"peak": 100, "forward": 20, "training": 10},
-}
+CALLS = {"peak": 20, "forward": 2, "training": 1}
+DEVICES = ("cpu", "gpu")
 PATIENCE = 1200  # Seconds; torch.compile of a large model takes minutes.
 
 
@@ -137,7 +140,7 @@ ROWS = (
     ),
     Row(name="flax", library="flax", environment="flax", gpu=True),
 )
-REFERENCE = {"cpu": "ours-tensorflow", "gpu": "ours-jax"}
+REFERENCE = "ours-tensorflow"
 
 
 class FailureError(RuntimeError):
@@ -369,9 +372,8 @@ class Bench:
         }
         if self.options.device == "cpu":
             environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        else:  # Several share it.
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-            environment |= {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        else:  # One process at a time has it.
+            environment |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
         environment.pop("PYTHONPATH", None)
         if row.side == "ours":
             environment["PYTHONPATH"] = str(ROOT)
@@ -425,7 +427,7 @@ class Bench:
         begun = time.perf_counter()
         facts = worker.ask("facts")
         figures.versions = facts["versions"]
-        if row.name == REFERENCE[self.options.device]:
+        if row.name == REFERENCE:
             self.multiply_adds = facts["multiply_adds"]
         for what in (*row.turn, "latency"):
             worker.ask(what, calls=2)
@@ -434,8 +436,7 @@ class Bench:
     def _round(self, row: Row, worker: Worker, figures: Figures) -> None:
         worker.ask("latency", calls=1)  # Wakes it, and is not counted.
         for what in row.turn:
-            calls = CALLS[self.options.device][what]
-            seconds = worker.ask(what, calls=calls)["seconds"]
+            seconds = worker.ask(what, calls=CALLS[what])["seconds"]
             figures.seconds.setdefault(what, []).append(seconds)
 
     def _end(self, row: Row, worker: Worker, figures: Figures) -> None:
@@ -482,10 +483,13 @@ def progress(told: str) -> None:
 
 def chosen(options: argparse.Namespace) -> list[Row]:
     """The rows that can be run, the reference first; says which cannot."""
-    reference = REFERENCE[options.device]
+    reference = "" if options.sweep else REFERENCE
+    only = options.only or (sweep.ROWS if options.sweep else ())
     rows = []
     for row in sorted(ROWS, key=lambda row: row.name != reference):
-        if row.name != reference and options.only and row.name not in options.only:
+        if row.name != reference and only and row.name not in only:
+            continue
+        if options.sweep and not set(sweep.CALLS) <= set(row.turn):
             continue
         if options.device == "gpu" and not row.gpu:
             continue
@@ -564,7 +568,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--variant", choices=VARIANTS, default="ViT-B/16")
     parser.add_argument("--image-size", type=int, default=224, help="default 224")
-    parser.add_argument("--batch", type=int, help="default 8, on a GPU 64")
+    parser.add_argument("--batch", type=int, help="default 8")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument(
         "--only",
@@ -582,11 +586,42 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--flax-checkout", type=Path, metavar="FOLDER", help="the official code"
     )
-    parser.add_argument("--device", choices=CALLS, default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
+    parser.add_argument(
+        "--sweep", action="store_true", help="sweep batches; always on a GPU"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=sweep.MODELS,
+        metavar="VARIANT@PIXELS",
+        help="of a sweep (default: " + " ".join(sweep.MODELS) + ")",
+    )
+    parser.add_argument(
+        "--smallest", type=int, default=32, help="first batch of a sweep (default 32)"
+    )
+    parser.add_argument(
+        "--most", type=int, default=4096, help="largest one tried (default 4096)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="at least, of a round (default 1)"
+    )
+    parser.add_argument(
+        "--peak", type=float, metavar="TFLOPS", help="the device's, where it is unknown"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
     options = parser.parse_args(arguments)
-    options.batch = options.batch or {"cpu": 8, "gpu": 64}[options.device]
+    options.batch = options.batch or 8
+    options.sweep |= options.device == "gpu"
+    options.smallest = min(options.smallest, options.most)
+    if options.smallest < 1 or options.seconds < 0 or (options.peak or 1) <= 0:
+        parser.error("--smallest, --most and --peak are positive, --seconds 0 or more")
+    try:
+        for model in options.models:
+            sweep.split(model)
+    except ValueError as error:
+        parser.error(f"--models: {error}")
     if options.together < 2 or min(options.rounds, options.batch) < 1:
         parser.error("--together is 2 or more, --rounds and --batch are 1 or more")
     if options.starts < 0:
@@ -599,16 +634,29 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def swept(options: argparse.Namespace, rows: list[Row]) -> None:
+    """Sweeps the batches of each model, a process at a time."""
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+
+        def start(row: Row, model: str, batch: int) -> Worker:
+            variant, side = sweep.split(model)
+            own = {"variant": variant, "image_size": side, "batch": batch}
+            given = argparse.Namespace(**vars(options) | own)
+            return Bench(given, Path(folder)).start(row)
+
+        sweep.run(options, rows, start, progress)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints the table."""
     options = parse(arguments)
     rows = chosen(options)
+    if options.sweep:
+        swept(options, rows)
+        return
     title = (
         f"{options.variant}, {options.image_size} px, batch {options.batch}, "
-        + {"cpu": f"float32, {os.cpu_count()} threads", "gpu": "bfloat16, GPU"}[
-            options.device
-        ]
-        + f", {options.rounds} rounds"
+        f"float32, {os.cpu_count()} threads, {options.rounds} rounds"
     )
     print(f"{title}; the reference is {rows[0].name}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="peers-"))

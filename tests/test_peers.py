@@ -1,4 +1,4 @@
-"""benchmarks/peers.py: its ratios and table, and what its processes answer."""
+"""benchmarks/peers.py and sweep.py: ratios, tables, and their processes' answers."""
 
 import dataclasses
 import importlib
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import keras_vit
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -21,6 +23,7 @@ for line in sys.stdin:
     if what == "training" and "dies" in sys.argv:
         raise ValueError("no such size")
     answers = {"facts": {"multiply_adds": 100, "versions": {}}, "memory": {"bytes": 5}}
+    answers["facts"] |= {"device": "NVIDIA H100 80GB HBM3", "product": [10, 10, 10]}
     print(json.dumps(answers.get(what, {"seconds": 0.5})), flush=True)
 """
 
@@ -186,3 +189,127 @@ def test_a_job_goes_through_json(peers, tmp_path):
     assert type(job)(**json.loads(json.dumps(dataclasses.asdict(job)))) == job
     assert job.product == (2 * 5, 192, 768)
     assert job.images(2).shape == (2, 32, 32, 3)
+
+
+# The sweep of batches, which a GPU is for.
+
+
+@pytest.fixture
+def sweep(peers):
+    """benchmarks/sweep.py, as peers.py imports it."""
+    return peers.sweep
+
+
+@pytest.mark.parametrize(
+    ("room", "found"),
+    [(0, (0, 1)), (3, (3, 4)), (32, (32, 36)), (100, (96, 104)), (9999, (256, None))],
+)
+def test_the_largest_batch_is_found_to_an_eighth(room, found, sweep):
+    tried = []
+
+    def fits(batch):
+        tried.append(batch)
+        return batch <= room
+
+    assert sweep.search(fits, 32, 256) == found
+    assert len(tried) == len(set(tried))
+    largest, too_large = found
+    assert not largest or not too_large or largest <= room < too_large
+
+
+def test_devices_by_their_drivers_names(sweep):
+    names = {
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA A100-SXM4-40GB": 312e12,
+        "NVIDIA GeForce RTX 4090": 165.2e12,
+        "Tesla T4": 65e12,
+        "NVIDIA H200": 989e12,
+        "Quadro": None,
+    }
+    assert {name: sweep.peak_of(name) for name in names} == names
+
+
+def stands_in(peers, tmp_path, room):
+    """A process that answers up to a batch, and has no memory beyond it."""
+
+    def start(row, model, batch):
+        code = STANDS_IN
+        if batch > room:
+            code = STANDS_IN.replace(
+                '"no such size"', '"RESOURCE_EXHAUSTED: Out of memory"'
+            )
+        dies = ["dies"] * (batch > room or row.name == "timm")
+        return started(peers, tmp_path, code, *dies)
+
+    return start
+
+
+def test_a_sweep_on_a_gpu_that_is_not_there(peers, sweep, tmp_path, capsys):
+    """Figures of a process that takes half a second for everything."""
+    file = tmp_path / "gpu.json"
+    options = ["--device", "gpu", "--json", str(file), "--smallest", "4"]
+    options = peers.parse([*options, "--most", "16", "--models", "ViT-B/16@224"])
+    assert options.sweep
+    rows = [row for row in peers.ROWS if row.name in ("ours-jax", "timm")]
+    sweep.run(options, rows, stands_in(peers, tmp_path, 9), lambda told: None)
+    written = json.loads(file.read_text())
+    assert written["title"] == "NVIDIA H100 80GB HBM3 (989 TFLOP/s), bfloat16"
+    series = {(row["row"], row["what"]): row for row in written["rows"]}
+    ours = series["ours-jax", "training"]
+    assert [point["batch"] for point in ours["points"]] == [4, 8, 9]
+    assert (ours["largest"], ours["too_large"]) == (9, 10)
+    last = ours["points"][-1]
+    adds = keras_vit.inspection.costs("ViT-B/16").multiply_adds
+    flops = 6 * adds
+    assert last["images_per_second"] == 18
+    assert last["mfu"] == pytest.approx(18 * flops / 989e12)
+    assert last["share_of_product"] == pytest.approx(18 * flops / (2000 / 0.5))
+    predicted = keras_vit.inspection.costs(
+        "ViT-B/16", batch=9, dtype="bfloat16", optimizer="sgd"
+    )
+    assert last["predicted_memory"] == predicted.memory.training_total
+    hours = predicted.hours(1e6, "H100")
+    assert last["predicted_images_per_second"] == pytest.approx(1e6 / (3600 * hours))
+    assert series["timm", "training"]["failure"] == "ValueError: no such size"
+    assert series["timm", "forward"]["largest"] == 16
+    out = capsys.readouterr().out
+    assert f"ViT-B/16, 224 px, {adds:,} multiply-adds an image" in out
+    assert "ours-jax             9" in out
+    assert "timm              ValueError: no such size" in out
+
+
+def test_a_sweeps_rows_and_models(peers, capsys):
+    options = peers.parse(["--device", "gpu"])
+    assert options.models == (
+        *("ViT-S/16@224", "ViT-B/16@224", "ViT-L/16@224"),
+        "ViT-B/16@384",
+    )
+    names = [row.name for row in peers.chosen(options)]
+    assert set(names) >= {"ours-jax", "ours-torch"}
+    assert set(names) <= set(peers.sweep.ROWS)
+    for wrong in ("ViT-B/16", "ViT-B/16@10", "Mine@224"):
+        with pytest.raises(SystemExit):
+            peers.parse(["--sweep", "--models", wrong])
+        assert "--models: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["ours-jax", "ours-torch"])
+def test_a_sweep_of_ours_on_a_cpu(row, peers, tmp_path, capsys):
+    file = tmp_path / "cpu.json"
+    peers.main(
+        [
+            *("--sweep", "--only", row, "--models", "ViT-Ti/16@32", "--smallest", "2"),
+            *("--most", "2", "--seconds", "0", "--peak", "0.1", "--json", str(file)),
+        ]
+    )
+    written = json.loads(file.read_text())
+    assert [(row["what"], row["largest"]) for row in written["rows"]] == [
+        ("forward", 2),
+        ("training", 2),
+    ]
+    for series in written["rows"]:
+        (point,) = series["points"]
+        assert 0 < point["mfu"] < 10
+        assert point["memory"] > 1e8
+    assert "training" in capsys.readouterr().out

@@ -29,6 +29,7 @@ from keras_vit.layers.embeddings import quantized
 from keras_vit.models.vision import labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
 from keras_vit.serving.export_check import drawn_samples
+from keras_vit.serving.on_tensorflow import exported_on_tensorflow
 from keras_vit.serving.parity import largest_difference, run_fresh
 from keras_vit.serving.precision import INT8, in_float32
 
@@ -64,6 +65,7 @@ class ExportedFile:
         )
 
 
+@exported_on_tensorflow
 def export_file(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -107,8 +109,8 @@ def export_file(
         An `ExportedFile`, with the path and the difference.
 
     Raises:
-        ValueError: if the suffix, the precision or the backend has no such export, the
-            model has no head, `labels`, `preprocessing` or `images` do not fit it,
+        ValueError: if the suffix or the precision has no such export, the model has no
+            head, `labels`, `preprocessing` or `images` do not fit it,
             a file is there, or what was written says something else than Keras;
             nothing is renamed into place then.
         ImportError: without the format's extra, or a Keras that has it.
@@ -307,7 +309,6 @@ class _Format:
 
     def check(self, model: keras.Model, precision: str) -> None:
         """Raises where this model cannot be written so."""
-        graph.require_tensorflow()
         if precision not in self.tolerances:
             raise ValueError(
                 f"Expected precision {' or '.join(self.tolerances)} for {self.name}. "

@@ -20,16 +20,6 @@ from keras_vit.facts import Preprocessing
 Tensor: TypeAlias = Any
 
 
-def require_tensorflow() -> None:
-    """Raises under another backend, whose models have no graph to export."""
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "Expected the TensorFlow backend, whose graphs are exported. Received: "
-            f"{keras.backend.backend()}. Save the model, and load and export it under "
-            "KERAS_BACKEND=tensorflow"
-        )
-
-
 @contextlib.contextmanager
 def without_temporary_names() -> Iterator[None]:
     """Holds back TensorFlow's INFO, which in a notebook names folders that are gone."""

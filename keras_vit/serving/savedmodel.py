@@ -22,6 +22,7 @@ from keras_vit.models.transfer import merge_lora
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, warmup
 from keras_vit.serving.export_check import Trial, drawn_samples
+from keras_vit.serving.on_tensorflow import exported_on_tensorflow
 from keras_vit.serving.parity import run_fresh
 from keras_vit.serving.signatures import Served, chosen_of
 
@@ -61,6 +62,7 @@ class Exported:
         return "\n".join(lines)
 
 
+@exported_on_tensorflow
 def export(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -97,6 +99,8 @@ def export(
     It is renamed into place after a process that imports TensorFlow alone has run every
     signature on `samples` and said what Keras says, to 1e-5 (in half precision 5e-3).
 
+    On JAX and torch a process with TensorFlow exports the model from a `.keras` file.
+
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
         path: the folder of its versions, `model_base_path` to TensorFlow Serving.
@@ -127,7 +131,6 @@ def export(
         ImportError: without tensorflow-serving-api.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
-    graph.require_tensorflow()
     model = merge_lora(model)
     served = Served(
         model,

@@ -74,7 +74,8 @@ def strategy(
     """What a model is built and trained under: something with a `scope()`.
 
     On TensorFlow a `tf.distribute` strategy, on JAX a distribution of
-    `keras.distribution`; not in the paper, which trains on TPUs (4.1).
+    `keras.distribution`, on torch one device; not in the paper, which trains on TPUs
+    (4.1).
 
     Args:
         word: "none", one device; "mirrored", every device of this machine;
@@ -101,18 +102,13 @@ def strategy(
         return _on_jax(found() if word == "auto" else word, model_parallel)
     if model_parallel != 1:
         raise ValueError(
-            "Expected model_parallel=1 on this backend: keras.distribution needs JAX. "
-            f"Received: model_parallel={model_parallel}, backend={backend}. "
-            "KERAS_BACKEND=jax changes it"
+            f"Expected model_parallel=1 on {backend}: keras.distribution cuts a model "
+            f"over devices on JAX only. Received: model_parallel={model_parallel}. "
+            f"KERAS_BACKEND=jax cuts it; on {backend} a smaller batch, more "
+            "accumulation steps and remat=True save memory"
         )
     if backend == "torch":
-        if word not in ("auto", "none"):
-            raise ValueError(
-                "Expected 'none' on torch: keras.distribution has no torch backend in "
-                f"Keras {keras.__version__}. Received: {word!r}. "
-                "KERAS_BACKEND=jax or tensorflow trains on several devices"
-            )
-        return tf.distribute.get_strategy()
+        return _on_torch(word)
     return _ON_TENSORFLOW[found() if word == "auto" else word](tpu)
 
 
@@ -299,6 +295,19 @@ def _gathered(values: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(values))
+
+
+def _on_torch(word: Word) -> Any:
+    """One device: Keras 3.15 has no `keras.distribution` on torch (keras#23418)."""
+    workers = len(cluster()[0]) if is_described() else 1
+    if word not in ("auto", "none") or (word == "auto" and workers > 1):
+        received = repr(word) + (f", a cluster of {workers} workers" * (workers > 1))
+        raise ValueError(
+            "Expected strategy 'none' on torch: Keras trains on one device there "
+            f"(keras#23418). Received: {received}. KERAS_BACKEND=tensorflow or jax "
+            "trains on several devices"
+        )
+    return tf.distribute.get_strategy()  # The default: its scope changes nothing.
 
 
 def _layout_map(mesh: keras.distribution.DeviceMesh) -> Any:

@@ -366,7 +366,7 @@ def test_words(monkeypatch):
     assert distribution.strategy() is distribution.strategy("none") is default
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
     assert distribution.strategy() is default
-    with pytest.raises(ValueError, match="Expected 'none' on torch"):
+    with pytest.raises(ValueError, match="Expected strategy 'none' on torch"):
         distribution.strategy("mirrored")
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     monkeypatch.setenv("TF_CONFIG", "{")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.recipes import Recipe
 from keras_vit.training import fit
 from keras_vit.training.optim import MomentumSGD, WarmupDecay
@@ -18,8 +17,6 @@ from keras_vit.training.optim import MomentumSGD, WarmupDecay
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit.data import sources, splits  # noqa: E402
-from keras_vit.training.distribution import Workers  # noqa: E402
-from keras_vit.training.inputs import Batches  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -107,19 +104,6 @@ def trajectory(monkeypatch):
 
 
 # The sweep.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout_rate", [0.0, 0.1])
-def test_sweep_takes_the_better_rate_from_the_same_start(source, dropout_rate):
-    swept, single = (tiny(dropout_rate=dropout_rate) for _ in range(2))
-    settings = recipe(total_steps=12, base_lr=(1e-6, 0.3))
-    result = fit(swept, settings, source, verbose=0)
-    assert result.learning_rate == 0.3
-    assert result.sweep[0.3] > result.sweep[1e-6]
-    one = dataclasses.replace(settings, base_lr=(0.3,))
-    assert fit(single, one, source, verbose=0).sweep == {}
-    assert_equal(swept.get_weights(), single.get_weights())
 
 
 @pytest.mark.slow
@@ -236,85 +220,6 @@ def with_a_head(**changes):
     rng = np.random.default_rng(1)
     model.get_layer("head").set_weights([rng.normal(size=kernel.shape), bias])
     return model
-
-
-def batch():
-    images, labels = next(iter(ready(count=1)))
-    return images, np.eye(CLASSES)[labels.numpy()]
-
-
-def test_losses_are_the_recipes():
-    images, labels = batch()
-    logits = with_a_head()(images).numpy().astype(np.float64)
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    smooth = 0.9 * labels + 0.1 / CLASSES
-    expected = {
-        (): -(labels * log_p).sum(-1).mean(),
-        (("label_smoothing", 0.1),): -(smooth * log_p).sum(-1).mean(),
-        (("loss", "sigmoid"),): (np.log1p(np.exp(logits)) - labels * logits)
-        .sum(-1)
-        .mean(),
-    }
-    for changes, loss in expected.items():
-        assert one_step(**dict(changes))[1] == pytest.approx(loss, abs=1e-5)
-
-
-def test_epochs_are_counted_in_images(source, trajectory):
-    settings = recipe(total_steps=None, epochs=2)
-    fit(tiny(), settings, source, verbose=0)
-    assert len(trajectory) == 8  # 2 * 30 / 8, rounded.
-    with pytest.raises(ValueError, match=r"recipe of steps.*epochs=2.*for_images"):
-        fit(tiny(), settings, ready(), verbose=0)
-
-
-def test_augmented_batches(source):
-    """Each by its own function, from keys of (seed, epoch, place) and (seed, step)."""
-    settings = recipe(
-        randaugment=(2, 9), random_erasing=1.0, mixup=0.2, cutmix=1.0, augment="flip"
-    )
-    model = tiny()
-    workers = Workers.of(model)
-    made = Batches(model, settings, source, None, OFFICIAL, 0, 0, workers)
-    train, test = made.all()
-    images, labels = next(iter(train(start_step=3)))
-    again, _ = next(iter(train(start_step=0).skip(3)))
-    assert (images.numpy() == again.numpy()).all()
-    assert labels.shape == (8, CLASSES)
-    np.testing.assert_allclose(labels.numpy().sum(-1), 1, atol=1e-6)
-    flips = recipe(augment="flip")
-    plain = Batches(model, flips, source, None, OFFICIAL, 0, 0, workers)
-    other, _ = next(iter(plain.all()[0](start_step=3)))
-    assert (images.numpy() != other.numpy()).mean() > 0.1
-    assert next(iter(test.batches))[1].shape[-1] == CLASSES
-    result = fit(tiny(), settings, source, verbose=0)
-    assert result.test_accuracy is not None
-
-
-@pytest.mark.parametrize("sides", [(160, 128), (512, 480)])
-@pytest.mark.parametrize("image_size", [(32, 32), (64, 96), (224, 224)])
-def test_a_crop_shows_the_recipes_share_at_every_size(sides, image_size):
-    """BiT's rule is for 128 or 480 px; models of other sizes see the same share."""
-    resize, crop = sides
-    down, across = np.mgrid[0:256, 0:256].astype(np.uint8)
-    ramps = np.stack([down, across, across], -1)
-    ramp = sources.Source(
-        "ramp", ("one",), splits.Arrays(np.stack([ramps] * 8), np.zeros(8, int)), None
-    )
-    model = keras.Sequential(
-        [keras.Input((*image_size, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
-    )
-    settings = recipe(
-        augment="crop_only", resize=(resize, resize), image_size=(crop, crop)
-    )
-    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,))
-    workers = Workers.of(model)
-    made = Batches(model, settings, ramp, None, unscaled, 0, 0, workers)
-    images = next(iter(made.all()[0](start_step=0)))[0].numpy()
-    for axis, channel in enumerate((0, 1)):
-        lines = np.take(images[..., channel], 0, axis=2 - axis)  # [B, side]
-        pixels = image_size[axis]
-        shares = (lines[:, -1] - lines[:, 0]) * pixels / (pixels - 1) / 256
-        np.testing.assert_allclose(shares, crop / resize, rtol=0, atol=0.02)
 
 
 # Counting.

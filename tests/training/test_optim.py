@@ -55,8 +55,11 @@ def test_big_visions_schedules(tag, agree):
     theirs = np.load(REFERENCE / "lr_schedules.npz")
     schedule = copy_of(optim.BigVisionSchedule(1.0, 100, **BIG_VISION[tag]))
     ours = rates(schedule, theirs[f"{tag}/step"])
-    # A root, a quotient and a product: two last places. The others agree to the bit.
+    # A root, a quotient and a product: two last places. The others agree to the bit,
+    # but for torch's cosine, which rounds one value differently.
     atol = 1.2e-7 if "rsqrt" in tag else 1e-8
+    if "cosine" in tag and keras.backend.backend() == "torch":
+        atol = 6e-8
     agree(f"lr_schedules {tag}: rate 1", ours, theirs[f"{tag}/lr"], atol)
 
 
@@ -132,6 +135,8 @@ def test_five_steps_of_big_visions_optimizers(tag, agree):
         # One of 20,736 momentums is rounded to the other neighbour in bfloat16.
         flipped = (tag, name) == ("adafactor_bv", "c/kernel")
         atol = 2e-5 if flipped else 1e-7
+        if tag == "momentum_hp" and keras.backend.backend() == "torch":
+            atol = 1e-6  # The norm's sum in another order moves a bfloat16 momentum.
         label = f"optim_loss_mixup {tag}{' (one flip)' * flipped}"
         ours = ops.convert_to_numpy(variable)
         agree(f"{label}: {name}", ours, theirs[f"{tag}/final/{name}"], atol)
@@ -291,6 +296,9 @@ def test_layer_decay_multiplies_rate_and_decay(make):
                 np.testing.assert_allclose(own, at_rate, rtol=0, atol=1e-6)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="Keras does not compile by default"
+)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_compiled_is_as_step_by_step(make):
     """In `model.fit`, with XLA and clipping; bfloat16 may round otherwise."""

@@ -74,6 +74,7 @@ class Training:
                 [sys.executable, __file__, "--train", settings, str(start), str(path)],
                 env={
                     "TF_CPP_MIN_LOG_LEVEL": "2",
+                    "OMP_NUM_THREADS": "1",  # More cost torch time on small products.
                     **os.environ,
                     "KERAS_BACKEND": self.backend,
                     "JAX_ENABLE_X64": str(self.dtype == "float64"),

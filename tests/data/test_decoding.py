@@ -1,11 +1,16 @@
-"""One decoder: the same bytes give the same pixels, or refusal, on every path."""
+"""One decoder: the same bytes give the same pixels, or refusal, on every path.
+
+`python -m tests.data.test_decoding` prints the table of formats and paths.
+"""
 
 import io
 import os
 import re
 import struct
+import tempfile
 import types
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,6 +218,11 @@ def of_predict(images, size, folder):
     return np.stack(pixels)
 
 
+def of_preprocess(images, size, folder):
+    """`VisionModel.preprocess` of encoded bytes."""
+    return preprocessing.prepare_all(images, size, OFFICIAL, 3)
+
+
 def of_packed(images, size, folder):
     for number, image in enumerate(images):
         name = "ab"[number >= len(images) / 2]
@@ -249,6 +259,7 @@ PATHS = {
     "training, crop": of_crop,
     "evaluation": of_pipeline(pipelines.eval_pipeline),
     "predict, inspect": of_predict,
+    "model.preprocess": of_preprocess,
     "packed": of_packed,
     "served": of_served,
 }
@@ -298,6 +309,8 @@ def test_same_bytes_same_refusal_in_words(tmp_path):
     for data, reason in REFUSED.values():
         with pytest.raises(ValueError, match=re.escape(f"({reason})")):
             of_predict([data], (HEIGHT, WIDTH), tmp_path)
+        with pytest.raises(ValueError, match=re.escape(f"Received: {reason}")):
+            of_preprocess([data], (HEIGHT, WIDTH), tmp_path)
 
 
 def test_same_bytes_same_refusal_of_a_folder(tmp_path):
@@ -429,3 +442,51 @@ def test_webp_is_an_image_of_a_folder(tmp_path):
     assert {
         os.path.splitext(file)[1] for file in open_source(tmp_path).train.images
     } == {".webp"}
+
+
+def differences(path):
+    """Each good image's largest difference from a viewer's pixels, on one path."""
+    found = {}
+    for turned in (False, True):
+        names = [name for name in GOOD if is_turned(name) == turned]
+        size = (WIDTH, HEIGHT) if turned else (HEIGHT, WIDTH)
+        with tempfile.TemporaryDirectory() as folder:
+            scaled = PATHS[path]([GOOD[name] for name in names], size, Path(folder))
+        for name, image in zip(names, np.rint(127.5 * scaled + 127.5), strict=True):
+            found[name] = f"{np.abs(image - VIEWED[name]).max():g}"
+    return found
+
+
+def refusals(path):
+    """Whether a path refuses each bad image."""
+    with tempfile.TemporaryDirectory() as folder:
+        if path == "served":
+            _, status = served((HEIGHT, WIDTH), Path(folder))(BAD)
+            refused = [text != b"ok" for text in status.numpy()]
+        else:
+            refused = [refuses(path, data, Path(folder)) for data in BAD]
+    return ["refused" if at else "ACCEPTED" for at in refused]
+
+
+def refuses(path, data, folder):
+    try:
+        PATHS[path]([data, data], (HEIGHT, WIDTH), folder)  # Packing wants two classes.
+    except (ValueError, StopIteration, tf.errors.OpError):
+        return True
+    return False
+
+
+def print_table():
+    """Formats and paths: the largest difference of any pixel, or "refused"."""
+    good = {path: differences(path) for path in PATHS}
+    bad = {path: refusals(path) for path in PATHS}
+    print(f"| image | {' | '.join(PATHS)} |\n|---|{'---|' * len(PATHS)}")
+    for name in GOOD:
+        print(f"| {name} | {' | '.join(good[path][name] for path in PATHS)} |")
+    for place, (name, reason) in enumerate(zip(REFUSED, REASONS, strict=True)):
+        cells = " | ".join(bad[path][place] for path in PATHS)
+        print(f"| {name}: {reason} | {cells} |")
+
+
+if __name__ == "__main__":
+    print_table()

@@ -248,6 +248,14 @@ def test_memory_that_is_short_is_one_message(raising):
     assert len(err.splitlines()) == 1
 
 
+def test_torchs_memory_too(raising):
+    code, _, err = raising(
+        RuntimeError("[enforce fail] can't allocate memory: 9 bytes")
+    )
+    assert code == 1
+    assert err.startswith("keras-vit: Expected the images of a step to fit into memory")
+
+
 def test_a_missing_package_is_the_doctors(raising):
     code, _, err = raising(ImportError("Expected onnx: pip install onnx"))
     assert (code, err) == (

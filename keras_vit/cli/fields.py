@@ -78,7 +78,7 @@ class FieldsOf:
 
     def parameters(self) -> list[inspect.Parameter]:
         """A parameter for each field; None, False or no values if it is not given."""
-        hints = typing.get_type_hints(self.kind)
+        hints = _hints(self.kind)
         return [
             self._parameter(name, self.types.get(name, hints[name]))
             for name in self.names
@@ -112,6 +112,12 @@ class FieldsOf:
         if (text := given.get("image_size")) is not None:
             given["image_size"] = pixels(text)
         return Changes(given)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which several commands read."""
+    return typing.get_type_hints(kind)
 
 
 def _plain(hint: Any) -> Any:

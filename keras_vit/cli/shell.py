@@ -21,6 +21,8 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from typer.core import TyperCommand
 
+from keras_vit.failures import is_out_of_memory
+
 # C0 without tab and newline, DEL and C1: a terminal would execute them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST = 4096  # Characters of a value, as Linux's PATH_MAX.
@@ -57,7 +59,6 @@ class SafeConsole(Console):
 
 console = SafeConsole(markup=False, highlight=False, soft_wrap=True)
 errors = SafeConsole(stderr=True, style="red", markup=False, soft_wrap=True)
-_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 
 
 class Command(TyperCommand):
@@ -292,7 +293,7 @@ def _message(error: Exception) -> str | None:
     if "No space left on device" in said:
         return f"Expected room on the disk. Received: {said.splitlines()[0]}"
     name = type(error).__name__
-    if name in _OUT_OF_MEMORY or "RESOURCE_EXHAUSTED" in said:
+    if is_out_of_memory(f"{name}: {said}"):
         return (
             "Expected the images of a step to fit into memory. Received: "
             f"{(said or name).splitlines()[0][:200]}. Take fewer at once or smaller "

@@ -21,17 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import files
+from keras_vit.failures import is_out_of_memory
 from keras_vit.families import family_of
 
 __all__ = ["Figure12", "measure"]
 
 SIZES = (64, 128, 224, 384, 512)  # Pixels a side.
 MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Table 6's that a CPU runs.
-# How a child, or the backend inside it, says that it is out of memory.
-_SAYS = (
-    *("MemoryError", "out of memory", "Out of memory", "allocate memory", "bad_alloc"),
-    *("OOM", "RESOURCE_EXHAUSTED", "ResourceExhausted", "failed to allocate"),
-)
 # The kernel's, an abort, and what becomes of memory that was asked for and not given.
 _ENDS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _READY = "ready"
@@ -226,7 +222,7 @@ def _child(
         text=True,
     )
     first, *lines = done.stdout.splitlines() or [""]
-    of_memory = -done.returncode in _ENDS or any(at in done.stderr for at in _SAYS)
+    of_memory = -done.returncode in _ENDS or is_out_of_memory(done.stderr)
     if done.returncode and not of_memory:
         raise RuntimeError(
             f"Expected {model} to run at {pixels} px. Received: exit code "

@@ -161,7 +161,7 @@ def check(words):
     elif words[0] == "pip":
         about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
-            known = {*about["optional-dependencies"], "tpu"}  # jax[tpu]
+            known = {*about["optional-dependencies"], "cuda12", "tpu"}  # jax[tpu]
             assert set(extras.split(",")) <= known
     elif words[0] == "python" and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file()

@@ -116,7 +116,7 @@ def test_torch_refuses_several_devices(word):
 @pytest.mark.skipif(BACKEND != "torch", reason="torch has one device")
 @pytest.mark.parametrize("word", ["multiworker", "auto"])
 def test_torch_refuses_several_processes(word, monkeypatch):
-    """`keras-vit launch` would have trained the same run twice, in one folder."""
+    """With "auto" each worker would train the whole run alone."""
     monkeypatch.setenv("TF_CONFIG", json.dumps(TWO))
     with pytest.raises(
         ValueError, match=rf"on torch: .*'{word}', a cluster of 2 workers"

@@ -48,7 +48,7 @@ def one(folder):  # noqa: F811
 def two(folder):  # noqa: F811
     """Two processes; in the last of them a run is told to end after 9 updates."""
     path = folder("two")
-    cases = (*SAME, *MIXED, "unseeded", "told to end")
+    cases = ("unseeded", *SAME, *MIXED, "told to end")  # The others set a seed.
     on_jax(path, "multiworker", *cases, workers=2)
     return path
 
@@ -56,7 +56,7 @@ def two(folder):  # noqa: F811
 @pytest.mark.parametrize("case", SAME)
 def test_two_processes_train_as_one(case, one, two, agree):
     # bfloat16 moments round a sum in another order to a neighbor: 2^-8 of an update.
-    atol = 1e-3 if case == "bfloat16 momentum" else 1e-5
+    atol = 1e-4 if case == "bfloat16 momentum" else 1e-5
     ours, theirs = numbers(found(two)[case]), numbers(found(one)[case])
     agree(f"two processes of JAX, {case}", ours, theirs, atol)
 

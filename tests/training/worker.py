@@ -59,7 +59,9 @@ def build(case):
     mixed = policy in ("bfloat16", "float16") and case != "bfloat16 momentum"
     keras.config.set_dtype_policy(f"mixed_{policy}" if mixed else "float32")
     if case == "unseeded":  # The processes' weights have to begin equal all the same.
-        config = keras_vit.ViTConfig(8, 1, 16, 32, 2)
+        config = keras_vit.ViTConfig(
+            patch_size=8, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=2
+        )
         return keras_vit.vit(config, image_size=(32, 32), num_classes=3)
     keras.utils.set_random_seed(0)  # LoRA begins with draws.
     options = {"dropout_rate": 0.5} if case == "dropout" else {}

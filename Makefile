@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
 PYTHONS ?= 3.11 3.12 3.13
+COLAB = benchmarks/colab
 PEERS = keras-vit torch keras-hub flax vit-keras
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity wheels matrix floor interop serve-test peers vit-keras-python bench docs clean
+.PHONY: demo test backends slow slow-one slow-other check format fuzz parity wheels matrix floor colab colab-tpu interop serve-test peers vit-keras-python bench docs clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -87,6 +88,30 @@ wheel-test-%: .venv-wheel-%/dev.done
 	  $(MAKE) --directory="$$folder/keras-vit" --jobs=2 --no-print-directory \
 	  VENV="$(CURDIR)/.venv-wheel-$*" test-tensorflow at-its-end-test-training
 
+# As docs/howto/colab.md installs it; fails if a package of Colab's changes its version.
+# The exports of this TensorFlow are read by Colab's, which is TensorFlow Serving's.
+colab: .venv-colab/colab.done $(VENV)/dev.done  ## Colab's default runtime, rebuilt: install, notebooks, exports.
+	$(QUIET) .venv-colab/bin/python $(COLAB)/runtime.py install colab
+	rm -rf build/colab
+	$(QUIET) .venv-colab/bin/python $(COLAB)/exports.py all build/colab/every
+	$(QUIET) $(BIN)/python $(COLAB)/exports.py write build/colab/newest
+	$(QUIET) .venv-colab/bin/python $(COLAB)/exports.py read build/colab/newest
+	$(call in-installed,.venv-colab,tensorflow,-m slow tests/test_notebooks.py)
+
+colab-tpu: .venv-colab-tpu/colab-tpu.done  ## Colab's TPU runtime, rebuilt: JAX trains from the shell.
+	$(QUIET) .venv-colab-tpu/bin/python $(COLAB)/runtime.py install colab-tpu
+	$(call in-installed,.venv-colab-tpu,jax,tests/test_colab_tpu.py tests/test_jax_commands.py tests/test_without_tensorflow.py)
+	$(call in-installed,.venv-colab-tpu,jax,-m slow tests/test_notebooks.py -k tpu)
+
+# Tests in a folder without the package, by an environment that has it: $(1) is the
+# environment, $(2) the backend, $(3) the tests.
+define in-installed
+	folder=$$(mktemp --directory) && trap 'rm -rf "$$folder"' EXIT \
+	  && git ls-files -z . ':!keras_vit' ':!keras_vit_command.py' | tar --create --null --files-from=- \
+	  | tar --extract --directory="$$folder" && cd "$$folder" \
+	  && $(QUIET) KERAS_BACKEND=$(2) "$(CURDIR)/$(1)/bin/python" -m pytest -q $(3)
+endef
+
 interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside us.
 	$(QUIET) KERAS_VIT_INTEROP=1 KERAS_BACKEND=torch .venv-interop/bin/pytest -q \
 	  -m "not tensorflow_only" tests/interop
@@ -150,6 +175,12 @@ build/wheels.done: $(shell git ls-files keras_vit keras_vit_command.py 2> /dev/n
 	.venv-wheel-$*/bin/pip install --quiet "$$(echo dist/*.whl)[dev]"
 	touch $@
 
+.venv-colab/colab.done .venv-colab-tpu/colab-tpu.done: $(COLAB)/runtime.py pyproject.toml
+	python3.13 -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet pip==24.1.2
+	$(@D)/bin/python $(COLAB)/runtime.py build $(basename $(@F))
+	touch $@
+
 .venv-interop/interop.done: pyproject.toml
 	$(PYTHON) -m venv .venv-interop
 	.venv-interop/bin/pip install --quiet --upgrade pip
@@ -183,4 +214,4 @@ vit-keras-python:
 	touch $@
 
 clean:
-	rm -rf .venv .venv-build .venv-wheel-* .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info
+	rm -rf .venv .venv-build .venv-wheel-* .venv-colab .venv-colab-tpu .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info

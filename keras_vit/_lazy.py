@@ -9,6 +9,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 
@@ -29,12 +30,11 @@ def names_of(
 
     def __getattr__(name: str) -> Any:
         if name in modules_by_name:
-            module = importlib.import_module(f"{package}.{modules_by_name[name]}")
-            return getattr(module, name)
+            return getattr(_imported(f"{package}.{modules_by_name[name]}"), name)
         if not name.startswith("_"):
             path = f"{package}.{name}"
             try:
-                return importlib.import_module(path)
+                return _imported(path)
             except ModuleNotFoundError as error:
                 if error.name != path:
                     raise
@@ -45,6 +45,21 @@ def names_of(
         return sorted({*namespace, *namespace["__all__"]})
 
     return __getattr__, __dir__
+
+
+def _imported(path: str) -> ModuleType:
+    """Imports a module of ours; an error for a missing TensorFlow has a remedy."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "tensorflow":
+            raise
+        raise ImportError(
+            f"{path} requires TensorFlow, which reads images and builds batches on "
+            "every backend. Received: no tensorflow. pip install tensorflow-cpu. "
+            "Models, layers, weights and attention work without it",
+            name=error.name,
+        ) from error
 
 
 def renamed(module: str, **names: str) -> Callable[[str], Any]:

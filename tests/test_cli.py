@@ -368,7 +368,7 @@ def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
         *("finetune", "--data", photos, "--weights", MINI, "--output", tmp_path),
         *("--steps", 4, "--warmup", 1, "--batch-size", 6, "--parts", 3),
         *("--lr", 0.01, "--lr", 0.02, "--image-size", "48x80", "--augment", "flip"),
-        *("--ema", 0.9, "--mixed-precision", "--gelu", "erf", "--seed", 3),
+        *("--ema", 0.9, "--precision", "mixed_bfloat16", "--gelu", "erf", "--seed", 3),
         *("--mean", 0.4, 0.5, 0.6, "--std", 0.2, 0.2, 0.2),
     )
     assert code == 0
@@ -391,10 +391,20 @@ def test_options_reach_the_recipe_and_the_model(shell, photos, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"),
-    [((), "bfloat16"), (("--no-mixed-precision",), "float32")],
+    ("options", "on_tpu", "dtype"),
+    [
+        ((), True, "bfloat16"),
+        ((), False, "float32"),
+        (("--precision", "float32"), True, "float32"),
+        (("--precision", "mixed_bfloat16"), False, "bfloat16"),
+        (("--precision", "mixed_float16"), False, "float16"),
+        (("--mixed-precision",), False, "bfloat16"),
+        (("--no-mixed-precision",), True, "float32"),
+        (("--mixed-precision", "--precision", "mixed_bfloat16"), False, "bfloat16"),
+    ],
+    ids=lambda at: " ".join(at) or "default" if isinstance(at, tuple) else str(at),
 )
-def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monkeypatch):
+def test_precision(options, on_tpu, dtype, shell, photos, tmp_path, monkeypatch):
     from keras_vit import training
     from keras_vit.training import distribution
 
@@ -404,11 +414,48 @@ def test_tpus_compute_in_bfloat16(options, dtype, shell, photos, tmp_path, monke
         seen.append(model.get_layer("encoderblock_0").compute_dtype)
         raise ValueError("enough")
 
-    monkeypatch.setattr(distribution, "on_tpu", lambda strategy: True)
+    monkeypatch.setattr(distribution, "on_tpu", lambda strategy: on_tpu)
     monkeypatch.setattr(training, "fit", fit)
     command = ("finetune", "--data", photos, "--weights", MINI, *QUICK, *options)
-    assert shell(*command, "--output", tmp_path)[0] == 1
+    code, _, err = shell(*command, "--output", tmp_path)
+    assert code == 1
     assert seen == [dtype]
+    old = [option for option in options if option.endswith("mixed-precision")]
+    policy = "float32" if dtype == "float32" else f"mixed_{dtype}"
+    told = f"{old[0]} is deprecated. Use --precision {policy}" if old else "deprecated"
+    assert (told in err) == bool(old)
+
+
+def test_two_precisions_are_refused(shell, photos, tmp_path):
+    code, _, err = shell(
+        *("finetune", "--data", photos, "--weights", MINI, *QUICK, "--mixed-precision"),
+        *("--precision", "mixed_float16", "--output", tmp_path),
+    )
+    assert code == 1
+    assert "Expected one precision. Received: --precision mixed_float16" in err
+
+
+@pytest.mark.parametrize("command", ["finetune", "pretrain", "transfer", "vtab"])
+def test_commands_that_train_have_a_precision(command, shell):
+    code, out, _ = shell(command, "--help")
+    assert code == 0
+    assert "--precision" in out
+    assert "--mixed-precision" not in out
+
+
+@pytest.mark.slow
+def test_float16_trains_from_the_shell(shell, photos, tmp_path):
+    """With the loss scaled; what is saved computes in float16, its weights float32."""
+    code, out, _ = shell(
+        *("finetune", "--data", photos, "--weights", MINI, *QUICK),
+        *("--precision", "mixed_float16", "--output", tmp_path),
+    )
+    assert code == 0
+    assert "test accuracy" in out
+    block = keras.models.load_model(tmp_path / "model.keras").get_layer(
+        "encoderblock_0"
+    )
+    assert (block.compute_dtype, block.variable_dtype) == ("float16", "float32")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from keras_vit.cli.shell import app, console, import_keras
 _OPTIONS = {
     "a variant": ("image_size", "batch", "dtype", "by_layer", "classes"),
     "--table6": ("classes",),
-    "--plan": ("image_size", "batch", "price", "utilisation"),
+    "--plan": ("image_size", "batch", "price", "utilisation", "classes"),
     "--figure12": ("models", "sizes", "memory", "largest", "output"),
 }
 
@@ -50,8 +50,8 @@ class Question:
         int | None,
         typer.Option(
             min=0,
-            help="Classes of the head; 0 leaves it out [default: 1000; with --plan the "
-            "data's].",
+            help="Classes of the head; 0 leaves it out [default: 1000; of a finetune "
+            "--plan 10]. A plan of a pre-training has the data's.",
         ),
     ] = None
     by_layer: Annotated[
@@ -64,8 +64,8 @@ class Question:
     plan: Annotated[
         str | None,
         typer.Option(
-            help="What a pre-training takes: 'ViT-L/16 imagenet21k 30 epochs on "
-            "8xH100'."
+            help="Hours and memory of a training: 'ViT-L/16 imagenet21k 30 epochs on "
+            "8xH100', 'finetune ViT-B/16 on 720 photos on 1xT4'."
         ),
     ] = None
     price: Annotated[
@@ -207,8 +207,15 @@ def _plan(given: dict[str, Any]) -> str:
     from keras_vit.inspection import planning
 
     changes = {
-        name: given[name] for name in ("batch", "price", "utilisation") if name in given
+        name: given[name]
+        for name in ("batch", "price", "utilisation", "classes")
+        if name in given
     }
+    if "classes" in changes and not given["plan"].lstrip().startswith("finetune "):
+        raise ValueError(
+            "Expected --classes of a finetune plan; a pre-training has the data's. "
+            f"Received: --classes {changes['classes']}, --plan {given['plan']!r}"
+        )
     size = pixels(given.get("image_size"))
     return str(planning.plan(given["plan"], image_size=size, **changes))
 

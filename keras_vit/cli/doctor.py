@@ -1,5 +1,6 @@
 """`keras-vit doctor | demo`."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -18,7 +19,6 @@ from keras_vit.cli.shell import app, console, progress
 @app.command()
 def doctor() -> None:
     """Prints what is installed, what is missing, and how to get it."""
-    from importlib import metadata
 
     import keras
 
@@ -35,7 +35,7 @@ def doctor() -> None:
     packages = {
         "keras-vit-paper": "",
         "keras": "",
-        "tensorflow": "",
+        "tensorflow": "data, training, serving: pip install tensorflow",
         "jax": "optional: pip install 'keras-vit-paper[backends]'",
         "torch": "optional: pip install 'keras-vit-paper[backends]'",
         "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
@@ -44,15 +44,16 @@ def doctor() -> None:
         "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
         "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
         "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
-        "tensorflow-serving-api": "exports: pip install 'keras-vit-paper[serving]'",
+        "grpcio": "grpc:// servers: pip install 'keras-vit-paper[serving]'",
         "uvicorn": "keras-vit serve: pip install 'keras-vit-paper[server]'",
         "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
     }
     for package, remedy in packages.items():
-        try:
-            table.add_row(package, metadata.version(package))
-        except metadata.PackageNotFoundError:
+        found = _version(package)
+        if found is None:
             table.add_row(package, Text("missing", "yellow"), remedy)
+        else:
+            table.add_row(package, found)
     table.add_row("devices", ", ".join(_devices()), _advice_on_devices())
     cache = download.cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
@@ -74,12 +75,26 @@ def doctor() -> None:
     console.print(table)
 
 
+def _version(package: str) -> str | None:
+    """The installed version; of TensorFlow also that of its other distributions."""
+    from importlib import metadata
+
+    others = ("tensorflow-cpu", "tensorflow-tpu") if package == "tensorflow" else ()
+    for name in (package, *others):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.version(name)
+            return found if name == package else f"{found} ({name})"
+    return None
+
+
 def _advice_on_devices() -> str:
     """What --distribute auto takes here, and what is put right for it."""
     import keras
 
-    from keras_vit.training import distribution
-
+    try:
+        from keras_vit.training import distribution
+    except ImportError:
+        return "without TensorFlow no command trains"
     backend = keras.backend.backend()
     if backend == "torch":
         return "one device: KERAS_BACKEND=tensorflow or jax distributes"

@@ -271,10 +271,27 @@ def on_devices(context: typer.Context, devices: Devices) -> int:
     context.with_resource(strategy.scope())
     workers = distribution.Workers.under(strategy)
     console.quiet = not workers.chief
-    mixed = devices.mixed_precision
-    if distribution.on_tpu(strategy) if mixed is None else mixed:
-        keras.config.set_dtype_policy("mixed_bfloat16")
+    policy = _policy(devices)
+    if policy is None and distribution.on_tpu(strategy):
+        policy = "mixed_bfloat16"
+    if policy is not None:
+        keras.config.set_dtype_policy(policy)
     return workers.replicas
+
+
+def _policy(devices: Devices) -> str | None:
+    """The dtype policy of --precision, or of its deprecated alias; None: not set."""
+    if devices.mixed_precision is None:
+        return devices.precision
+    old = "--mixed-precision" if devices.mixed_precision else "--no-mixed-precision"
+    policy = "mixed_bfloat16" if devices.mixed_precision else "float32"
+    if devices.precision not in (None, policy):
+        raise ValueError(
+            f"Expected one precision. Received: --precision {devices.precision} and "
+            f"{old}, which is a deprecated name of --precision {policy}"
+        )
+    errors.print(f"{old} is deprecated. Use --precision {policy}", style="yellow")
+    return policy
 
 
 def open_data(images: ImageData, seed: int, labels: bool = True) -> "Source":

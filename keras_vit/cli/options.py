@@ -217,9 +217,20 @@ Architecture = Annotated[Changes, FieldsOf(names=_SIZES | _KINDS, **_CONFIG)]
 class Devices:
     """What one process computes on."""
 
+    precision: Annotated[
+        Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
+        typer.Option(
+            help="Keras's dtype policy; mixed_float16 for a T4 or V100 [default: "
+            "mixed_bfloat16 on TPUs, else float32].",
+            show_default=False,
+        ),
+    ] = None
     mixed_precision: Annotated[
         bool | None,
-        typer.Option(help="bfloat16 compute [default: on TPUs].", show_default=False),
+        typer.Option(
+            help="Deprecated: --precision mixed_bfloat16, --precision float32.",
+            hidden=True,
+        ),
     ] = None
     distribute: Annotated[
         Literal["auto", "none", "mirrored", "tpu"],

@@ -1,5 +1,6 @@
 """Attention as numbers (Appendix A, D.7, D.8)."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -72,15 +73,22 @@ def _no_attention(model: keras.Model, instead: str) -> NoAttentionError:
 def _inputs(
     model: keras.Model, images: Tensor, layers: Sequence[keras.layers.Layer]
 ) -> Iterator[Tensor]:
-    """What each of `layers` reads, in turn: from one to the next, nothing is kept.
+    """The input of each of `layers` in turn, computed from the one before it.
 
     A `keras.Function`: a `keras.Model` that starts between layers fails where one of
-    them is called several times, as shared positions are (D.4).
+    them is called several times, as shared positions are (D.4). Before Keras 3.15 a
+    Function that starts between layers fails too: all inputs are computed at once.
     """
-    place, z = model.input, images
-    for layer in layers:
-        z = keras.Function(place, layer.input)(z)
-        place = layer.input
+    inputs = [layer.input for layer in layers]
+    try:
+        places = itertools.pairwise([model.input, *inputs])
+        steps = [keras.Function(start, end) for start, end in places]
+    except ValueError:
+        yield from keras.Function(model.input, inputs)(images)
+        return
+    z = images
+    for step in steps:
+        z = step(z)
         yield z
 
 

@@ -1,6 +1,6 @@
-"""What a run will take, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100".
+"""What a run takes, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100".
 
-Models, data and recipes are Table 3's, FLOPs Table 6's; devices are not the paper's.
+Models, data and recipes are Table 3's and 4's, FLOPs Table 6's.
 """
 
 import dataclasses
@@ -13,19 +13,22 @@ from keras_vit.configs import VARIANTS, builder_name
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.devices import (
     DEVICES,
+    MEASURED_UTILISATION,
     PAPERS_UTILISATION,
     Device,
     device_of,
 )
 from keras_vit.inspection.memory import Memory
-from keras_vit.recipes import IMAGES, PRETRAIN, Recipe
+from keras_vit.recipes import FINETUNE, IMAGES, PRETRAIN, Recipe, finetune_row
 
-__all__ = ["CLASSES", "MemoryFit", "Plan", "plan"]
+__all__ = ["CLASSES", "FinetunePlan", "MemoryFit", "Plan", "plan"]
 
 __getattr__ = renamed(__name__, Fit="MemoryFit")
 
 GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
 EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
+FINETUNE_GRAMMAR = "finetune MODEL on N DATA on COUNTxDEVICE"
+FINETUNE_EXAMPLE = "finetune ViT-B/16 on 720 photos on 1xT4"
 # 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
 CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
 """K by the pre-training data: 4.1's, of ImageNet-21k the published checkpoints'."""
@@ -34,11 +37,12 @@ CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
 USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
 MOST_EPOCHS = 1_000_000
 _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
+_FINETUNE = re.compile(r"finetune (\S+) on ([\d,]*\d) (\S+) on (\d+)x(\S+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryFit:
-    """How a device's share of a batch fits its memory (not in the paper).
+    """How a device's share of a batch fits its memory.
 
     Attributes:
         rematerialized: whether blocks are computed once more in the backward pass.
@@ -52,31 +56,14 @@ class MemoryFit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A training that is not paid yet (Tables 3 and 6); `print` shows what it takes.
+class _Planned:
+    """A training on devices: its FLOPs, memory, hours and price.
 
-    FLOPs, memory (bfloat16 activations) and time are on paper: `costs` says what is in
-    them. Input, all-reduce and evaluation are not, see `benchmarks/scaling.py`.
-
-    Attributes:
-        model: a name of `VARIANTS`.
-        data: one of `recipes.IMAGES`.
-        epochs: above 0 and below 1,000,000.
-        devices: how many, a divisor of the batch.
-        device: one of `devices.DEVICES`.
-        image_size: (H, W) in pixels [default: the recipe's].
-        batch: images an update, of all devices [default: the recipe's].
-        utilisation: as of `Costs.hours`.
-        price: euros an hour of one device; None if nobody asks.
-
-    Raises:
-        ValueError: if a field is unknown or out of range, or the batch is no multiple
-            of the devices.
+    Memory (16-bit activations) and time are on paper: `costs` lists what they include.
+    Input, all-reduce and evaluation are not included, see `benchmarks/scaling.py`.
     """
 
     model: str
-    data: str
-    epochs: float
     devices: int
     device: str
     image_size: tuple[int, int] | None = None
@@ -84,59 +71,35 @@ class Plan:
     utilisation: float = PAPERS_UTILISATION
     price: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.data not in IMAGES:
-            raise ValueError(
-                f"Expected data to be one of {', '.join(IMAGES)}. "
-                f"Received: data={self.data!r}"
-            )
-        positive = min(self.epochs, self.devices, self.images_an_update) > 0
-        if not positive or self.epochs >= MOST_EPOCHS:
-            raise ValueError(
-                "Expected positive epochs, devices and batch, and less than "
-                f"{MOST_EPOCHS:,} epochs. Received: epochs={self.epochs}, "
-                f"devices={self.devices}, batch={self.images_an_update}"
-            )
+    def _check(self) -> None:
         if self.images_an_update % self.devices:
             raise ValueError(
                 "Expected a batch that is a multiple of the devices. Received: "
                 f"batch={self.images_an_update}, devices={self.devices}"
             )
-        self.counted().euros(  # What else is wrong is said now.
+        self.counted().euros(  # Checks the other fields.
             1, price=self.price or 0, device=self.device, utilisation=self.utilisation
         )
 
     @property
     def recipe(self) -> tuple[str, Recipe]:
-        """Table 3's row, with its name; that of ViT-B/16 for a model without one.
+        """The row of a table, with its name."""
+        raise NotImplementedError
 
-        Of a model with several, the row of the nearest number of epochs.
-        """
-        row = f"{_as_in_the_paper(self.model).removeprefix('BiT-')}-{self.data}"
-        if row in PRETRAIN:
-            return row, PRETRAIN[row]
-        of_epochs = [
-            (abs(float(epochs) - self.epochs), name)
-            for name in PRETRAIN
-            for epochs in re.findall(rf"^{re.escape(row)}-(\d+)ep$", name)
-        ]
-        name = min(of_epochs)[1] if of_epochs else f"ViT-B/16-{self.data}"
-        return name, PRETRAIN[name]
+    @property
+    def num_classes(self) -> int:
+        """K of the head that is counted."""
+        raise NotImplementedError
+
+    @property
+    def images_seen(self) -> float:
+        """Images of all updates together."""
+        raise NotImplementedError
 
     @property
     def images_an_update(self) -> int:
         """`batch`, or the recipe's."""
         return self.recipe[1].batch_size if self.batch is None else self.batch
-
-    @property
-    def images_seen(self) -> float:
-        """Epochs times the images of the data."""
-        return self.epochs * IMAGES[self.data]
-
-    @property
-    def updates(self) -> int:
-        """Of the whole training, rounded as `Recipe.for_images` rounds."""
-        return max(1, round(self.images_seen / self.images_an_update))
 
     def counted(self, images: int = 1) -> Costs:
         """The costs, with the memory of so many images on a device.
@@ -152,7 +115,7 @@ class Plan:
             self.model,
             recipe.image_size if self.image_size is None else self.image_size,
             images,
-            num_classes=CLASSES[self.data],
+            num_classes=self.num_classes,
             dtype="bfloat16",
             optimizer=recipe.optimizer,
         )
@@ -173,8 +136,15 @@ class Plan:
         return self.counted().hours(self.images_seen, self.device, self.utilisation)
 
     @property
+    def hours_measured(self) -> tuple[float, float]:
+        """`hours` at the greatest and the least share of `MEASURED_UTILISATION`."""
+        least, greatest = MEASURED_UTILISATION
+        at_peak = self.hours * self.utilisation
+        return at_peak / greatest, at_peak / least
+
+    @property
     def euros(self) -> float | None:
-        """What the device-hours cost, in euros; None without a price."""
+        """Price of the device-hours, in euros; None without `price`."""
         if self.price is None:
             return None
         return self.counted().euros(
@@ -223,8 +193,153 @@ class Plan:
         )
         return self.hours * (1 + again / counted.multiply_adds / 3)
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan(_Planned):
+    """A pre-training that is not paid yet (Tables 3 and 6); `print` shows its costs.
+
+    FLOPs, memory (16-bit activations) and time are on paper: `costs` lists what they
+    include. Input, all-reduce and evaluation are not included, see
+    `benchmarks/scaling.py`.
+
+    Attributes:
+        model: a name of `VARIANTS`.
+        data: one of `recipes.IMAGES`.
+        epochs: above 0 and below 1,000,000.
+        devices: how many, a divisor of the batch.
+        device: one of `devices.DEVICES`.
+        image_size: (H, W) in pixels [default: the recipe's].
+        batch: images an update, of all devices [default: the recipe's].
+        utilisation: as of `Costs.hours`.
+        price: euros an hour of one device; None: no price.
+
+    Raises:
+        ValueError: if a field is unknown or out of range, or the batch is no multiple
+            of the devices.
+    """
+
+    data: str
+    epochs: float
+
+    def __post_init__(self) -> None:
+        if self.data not in IMAGES:
+            raise ValueError(
+                f"Expected data to be one of {', '.join(IMAGES)}. "
+                f"Received: data={self.data!r}"
+            )
+        positive = min(self.epochs, self.devices, self.images_an_update) > 0
+        if not positive or self.epochs >= MOST_EPOCHS:
+            raise ValueError(
+                "Expected positive epochs, devices and batch, and less than "
+                f"{MOST_EPOCHS:,} epochs. Received: epochs={self.epochs}, "
+                f"devices={self.devices}, batch={self.images_an_update}"
+            )
+        self._check()
+
+    @property
+    def recipe(self) -> tuple[str, Recipe]:
+        """Table 3's row, with its name; that of ViT-B/16 for a model without one.
+
+        Of a model with several, the row of the nearest number of epochs.
+        """
+        row = f"{_as_in_the_paper(self.model).removeprefix('BiT-')}-{self.data}"
+        if row in PRETRAIN:
+            return row, PRETRAIN[row]
+        of_epochs = [
+            (abs(float(epochs) - self.epochs), name)
+            for name in PRETRAIN
+            for epochs in re.findall(rf"^{re.escape(row)}-(\d+)ep$", name)
+        ]
+        name = min(of_epochs)[1] if of_epochs else f"ViT-B/16-{self.data}"
+        return name, PRETRAIN[name]
+
+    @property
+    def num_classes(self) -> int:
+        """K of the data."""
+        return CLASSES[self.data]
+
+    @property
+    def images_seen(self) -> float:
+        """Epochs times the images of the data."""
+        return self.epochs * IMAGES[self.data]
+
+    @property
+    def updates(self) -> int:
+        """Of the whole training, rounded as `Recipe.for_images` rounds."""
+        return max(1, round(self.images_seen / self.images_an_update))
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetunePlan(_Planned):
+    """A fine-tuning by a row of Table 4; `print` shows what it takes.
+
+    A row's length is in updates, so the number of images changes nothing but the
+    epochs. A row with several learning rates trains once for each, and once more with
+    the best.
+
+    Attributes:
+        model: a name of `VARIANTS`.
+        data: one of `recipes.FINETUNE`; another word, such as "photos", has the row of
+            a folder of images, oxford_flowers102's.
+        images: training images, 1 or more.
+        classes: K of the head.
+        devices: how many, a divisor of the batch.
+        device: one of `devices.DEVICES`.
+        image_size: (H, W) in pixels [default: the recipe's, 384].
+        batch: images an update, of all devices [default: the recipe's, 512].
+        utilisation: as of `Costs.hours`.
+        price: euros an hour of one device; None: no price.
+
+    Raises:
+        ValueError: if a field is unknown or out of range, or the batch is no multiple
+            of the devices.
+    """
+
+    data: str
+    images: int
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        if min(self.images, self.devices, self.images_an_update, self.classes) <= 0:
+            raise ValueError(
+                "Expected positive images, classes, devices and batch. Received: "
+                f"images={self.images}, classes={self.classes}, "
+                f"devices={self.devices}, batch={self.images_an_update}"
+            )
+        self._check()
+
+    @property
+    def recipe(self) -> tuple[str, Recipe]:
+        """Table 4's row, with its name."""
+        name = finetune_row(self.data)
+        return name, FINETUNE[name]
+
+    @property
+    def num_classes(self) -> int:
+        """`classes`."""
+        return self.classes
+
+    @property
+    def trainings(self) -> int:
+        """One for each learning rate, and one with the best of several."""
+        rates = len(self.recipe[1].base_lr)
+        return rates + 1 if rates > 1 else 1
+
+    @property
+    def updates(self) -> int:
+        """Updates of all trainings together."""
+        return self.trainings * self.recipe[1].steps
+
+    @property
+    def images_seen(self) -> float:
+        """Images of all updates together."""
+        return float(self.updates * self.images_an_update)
+
+    def __str__(self) -> str:
+        return "\n".join(_finetune_lines(self))
 
 
 def _as_in_the_paper(model: str) -> str:
@@ -244,19 +359,21 @@ def _needed(memory: Memory, rematerialized: bool, parts: int) -> int:
     return total + (memory.gradients if parts > 1 else 0)
 
 
-def plan(sentence: str, **changes: Any) -> Plan:
-    """Reads "MODEL DATA N epochs on COUNTxDEVICE"; recipes are Table 3's.
+def plan(sentence: str, **changes: Any) -> Plan | FinetunePlan:
+    """Reads a sentence; recipes are Table 3's and 4's.
 
     Args:
-        sentence: e.g. "ViT-L/16 imagenet21k 30 epochs on 8xH100".
+        sentence: "MODEL DATA N epochs on COUNTxDEVICE", e.g. "ViT-L/16 imagenet21k 30
+            epochs on 8xH100"; or "finetune MODEL on N DATA on COUNTxDEVICE", e.g.
+            "finetune ViT-B/16 on 720 photos on 1xT4".
         **changes: other fields of `Plan`: `image_size`, `batch`, `utilisation`,
             `price`.
 
     Returns:
-        A `Plan`.
+        A `Plan`, or a `FinetunePlan`.
 
     Raises:
-        ValueError: if the sentence is another one, a word of it unknown, or as of
+        ValueError: if the sentence has a different form or an unknown word, or as of
             `Plan`.
 
     Examples:
@@ -265,10 +382,23 @@ def plan(sentence: str, **changes: Any) -> Plan:
         >>> round(run.exaflops)  # Table 6.
         1567
     """
-    words = _SENTENCE.fullmatch(" ".join(sentence.split()))
+    sentence = " ".join(sentence.split())
+    tuned = _FINETUNE.fullmatch(sentence)
+    if tuned is not None:
+        model, images, data, count, device = tuned.groups()
+        return FinetunePlan(
+            model=model,
+            data=data,
+            images=int(images.replace(",", "")),
+            devices=int(count),
+            device=device,
+            **changes,
+        )
+    words = _SENTENCE.fullmatch(sentence)
     if words is None:
         raise ValueError(
-            f"Expected a plan as {GRAMMAR!r}, e.g. {EXAMPLE!r}. DATA: "
+            f"Expected a plan as {GRAMMAR!r}, e.g. {EXAMPLE!r}, or as "
+            f"{FINETUNE_GRAMMAR!r}, e.g. {FINETUNE_EXAMPLE!r}. DATA of the first: "
             f"{', '.join(IMAGES)}; DEVICE: {', '.join(DEVICES)}. "
             f"Received: {sentence!r}"
         )
@@ -285,13 +415,48 @@ def plan(sentence: str, **changes: Any) -> Plan:
 
 def _lines(run: Plan) -> Iterator[str]:
     name, recipe = run.recipe
-    device = device_of(run.device)
     height, width = run.image_size or recipe.image_size
     yield f"{run.model}, {height}x{width} px, {run.data}, {run.epochs:g} epochs"
     yield _line("images seen", f"{run.images_seen:,.0f}")
     yield _line(
         "updates", f"{run.updates:,}", f"of {run.images_an_update} images; {name}"
     )
+    yield from _shared_lines(run)
+    core_days = run.counted().core_days(run.images_seen)
+    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's own share")
+    if run.euros is not None:
+        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
+
+
+def _finetune_lines(run: FinetunePlan) -> Iterator[str]:
+    name, recipe = run.recipe
+    height, width = run.image_size or recipe.image_size
+    yield (
+        f"Table 4 on {run.devices} x {run.device} with {run.images:,} {run.data}: "
+        f"{run.hours:,.1f} hours"
+    )
+    yield f"{run.model}, {height}x{width} px, {run.classes} classes, row {name}"
+    rates = len(recipe.base_lr)
+    how = f"{rates} learning rates, then the best of them" if rates > 1 else "one rate"
+    yield _line("trainings", f"{run.trainings}", how)
+    yield _line(
+        "updates",
+        f"{run.updates:,}",
+        f"of {run.images_an_update} images; {recipe.steps:,} a training",
+    )
+    epochs = recipe.steps * run.images_an_update / run.images
+    yield _line("epochs a training", f"{epochs:,.1f}")
+    yield from _shared_lines(run)
+    one = run.hours / run.trainings
+    yield _line("hours with one rate", f"{one:,.1f}", "as with --lr 0.01")
+    if run.euros is not None:
+        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
+
+
+def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
+    """Lines that both plans have."""
+    _, recipe = run.recipe
+    device = device_of(run.device)
     yield _line("exaFLOPs", f"{run.exaflops:,.1f}")
     peak = f"{device.teraflops:g} TFLOP/s, {device.memory / 2**30:.0f} GiB"
     yield f"on {run.devices} x {run.device} ({peak} each), 16 bits, {recipe.optimizer}"
@@ -303,11 +468,14 @@ def _lines(run: Plan) -> Iterator[str]:
         yield _fit_line("  rematerialised", run.fit(True), _room(device, True), share)
         remark += f"; rematerialised {run.rematerialized_hours:,.1f}"
     yield _line("hours", f"{run.hours:,.1f}", remark)
+    least, greatest = MEASURED_UTILISATION
+    fast, slow = run.hours_measured
+    yield _line(
+        "  measured shares",
+        f"{fast:,.1f} to {slow:,.1f}",
+        f"at {greatest:.0%} to {least:.0%}, the spread of published ViT trainings",
+    )
     yield _line("device-hours", f"{run.device_hours:,.1f}")
-    core_days = run.counted().core_days(run.images_seen)
-    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's own share")
-    if run.euros is not None:
-        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
 
 
 def _line(name: str, value: str, remark: str = "") -> str:

@@ -114,7 +114,7 @@ class Client:
 
     Raises:
         ValueError: if an argument is out of range or a URL of no known kind.
-        ImportError: without requests (REST), or tensorflow-serving-api (gRPC).
+        ImportError: without requests (REST), or grpcio (gRPC).
     """
 
     def __init__(
@@ -401,7 +401,7 @@ def _checked(url: str) -> str:
 
 
 def _transport(target: Target) -> Transport:
-    """Imported on use: REST needs no protos."""
+    """Imported on use: REST does not require gRPC."""
     if target.url.startswith("grpc"):
         from keras_vit.serving.client_grpc import Grpc
 

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's PredictionService, by gRPC and its published protos."""
+"""TensorFlow Serving's PredictionService, by gRPC."""
 
 import json
 from collections.abc import Sequence
@@ -7,21 +7,17 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import json_format
 
+from keras_vit.serving import schema
 from keras_vit.serving.transport import Target, Transport, asking
 
 try:
     import grpc
-    from google.protobuf import json_format
-    from tensorflow_serving.apis import (
-        get_model_metadata_pb2,
-        predict_pb2,
-        prediction_service_pb2_grpc,
-    )
 except ImportError as error:
     raise ImportError(
-        "Expected TensorFlow Serving's protos and grpcio, for servers of grpc:// and "
-        "grpcs://. Received: none. pip install 'keras-vit-paper[serving]'"
+        "Expected grpcio, for servers of grpc:// and grpcs://. Received: none. "
+        "pip install 'keras-vit-paper[serving]'"
     ) from error
 
 UNLIMITED = -1
@@ -48,31 +44,30 @@ class Grpc(Transport):
             if address.scheme == "grpcs"
             else grpc.insecure_channel(address.netloc, options)
         )
-        self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._headers = [(key.lower(), text) for key, text in target.headers.items()]
 
     def predict(
         self, signature: str, key: str, values: Sequence[bytes] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        request = predict_pb2.PredictRequest()
+        request = schema.message("PredictRequest")()
         self._name(request.model_spec)
         request.model_spec.signature_name = signature
         is_array = isinstance(values, np.ndarray)
         kept = values if is_array else np.array(values, dtype=object)
-        request.inputs[key].CopyFrom(tf.make_tensor_proto(kept))
+        schema.assign(request.inputs[key], tf.make_tensor_proto(kept))
         asked = asking(signature, len(values))
-        answer = self._ask(self._stub.Predict, request, asked)
+        answer = self._ask("Predict", request, asked)
         try:
             return {key: _array(tensor) for key, tensor in answer.outputs.items()}
         except (TypeError, ValueError) as error:
             raise self.target.garbled(asked, str(error)) from error
 
     def metadata(self) -> dict[str, Any]:
-        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        request = schema.message("GetModelMetadataRequest")()
         self._name(request.model_spec)
         request.metadata_field.append("signature_def")
-        answer = self._ask(self._stub.GetModelMetadata, request, "metadata")
-        signatures = get_model_metadata_pb2.SignatureDefMap()
+        answer = self._ask("GetModelMetadata", request, "metadata")
+        signatures = schema.message("SignatureDefMap")()
         answer.metadata["signature_def"].Unpack(signatures)
         return {
             "model_spec": _json(answer.model_spec),
@@ -89,9 +84,10 @@ class Grpc(Transport):
         elif self.target.version is not None:
             spec.version.value = self.target.version
 
-    def _ask(self, method: Any, request: Any, asked: str) -> Any:
+    def _ask(self, method: str, request: Any, asked: str) -> Any:
+        call = schema.call(self._channel, "PredictionService", method)
         try:
-            return method(request, timeout=self.target.timeout, metadata=self._headers)
+            return call(request, timeout=self.target.timeout, metadata=self._headers)
         except grpc.RpcError as error:
             raise self._meaning(error, asked) from error
 

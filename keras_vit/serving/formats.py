@@ -1,13 +1,15 @@
 """One call from a trained model to a LiteRT, ONNX or OpenVINO file, and its proof.
 
-By Keras's own exporters. A file takes `images`, uint8 [B, H, W, C] of the model's size,
-scales them, and gives `scores`, float32 [B, K]; decoding and resizing stay outside.
+By Keras's and TensorFlow's own exporters. A file takes `images`, uint8 [B, H, W, C] of
+the model's size, scales them, and gives `scores`, float32 [B, K]; decoding and resizing
+stay outside.
 
 Glossary of shapes: B images (any number), H, W, C what the model takes, K classes.
 """
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import sys
@@ -79,7 +81,7 @@ def export_file(
 ) -> ExportedFile:
     """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
 
-    Not in the paper; the exporters are Keras's.
+    Not in the paper; the exporters are Keras's and TensorFlow's.
 
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
@@ -113,7 +115,7 @@ def export_file(
             head, `labels`, `preprocessing` or `images` do not fit it,
             a file is there, or what was written says something else than Keras;
             nothing is renamed into place then.
-        ImportError: without the format's extra, or a Keras that has it.
+        ImportError: without the format's extra.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
     path = Path(path)
@@ -226,17 +228,25 @@ def _from_pixels(model: keras.Model, preprocessing: Preprocessing) -> keras.Mode
 
 
 def _write_litert(model: keras.Model, path: Path, precision: str) -> None:
-    """By TensorFlow's converter; of its own operators alone, none of TensorFlow's."""
-    target: dict[str, Any] = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
-    options: dict[str, Any] = {}
-    if precision != "float32":
-        options["optimizations"] = [tf.lite.Optimize.DEFAULT]
-    if precision == "float16":
-        target["supported_types"] = [tf.float16]
-    with graph.without_temporary_names():
-        model.export(
-            path, format="litert", verbose=False, target_spec=target, **options
-        )
+    """By TensorFlow's converter, with LiteRT's own operators only.
+
+    Keras 3.15 exports this way too. Keras 3.12 has no such exporter; those of 3.13 and
+    3.14 have another route, and do not accept a `Path`.
+    """
+    signature = [tf.TensorSpec(model.input_shape, tf.uint8, name="images")]
+    endpoint = functools.partial(model.__call__, training=False)
+    with tempfile.TemporaryDirectory() as folder, graph.without_temporary_names():
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        archive.add_endpoint("serve", endpoint, input_signature=signature)
+        archive.write_out(folder, verbose=False)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if precision != "float32":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if precision == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        path.write_bytes(converter.convert())
 
 
 def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:
@@ -290,7 +300,6 @@ class _Format:
         name: of the runtime.
         kind: of `fresh.KINDS`, and of the extra.
         packages: what writing and proving a file import.
-        since: the first Keras that has the exporter.
         below_2_gib: whether the file's format ends there.
         write: the exporter.
     """
@@ -298,7 +307,6 @@ class _Format:
     name: str
     kind: str
     packages: tuple[str, ...]
-    since: tuple[int, int]
     below_2_gib: bool
     write: Callable[[keras.Model, Path, str], None]
 
@@ -335,12 +343,6 @@ class _Format:
                 f"Expected {', '.join(missing)} for {self.name}. Received: none. "
                 f"pip install 'keras-vit-paper[{self.kind}]'"
             )
-        if tuple(map(int, keras.version().split(".")[:2])) < self.since:
-            needed = ".".join(map(str, self.since))
-            raise ImportError(
-                f"Expected Keras {needed} or later, which exports to {self.name}. "
-                f"Received: Keras {keras.version()}. pip install 'keras>={needed}'"
-            )
 
 
 _FORMATS = (
@@ -348,7 +350,6 @@ _FORMATS = (
         name="LiteRT",
         kind="litert",
         packages=("ai_edge_litert",),
-        since=(3, 13),
         below_2_gib=True,
         write=_write_litert,
     ),
@@ -356,7 +357,6 @@ _FORMATS = (
         name="ONNX",
         kind="onnx",
         packages=("onnx", "onnxruntime", "tf2onnx"),
-        since=(3, 12),
         below_2_gib=True,
         write=_write_onnx,
     ),
@@ -364,7 +364,6 @@ _FORMATS = (
         name="OpenVINO",
         kind="openvino",
         packages=("openvino",),
-        since=(3, 12),
         below_2_gib=False,
         write=_write_openvino,
     ),

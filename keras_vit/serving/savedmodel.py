@@ -128,7 +128,6 @@ def export(
     Raises:
         ValueError: if the model has no head, an argument is impossible, the version is
             there, or the exported model says something else than Keras.
-        ImportError: without tensorflow-serving-api.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
     model = merge_lora(model)
@@ -143,7 +142,6 @@ def export(
     chosen, omitted = chosen_of(model, signatures)
     trial = Trial.of(served, drawn_samples(model) if samples is None else samples)
     folder = _version_folder(Path(path), version, overwrite)
-    warmup.protos()
     inputs = served.inputs(chosen)
     with replacing_folder(folder, overwrite) as temporary:
         with _as_oserror():

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_vit.serving import protos, warmup
+from keras_vit.serving import protos, schema, warmup
 from keras_vit.serving.errors import Refused, invalid
 
 CODES = {  # Of tf.errors, to gRPC's names.
@@ -164,7 +164,7 @@ class Servable:
             return 0
         for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
             try:
-                log = warmup.protos().PredictionLog.FromString(record)
+                log = schema.message("PredictionLog").FromString(record)
                 request = log.predict_log.request
                 signature = request.model_spec.signature_name or DEFAULT
                 inputs = protos.parse(request, self.dtypes(signature))

@@ -1,7 +1,7 @@
 """An exported model behind TensorFlow Serving's two protocols, to try it out.
 
 REST is TensorFlow Serving's documented API (`POST /v1/models/NAME:predict`) on uvicorn
-and Starlette; gRPC its PredictionService and ModelService, by the published stubs. The
+and Starlette; gRPC its PredictionService and ModelService. The
 rules are those of tensorflow/serving's model_servers/ and servables/tensorflow/;
 docs/serving.md says how to run the real server, and what differs.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
-from keras_vit.serving import protos, rest
+from keras_vit.serving import protos, rest, schema
 from keras_vit.serving.errors import Refused, invalid
 from keras_vit.serving.servable import DEFAULT, Servable
 
@@ -32,18 +32,10 @@ try:
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
     from starlette.routing import Route
-    from tensorflow_serving.apis import (
-        get_model_metadata_pb2,
-        get_model_status_pb2,
-        model_service_pb2_grpc,
-        predict_pb2,
-        prediction_service_pb2_grpc,
-    )
 except ImportError as missing:
     raise ImportError(
-        "Expected what `keras-vit serve` runs on (uvicorn, Starlette, grpcio and "
-        f"tensorflow-serving-api). Received: {missing}. "
-        "pip install 'keras-vit-paper[server]'"
+        "Expected uvicorn, Starlette and grpcio, which `keras-vit serve` requires. "
+        f"Received: {missing}. pip install 'keras-vit-paper[server]'"
     ) from missing
 
 
@@ -108,7 +100,7 @@ class Models:
         )
         self._check(inputs)
         found = servable.run(signature, inputs, request.output_filter)
-        response = predict_pb2.PredictResponse()
+        response = schema.message("PredictResponse")()
         self._specify(response.model_spec, servable)
         response.model_spec.signature_name = signature
         protos.fill(response.outputs, found)
@@ -116,19 +108,18 @@ class Models:
 
     def status(self, servable: Servable) -> Any:
         """A GetModelStatusResponse: a server that answers has its version loaded."""
-        response = get_model_status_pb2.GetModelStatusResponse()
+        response = schema.message("GetModelStatusResponse")()
         response.model_version_status.add(
-            version=servable.version,
-            state=get_model_status_pb2.ModelVersionStatus.AVAILABLE,
+            version=servable.version, state=schema.AVAILABLE
         ).status.SetInParent()
         return response
 
     def metadata(self, servable: Servable) -> Any:
         """A GetModelMetadataResponse: the MetaGraphDef's signatures."""
-        signatures = get_model_metadata_pb2.SignatureDefMap()
-        for name, told in servable.signatures.items():
-            signatures.signature_def[name].CopyFrom(told)
-        response = get_model_metadata_pb2.GetModelMetadataResponse()
+        signatures = schema.message("SignatureDefMap")()
+        for name, signature in servable.signatures.items():
+            schema.assign(signatures.signature_def[name], signature)
+        response = schema.message("GetModelMetadataResponse")()
         self._specify(response.model_spec, servable)
         response.metadata["signature_def"].Pack(signatures)
         return response
@@ -147,7 +138,7 @@ class Models:
         spec.version.value = servable.version
 
 
-class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
+class PredictionService:
     """Predict and GetModelMetadata; Classify and Regress take tf.Example only."""
 
     def __init__(self, models: Models) -> None:
@@ -168,7 +159,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         return _answered(told, context)
 
 
-class ModelService(model_service_pb2_grpc.ModelServiceServicer):
+class ModelService:
     """GetModelStatus; what is served does not change while the server runs."""
 
     def __init__(self, models: Models) -> None:
@@ -197,11 +188,18 @@ def grpc_server(models: Models, address: str, threads: int) -> Any:
             ("grpc.so_reuseport", 0),
         ],
     )
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-        PredictionService(models), server
-    )
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-        ModelService(models), server
+    prediction, status = PredictionService(models), ModelService(models)
+    server.add_generic_rpc_handlers(
+        (
+            schema.handler(
+                "PredictionService",
+                {
+                    "Predict": prediction.Predict,
+                    "GetModelMetadata": prediction.GetModelMetadata,
+                },
+            ),
+            schema.handler("ModelService", {"GetModelStatus": status.GetModelStatus}),
+        )
     )
     try:
         server.add_insecure_port(address)
@@ -237,7 +235,7 @@ def http_application(models: Models, threads: int) -> Starlette:
 
     async def metadata(request: HttpRequest) -> Response:
         told = models.metadata(models.find(*_asked(request)))
-        signatures = get_model_metadata_pb2.SignatureDefMap()
+        signatures = schema.message("SignatureDefMap")()
         told.metadata["signature_def"].Unpack(signatures)
         fields = {"signature_def": json.loads(_as_json(signatures))}
         spec = json.loads(_as_json(told.model_spec))

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit.serving import schema
+
 FILE = "assets.extra/tf_serving_warmup_requests"
 
 
@@ -18,30 +20,14 @@ def write(
         saved: the SavedModel's folder.
         name: of the model, in the requests.
         requests: signature and inputs by name, of each.
-
-    Raises:
-        ImportError: without tensorflow-serving-api.
     """
-    log = protos()
     (saved / FILE).parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(saved / FILE)) as writer:
         for signature, inputs in requests:
-            record = log.PredictionLog()
+            record = schema.message("PredictionLog")()
             request = record.predict_log.request
             request.model_spec.name = name
             request.model_spec.signature_name = signature
             for key, value in inputs.items():
-                request.inputs[key].CopyFrom(tf.make_tensor_proto(value))
+                schema.assign(request.inputs[key], tf.make_tensor_proto(value))
             writer.write(record.SerializeToString())
-
-
-def protos() -> Any:
-    """TensorFlow Serving's published `prediction_log.proto`; raises where missing."""
-    try:
-        from tensorflow_serving.apis import prediction_log_pb2
-    except ImportError as error:
-        raise ImportError(
-            "Expected TensorFlow Serving's protos, for the warm-up requests. Received: "
-            "no tensorflow-serving-api. pip install 'keras-vit-paper[serving]'"
-        ) from error
-    return prediction_log_pb2

@@ -452,8 +452,13 @@ class LossScale(keras.optimizers.LossScaleOptimizer):
     """The loss scaling of mixed_float16, by which all replicas step, or none does.
 
     Keras looks at the first replica's own gradients: what overflows on another one
-    goes into the weights of all.
+    goes into the weights of all. Keras's `build` adds its two variables at every call,
+    so that a model saved after two calls could not be loaded.
     """
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if not self.built:
+            super().build(variables)
 
     def check_finite(self, grads: list[Any]) -> Any:
         overflow = ops.cast(ops.logical_not(super().check_finite(grads)), "float32")

@@ -297,3 +297,30 @@ def test_attention_maps_leaves_nothing_of_a_half_written_picture(
     with pytest.raises(OSError, match=r"right to write .*maps.png"):
         plots.attention_maps(*pictures, ["a", "b", "c"], tmp_path / "maps.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("position_at", ["stem", "every_layer_shared"])
+def test_keras_before_3_15_gives_the_same_scores(position_at, monkeypatch):
+    """There a Function cannot start between layers (make colab, make floor)."""
+    keras.utils.set_random_seed(0)
+    config = keras_vit.ViTConfig(
+        patch_size=8,
+        num_layers=3,
+        hidden_size=24,
+        mlp_dim=32,
+        num_heads=3,
+        position_at=position_at,
+    )
+    model = keras_vit.vit(config, image_size=(32, 32), num_classes=2)
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    scores = scores_of(model, images)
+    function = keras.Function
+
+    def disconnected(inputs, outputs):
+        if inputs is not model.input:
+            raise ValueError("Graph disconnected")
+        return function(inputs, outputs)
+
+    monkeypatch.setattr(keras, "Function", disconnected)
+    again = scores_of(model, images)
+    np.testing.assert_allclose(again, scores, atol=1e-6)

@@ -6,7 +6,12 @@ import pytest
 
 from keras_vit import paper
 from keras_vit.inspection import costs
-from keras_vit.inspection.devices import DEVICES, PAPERS_UTILISATION, paper_utilisation
+from keras_vit.inspection.devices import (
+    DEVICES,
+    PAPERS_UTILISATION,
+    device_of,
+    paper_utilisation,
+)
 from keras_vit.inspection.planning import (
     USABLE,
     USABLE_REMATERIALIZED,
@@ -181,3 +186,70 @@ def test_command(shell):
     assert shell("costs", "--plan", SENTENCE, *words)[1] == f"{changed}\n"
     assert isinstance(changed, Plan)
     assert "euros" not in str(changed)
+
+
+TUNED = "finetune ViT-B/16 on 720 photos on 1xT4"
+
+
+def test_a_plan_of_a_fine_tuning_by_hand():
+    """Table 4: four learning rates and the best of them, 500 updates of 512 at 384."""
+    run = plan(TUNED)
+    assert run.recipe[0] == "oxford_flowers102"  # The shortest row, of any folder.
+    assert (run.trainings, run.updates) == (5, 2500)
+    multiply_adds = costs("ViT-B/16", (384, 384), num_classes=10).multiply_adds
+    seconds = 6 * multiply_adds * 2500 * 512 / (65e12 * PAPERS_UTILISATION)
+    assert run.hours == run.device_hours == pytest.approx(seconds / 3600)
+    fast, slow = run.hours_measured
+    assert fast * 0.44 == pytest.approx(run.hours * PAPERS_UTILISATION)
+    assert slow * 0.23 == pytest.approx(run.hours * PAPERS_UTILISATION)
+    assert 512 // run.fit(False).parts == 16  # docs/howto/colab.md: 32 do not fit.
+    lines = str(run).splitlines()
+    assert lines[0] == f"Table 4 on 1 x T4 with 720 photos: {run.hours:.1f} hours"
+    assert "at 44% to 23%, the spread of published ViT trainings" in str(run)
+
+
+def test_a_plan_of_a_row_of_table_4():
+    run = plan("finetune ViT_L16 on 50,000 cifar10 on 8xTPUv5e")
+    assert (run.images, run.recipe[0]) == (50_000, "cifar10")
+    assert run.updates == 5 * 10_000
+    one = plan("finetune ViT-L/16 on 1000 vtab on 8xTPUv5e")
+    assert (one.trainings, one.updates) == (1, 2500)
+
+
+def test_only_the_epochs_depend_on_the_number_of_photos():
+    more = plan(TUNED.replace("720", "7200"))
+    assert more.hours == plan(TUNED).hours
+    assert "epochs a training                     35.6" in str(more)
+
+
+def test_a_fine_tuning_in_the_shell(shell):
+    code, out, _ = shell("costs", "--plan", TUNED, "--classes", 5, "--price", 0.4)
+    assert (code, out) == (0, f"{plan(TUNED, classes=5, price=0.4)}\n")
+    code, _, err = shell("costs", "--plan", SENTENCE, "--classes", 5)
+    assert code == 1
+    assert "Expected --classes of a finetune plan" in err
+
+
+@pytest.mark.parametrize(
+    ("sentence", "law"),
+    [
+        ("finetune ViT-B/16 on photos on 1xT4", "finetune MODEL on N DATA"),
+        (TUNED.replace("720", "0"), "Expected positive images"),
+        (TUNED.replace("1xT4", "0xT4"), "Expected positive images, classes, devices"),
+        (TUNED.replace("1xT4", "3xT4"), "multiple of the devices"),
+        (TUNED.replace("T4", "T5"), "Expected one of .*T5"),
+        (TUNED.replace("ViT-B/16", "ViT-B/15"), "Expected a model.*ViT-B/15"),
+    ],
+)
+def test_other_fine_tunings_are_refused(sentence, law):
+    with pytest.raises(ValueError, match=law):
+        plan(sentence)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["L4", "T4", "A100", "H100", "H200", "B200", "TPUv5e", "TPUv5p", "TPUv6e"],
+)
+def test_devices_that_users_rent_have_hours(name):
+    assert plan(TUNED.replace("T4", name)).hours > 0
+    assert device_of(name.lower()) == device_of(name)

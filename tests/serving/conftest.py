@@ -16,7 +16,6 @@ def exported(tmp_path_factory):
 
     import keras_vit
 
-    pytest.importorskip("tensorflow_serving.apis", reason="LOUD: no protos")
     keras.utils.set_random_seed(0)
     config = keras_vit.ViTConfig(
         patch_size=8, num_layers=2, hidden_size=24, mlp_dim=32, num_heads=3

@@ -547,7 +547,7 @@ def test_rest_needs_no_protos():
     ("url", "missing"),
     [
         ("http://localhost", {"requests": None}),
-        ("grpc://localhost:1", {"tensorflow_serving.apis": None}),
+        ("grpc://localhost:1", {"grpc": None}),
     ],
 )
 def test_a_missing_extra_is_named(monkeypatch, url, missing):

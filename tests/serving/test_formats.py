@@ -333,8 +333,6 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
     out.write_text("old")
     says(ValueError, r"m\.onnx, which is there.*--force", model, out)
     assert out.read_text() == "old"
-    monkeypatch.setattr(keras, "version", lambda: "3.12.4")
-    says(ImportError, r"Keras 3\.13 or later", model, tmp_path / "m.tflite")
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     says(

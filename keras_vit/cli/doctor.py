@@ -19,7 +19,6 @@ from keras_vit.cli.shell import app, console, progress
 @app.command()
 def doctor() -> None:
     """Prints what is installed, what is missing, and how to get it."""
-
     import keras
 
     from keras_vit.weights import download

@@ -1,5 +1,6 @@
 """benchmarks/house.py, and the import circles that it finds: none."""
 
+import ast
 import importlib
 from pathlib import Path
 
@@ -108,3 +109,16 @@ def test_it_prints_the_three(house, tmp_path, monkeypatch, capsys):
         "",
         "0 functions with more than 12 parameters",
     ]
+
+
+def test_savez_has_arrays_only():
+    """NumPy before 2.2 (Colab has 2.1) writes `allow_pickle=False` as an array."""
+    calls = [
+        node
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "").startswith("savez")
+    ]
+    for call in calls:
+        assert "allow_pickle" not in {word.arg for word in call.keywords}

@@ -133,7 +133,7 @@ class Checkpoints:
         told = np.frombuffer(json.dumps(dict(info)).encode(), np.uint8)
         with replacing(values) as temporary:
             with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **variables, **{INFO: told})
+                np.savez(file, **variables, **{INFO: told})
             size, sha256 = temporary.stat().st_size, file_sha256(temporary)
         write_json(values.with_suffix(".json"), {"bytes": size, "sha256": sha256})
         self._damaged.discard(values.stem)

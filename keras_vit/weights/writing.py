@@ -78,7 +78,7 @@ def save(
         _warn_of_untold(model, tensors, path)
         written = _npz(tensors, numbering)
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **written)
+            np.savez(file, **written)
         return
     config = _pooled(config_of(model), tensors, path)
     write = _timm if format == "timm" else _hf

@@ -48,6 +48,7 @@ class Training:
         total_steps: number of updates in the recipe.
         until: number of updates to run.
         kept: updates after which the weights are recorded.
+        base_lr: learning rate of the recipe.
         rounded: whether to start from weights that are one rounding step larger.
         changes: recipe fields to replace.
     """
@@ -58,6 +59,7 @@ class Training:
     total_steps: int
     until: int
     kept: tuple[int, ...]
+    base_lr: float
     rounded: bool = False
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -261,7 +263,7 @@ def train(training: Training, start: Path, path: Path) -> None:
     keras.Model.fit = recorded
     recipe = Recipe(
         total_steps=training.total_steps,
-        base_lr=(0.03,),
+        base_lr=(training.base_lr,),
         held_out=0.1,
         warmup_steps=training.total_steps // 10,
         batch_size=BATCH,
@@ -333,6 +335,9 @@ def main() -> None:
         "--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="number formats"
     )
     parser.add_argument("--steps", type=int, default=1000, help="number of updates")
+    parser.add_argument(
+        "--lr", type=float, default=0.003, help="learning rate, one of Table 4's"
+    )
     parser.add_argument("--json", type=Path, help="file for all differences")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     parser.add_argument(
@@ -360,8 +365,16 @@ def main() -> None:
             write_start(name, start)
             for dtype in options.dtypes:
                 first, *others = (
-                    Training(at, name, dtype, options.steps, options.steps, tuple(kept))
-                    for at in options.backends
+                    Training(
+                        backend=backend,
+                        model=name,
+                        dtype=dtype,
+                        total_steps=options.steps,
+                        until=options.steps,
+                        kept=tuple(kept),
+                        base_lr=options.lr,
+                    )
+                    for backend in options.backends
                 )
                 others[-1] = dataclasses.replace(others[-1], changes=options.other)
                 rounded = dataclasses.replace(first, rounded=True)

@@ -39,7 +39,7 @@ def train_on_devices(folder):
             kernel = model.get_layer("encoderblock_0").mlp.dense_0.kernel.value
             told = {
                 "history": result.history,
-                "replicas": Workers(devices).replicas,
+                "replicas": Workers.under(devices).replicas,
                 "shares": sorted({at.data.shape for at in kernel.addressable_shards}),
                 "devices": len(kernel.devices()),
             }
@@ -110,7 +110,7 @@ def test_torch_refuses_several_devices(word):
         ValueError, match=rf"on torch: .*Received: '{word}'\. KERAS_BACKEND=tensorflow"
     ):
         strategy(word)
-    assert Workers(strategy("auto")).replicas == 1
+    assert Workers.under(strategy("auto")).replicas == 1
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="torch has one device")

@@ -131,9 +131,10 @@ class Checkpoints:
         """
         values = self.folder / f"step-{step:010}.npz"
         told = np.frombuffer(json.dumps(dict(info)).encode(), np.uint8)
+        arrays: dict[str, Any] = {**variables, INFO: told}
         with replacing(values) as temporary:
             with temporary.open("wb") as file:
-                np.savez(file, **variables, **{INFO: told})
+                np.savez(file, **arrays)
             size, sha256 = temporary.stat().st_size, file_sha256(temporary)
         write_json(values.with_suffix(".json"), {"bytes": size, "sha256": sha256})
         self._damaged.discard(values.stem)

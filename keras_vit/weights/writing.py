@@ -76,7 +76,7 @@ def save(
     tensors = _tensors(model, format)
     if format == "npz":
         _warn_of_untold(model, tensors, path)
-        written = _npz(tensors, numbering)
+        written: dict[str, Any] = _npz(tensors, numbering)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **written)
         return

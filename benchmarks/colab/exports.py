@@ -66,11 +66,11 @@ def write_all(folder: Path) -> None:
         model.save(folder / f"{name}.keras")
         keras_vit.weights.save(model, folder / f"{name}.npz")
         given = arrays(model)["float32"]
-        for read in (
-            keras.models.load_model(folder / f"{name}.keras"),
-            keras_vit.from_checkpoint(folder / f"{name}.npz"),
-        ):
-            np.testing.assert_array_equal(read(given), model(given))
+        read = keras.models.load_model(folder / f"{name}.keras")
+        np.testing.assert_array_equal(read(given), model(given))
+        read = keras_vit.from_checkpoint(folder / f"{name}.npz")
+        # An npz does not state a hybrid's epsilons: the paper's are taken.
+        np.testing.assert_allclose(read(given), model(given), atol=1e-3)
         serving.export(model, folder / name)
         for kind, suffix in export_formats.SUFFIXES.items():
             for precision in export_formats.WRITTEN[kind]:

@@ -5,8 +5,10 @@ K: classes.
 """
 
 import dataclasses
+import functools
+import inspect
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -31,6 +33,25 @@ _BY_NAME: weakref.WeakValueDictionary[int, "VisionModel"] = (
 `keras.models.clone_model` calls a model's class with inputs, outputs and the original's
 name and nothing else: the name is how a clone finds the facts of its original.
 """
+
+
+def _as_keras_declares(init: Callable[..., None]) -> Callable[..., None]:
+    """Declares `__init__` as Keras's functional models do, else no layers are saved.
+
+    Keras compares the declared arguments of the two. Before 3.15 (Colab has 3.13)
+    Keras's own are behind a decorator, as *args and **kwargs.
+    """
+    image = keras.Input((1,), name="image")
+    output = keras.layers.Identity(name="identity")(image)
+    functional = type(keras.Model(image, output, name="signature"))
+    if inspect.getfullargspec(functional.__init__).args:
+        return init
+
+    @functools.wraps(init)
+    def declared(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+
+    return declared
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -61,6 +82,7 @@ class VisionModel(keras.Model):
     """
 
     # Keras saves a subclass without its layers unless these are its arguments.
+    @_as_keras_declares
     def __init__(
         self,
         inputs: Any,

@@ -123,7 +123,7 @@ def paper_utilisation(*models: str) -> float:
 PAPERS_UTILISATION = paper_utilisation("ViT-L/16", "ViT-H/14")  # 0.43 and 0.32.
 """0.345, that of Table 2's ViT-L/16 and ViT-H/14 together; see `paper_utilisation`."""
 
-# The highest public figures that we found: 0.23 to 0.29 on an H100, 0.44 on an A100.
-# The paper's own two are 0.32 and 0.43. Slower input or small batches are below.
+# As reported to this project: 0.23 to 0.29 on an H100, 0.44 on an A100. The paper's own
+# two are between them, 0.32 and 0.43. None was measured here.
 MEASURED_UTILISATION = (0.23, 0.44)
-"""Spread of the shares that well-tuned, published trainings of ViTs reached."""
+"""Spread of the utilizations that were reported for well-tuned trainings of ViTs."""

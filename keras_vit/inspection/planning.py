@@ -471,9 +471,9 @@ def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
     least, greatest = MEASURED_UTILISATION
     fast, slow = run.hours_measured
     yield _line(
-        "  measured shares",
+        "  reported shares",
         f"{fast:,.1f} to {slow:,.1f}",
-        f"at {greatest:.0%} to {least:.0%}, the spread of published ViT trainings",
+        f"at {greatest:.0%} to {least:.0%}, the reported spread of ViT trainings",
     )
     yield _line("device-hours", f"{run.device_hours:,.1f}")
 

@@ -112,7 +112,7 @@ def _shards(split: Split, shards: int | None, source: Source) -> int:
 def _begin(partial: Path, plan: dict[str, Any]) -> None:
     """Makes `partial` a folder of this plan: its own, or an empty one."""
     path = partial / PLAN
-    if path.is_file() and parse_json(path.read_text(encoding="utf-8")) != plan:
+    if path.is_file() and _read_plan(path) != plan:
         shutil.rmtree(partial)  # Of another source, or of the same before it changed.
     partial.mkdir(parents=True, exist_ok=True)
     for left in partial.glob(".writing-*"):  # By a process that was killed.
@@ -124,6 +124,17 @@ def _begin(partial: Path, plan: dict[str, Any]) -> None:
                 f"Received: {str(partial)!r}, which holds something else. Move it"
             )
         write_json(path, plan)
+
+
+def _read_plan(path: Path) -> Any:
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            "Expected the plan of an interrupted `keras-vit data pack`. Received: "
+            f"{str(path)!r}, which is damaged ({error}). Delete "
+            f"{str(path.parent)!r} to pack from the start"
+        ) from error
 
 
 def _pack_split(split: Split, folder: Path, name: str, shards: int) -> dict[str, Any]:

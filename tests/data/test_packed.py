@@ -203,6 +203,16 @@ def test_an_interrupted_pack_of_another_source_begins_anew(photos, tmp_path):
     assert len(_items(open_source(output).train)) == 17
 
 
+@pytest.mark.parametrize("damage", [b"{", b"\xff", b"[" * 10**5])
+def test_a_damaged_plan_is_named(photos, tmp_path, damage):
+    partial = tmp_path / "packed.partial"
+    partial.mkdir()
+    (partial / "plan.json").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"plan\.json.* is damaged .*Delete .*partial"):
+        packing.pack(open_source(photos), tmp_path / "packed")
+    assert (partial / "plan.json").read_bytes() == damage
+
+
 def test_a_full_disk_is_one_error(photos, tmp_path):
     """A limit on files' sizes stands for the full disk."""
     source = open_source(photos)

@@ -313,7 +313,7 @@ def test_the_manual_prints_what_the_command_prints(shell):
     page = (ROOT / "docs" / "howto" / "costs.md").read_text()
     blocks = re.findall(r"```text\n\$ keras-vit costs (.*?)```", page, re.DOTALL)
     counted = [block for block in blocks if "--figure12" not in block]
-    assert len(counted) == 2  # A model, and a plan.
+    assert len(counted) == 3  # A model, and two plans.
     for block in counted:
         words, _, printed = block.partition("\n")
         assert shell("costs", *shlex.split(words))[1] == printed

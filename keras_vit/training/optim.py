@@ -415,10 +415,11 @@ class _Decoupled(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         index = self._get_variable_index(variable)
-        update = self.direction(at_least_float32(gradient), index)
+        gradient = ops.cast(gradient, wide(variable.dtype))
+        update = self.direction(gradient, index)
         if self.decays[index]:
             update = update + self.decays[index] * at_least_float32(variable)
-        rate = self._rate(learning_rate, index)
+        rate = ops.cast(self._rate(learning_rate, index), update.dtype)
         self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
 
     def _rate(self, learning_rate: Any, index: int) -> Any:

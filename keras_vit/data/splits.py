@@ -164,6 +164,10 @@ class Arrays(Indexed):
     Args:
         images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.
         labels: int [N].
+
+    Raises:
+        ValueError: if the images and the labels differ in number, or if the images have
+            no pixels.
     """
 
     def __init__(

@@ -358,3 +358,13 @@ def test_images_that_preprocess_accepts(photos, tmp_path):
     with pytest.raises(ValueError, match="image_size=\\(H, W\\)"):
         sized.preprocess(pixels)
     assert sized.preprocess(pixels, (24, 40)).shape == (2, 24, 40, 3)
+
+
+def test_the_import_leaves_the_dtype_policy_open():
+    """Keras fixes it with the first layer, after which `set_floatx` changes nothing."""
+    program = (
+        "import keras, keras_vit, keras_vit.models.vision\n"
+        "keras.config.set_floatx('float64')\n"
+        "assert keras.config.dtype_policy().name == 'float64'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -205,7 +205,7 @@ def test_a_cluster_that_jax_detects(version, folder):  # noqa: F811
 
 
 MODEL_PARALLEL = """
-import keras
+from keras_vit.training import distribution
 try:
     distribution.strategy("multiworker", model_parallel=2)
 except ValueError as error:

@@ -1,5 +1,6 @@
 """What every test shares: where fixtures are, and the parity table."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,17 @@ from tests import browser
 
 # `make interop` runs these, in an environment with what they need.
 collect_ignore = [] if "KERAS_VIT_INTEROP" in os.environ else ["interop"]
+
+
+def skip_without(*modules):
+    """Skips where a module is not installed; unlike `importorskip`, imports none.
+
+    An imported JAX warns of each fork of the process, OpenVINO's among them.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}", allow_module_level=True)
+
 
 FIXTURES = Path(__file__).parent / "fixtures"
 REFERENCE = FIXTURES / "reference"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-for module in ("tensorflow", "jax", "torch"):
-    pytest.importorskip(module)
+from tests.conftest import skip_without
+
+skip_without("tensorflow", "jax", "torch")
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]

@@ -15,6 +15,7 @@ import pytest
 from keras_vit import launching
 from keras_vit.facts import OFFICIAL
 from keras_vit.recipes import Recipe
+from tests.conftest import skip_without
 from tests.training.worker import MINI
 
 tf = pytest.importorskip("tensorflow")
@@ -213,7 +214,7 @@ def test_what_one_worker_began_two_end(alone, folder, agree):
 
 @pytest.fixture(scope="module")
 def on_jax(folder):
-    pytest.importorskip("jax")
+    skip_without("jax")
 
     def histories(name, devices, word, model_parallel=1):
         flags = f"--xla_force_host_platform_device_count={devices}"
@@ -245,7 +246,7 @@ def test_devices_of_jax_train_as_one(
 
 
 def test_a_process_of_jax_takes_its_share_of_ready_batches():
-    pytest.importorskip("jax")
+    skip_without("jax")
     mesh = types.SimpleNamespace(shape=(4,), axis_names=["batch"])
     two = types.SimpleNamespace(device_mesh=mesh, batch_dim_name="batch")
     two.num_processes = 2

@@ -8,9 +8,7 @@ import sys
 import keras
 import pytest
 
-pytest.importorskip("tensorflow")
-pytest.importorskip("jax")
-
+from tests.conftest import skip_without
 from tests.training.test_distribution import (  # noqa: F401
     EXACT,
     ROOT,
@@ -23,6 +21,7 @@ from tests.training.test_distribution import (  # noqa: F401
 )
 from tests.training.test_rendezvous import free_addresses
 
+skip_without("tensorflow", "jax")
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 SAME = (*EXACT, "dropout", "bfloat16 momentum")

@@ -29,6 +29,7 @@ from keras_vit import arguments
 from keras_vit.facts import Preprocessing
 from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
+from keras_vit.layers.kernels import wide
 from keras_vit.models.description import describe
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.models.vit import after_embedding
@@ -310,11 +311,11 @@ class MaskedPatchPredictor(keras.Model):
         outputs = units if target == "l2" else units * LEVELS ** images.shape[-1]
         # As the head of 3.1 and D.3: zeros, in float32. The first loss is log 512.
         prediction = keras.layers.Dense(
-            outputs, kernel_initializer="zeros", dtype="float32", name="prediction"
+            outputs, kernel_initializer="zeros", dtype=wide(), name="prediction"
         )(tokens)
         if target != "l2":
             prediction = keras.layers.Reshape(
-                (places.shape[1], units, outputs // units), dtype="float32"
+                (places.shape[1], units, outputs // units), dtype=wide()
             )(prediction)
         super().__init__(
             inputs=images,
@@ -345,9 +346,9 @@ class MaskedPatchPredictor(keras.Model):
             squared error, in units of the normalized pixels, and no metric.
         """
         if self.target == "l2":
-            return keras.losses.MeanSquaredError(dtype="float32"), []
+            return keras.losses.MeanSquaredError(dtype=wide()), []
         loss = keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, dtype="float32"
+            from_logits=True, dtype=wide()
         )
         return loss, [keras.metrics.SparseCategoricalAccuracy("accuracy")]
 

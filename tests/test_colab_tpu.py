@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("jax")
+from tests.conftest import skip_without
+
+skip_without("jax")
 pytestmark = pytest.mark.tensorflow_only
 
 DEVICES = """

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REFERENCE
+from tests.conftest import REFERENCE, skip_without
 
-pytest.importorskip("jax")
+skip_without("jax")
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]

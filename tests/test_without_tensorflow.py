@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REFERENCE
+from tests.conftest import REFERENCE, skip_without
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = [
@@ -105,7 +105,7 @@ def test_models_layers_weights_and_attention_work(backend, tmp_path):
 
 @pytest.mark.tensorflow_only
 def test_what_requires_it_says_so():
-    pytest.importorskip("jax")
+    skip_without("jax")
     done = without_tensorflow(REFUSED, "jax")
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
@@ -124,7 +124,7 @@ def test_what_requires_it_says_so():
     ],
 )
 def test_commands_that_work(command, printed):
-    pytest.importorskip("jax")
+    skip_without("jax")
     code = f"sys.argv[1:] = {command}\nfrom keras_vit_command import main\nmain()"
     done = without_tensorflow(code, "jax")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -133,7 +133,7 @@ def test_commands_that_work(command, printed):
 
 @pytest.mark.tensorflow_only
 def test_a_command_that_trains_names_the_remedy(tmp_path):
-    pytest.importorskip("jax")
+    skip_without("jax")
     line = ["finetune", "--data", "digits", "--output", str(tmp_path)]
     code = f"sys.argv[1:] = {line}\nfrom keras_vit_command import main\nmain()"
     done = without_tensorflow(code, "jax")

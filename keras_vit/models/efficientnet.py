@@ -17,6 +17,7 @@ from keras_vit import arguments
 from keras_vit.configs import EfficientNetConfig
 from keras_vit.facts import Facts, Preprocessing
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.kernels import wide
 from keras_vit.models.vision import VisionModel
 from keras_vit.normalization import IMAGENET
 
@@ -134,7 +135,7 @@ def classify(
 ) -> Tensor:
     """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
     x = keras.layers.GlobalAveragePooling2D(
-        data_format="channels_last", dtype="float32", name="head_pool"
+        data_format="channels_last", dtype=wide(), name="head_pool"
     )(features)
     if num_classes:
         x = keras.layers.Dropout(config.dropout_rate, name="head_dropout")(x)
@@ -143,7 +144,7 @@ def classify(
             activation=activation,
             kernel_initializer=keras.initializers.VarianceScaling(**DENSE_INITIALIZER),
             bias_initializer="zeros",
-            dtype="float32",
+            dtype=wide(),
             name="head_dense",
         )(x)
     return x

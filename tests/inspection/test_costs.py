@@ -20,6 +20,7 @@ from keras_vit import paper
 from keras_vit.families import family_of
 from keras_vit.inspection import costs
 from keras_vit.recipes import IMAGES
+from tests.conftest import skip_without
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
 from tests.models.test_vit import GAP_PARAMETERS, PARAMETERS
 from tests.test_docs import OTHER_PARAMETERS, README, ROOT
@@ -196,7 +197,7 @@ with keras.StatelessScope():
 @pytest.fixture(scope="module")
 def on_jax():
     """XLA's FLOPs of an image by variant, multiply-adds of dot products by kind."""
-    pytest.importorskip("jax")
+    skip_without("jax")
     done = subprocess.run(
         [sys.executable, "-c", JAX],
         cwd=Path(__file__).parents[2],

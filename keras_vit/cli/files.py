@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completion
-from keras_vit.cli.fields import given, pixels
-from keras_vit.cli.options import SEEDS, Corrupt, NumHeads
+from keras_vit.cli.fields import given, grouped, pixels
+from keras_vit.cli.loaders import open_model
+from keras_vit.cli.options import SEEDS, Corrupt, LicenseAllow, NamedModel, NumHeads
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
@@ -152,13 +153,29 @@ def fetch(
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 
 
+@weights_app.command()
+@grouped
+def show(*, asked: NamedModel) -> None:
+    """Prints where a model's weights are from, and what they compute with."""
+    from keras_vit.models.vision import facts_of
+
+    network, _ = open_model(asked, purpose="any")
+    facts = facts_of(network)
+    values = vars(facts.provenance) | {"preprocessing": facts.preprocessing}
+    for name, value in values.items():
+        if value is not None:
+            shown = "; ".join(value) if isinstance(value, tuple) else str(value)
+            console.print(f"{name.replace('_', ' '):14} {shown or 'none'}")
+
+
 @app.command()
 def convert(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
-            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, or a .keras file."
+            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, its URL, "
+            "hf://ORG/NAME[@REVISION], timm:NAME, or a .keras file."
         ),
     ],
     output: Annotated[
@@ -188,6 +205,7 @@ def convert(
         typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
     ] = None,
     num_heads: NumHeads = None,
+    license_allow: LicenseAllow = None,
 ) -> None:
     """Rewrites a checkpoint for another library, and says what became of it."""
     import keras
@@ -197,7 +215,7 @@ def convert(
     size = pixels(image_size)
     if to == "keras":
         output = output.with_suffix(".keras")
-    if source.suffix == ".keras":
+    if source.endswith(".keras"):
         if num_heads is not None:
             raise ValueError(
                 "Expected --num-heads with a checkpoint that does not state it. "
@@ -215,7 +233,7 @@ def convert(
             classes=classes,
             grid=pixels(grid, "--grid"),
             numerics=numerics,
-            **given(num_heads=num_heads),
+            **given(num_heads=num_heads, license_allow=license_allow),
         )
         console.print("\n".join(str(model.provenance).splitlines()))
     with warnings.catch_warnings(record=True) as said:

@@ -71,6 +71,7 @@ PUBLIC = {
     "from_checkpoint",
     "inspection",
     "layers",
+    "list_models",
     "models",
     "preprocess_input",
     "recipes",

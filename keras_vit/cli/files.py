@@ -84,10 +84,25 @@ def list_weights(
     urls: Annotated[
         bool, typer.Option("--urls", help="Where each source is, in order of trial.")
     ] = False,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Builders, tags and readable architectures of timm and transformers "
+            "by a part of their names or a pattern, with the call of each."
+        ),
+    ] = None,
 ) -> None:
     """Prints every tag and variant with its sources, size, head, origin and licence."""
     from keras_vit.weights.registry import select
 
+    if search is not None:
+        if variant or tag or urls:
+            raise ValueError(
+                "Expected --search without --variant, --tag and --urls, which select "
+                f"published weights. Received: --search {search} with one of them"
+            )
+        _list_names(search)
+        return
     trainings: dict[str, list[Checkpoint]] = {}
     with helped_by("keras-vit weights list"):
         selected = select(variant, tag)
@@ -105,6 +120,17 @@ def list_weights(
         "sources: the official npz, then copies, as they are tried"
         + ("" if urls else "; --urls has them")
     )
+
+
+def _list_names(search: str) -> None:
+    """The names that match, each with its call."""
+    from keras_vit.weights import catalog
+
+    with helped_by("keras-vit weights list"):
+        rows = catalog.search(search)
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        console.print(f"{row.name:{width}}  {row.call}")
 
 
 def _training_table(title: str, rows: list["Checkpoint"]) -> Table:

@@ -45,6 +45,7 @@ from keras_vit.weights import (
 )
 from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
 from keras_vit.weights.parsed import ParsedCheckpoint
+from keras_vit.weights.renaming import Renaming
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -479,6 +480,7 @@ def from_checkpoint(
     grid: tuple[int, int] | None = None,
     numerics: Numerics | None = None,
     license_allow: Sequence[str] | None = None,
+    names: Renaming | None = None,
     **overrides: Unpack[Overrides],
 ) -> VisionModel:
     """Builds the model a checkpoint needs, and fills it.
@@ -507,6 +509,10 @@ def from_checkpoint(
         license_allow: licenses to accept, such as ["apache-2.0", "mit"]; a checkpoint
             of a different or unstated license is refused before it is downloaded.
             Default: any.
+        names: for a file whose names are of no dialect: the name of a dialect by each
+            name in the file, or a list of (regular expression, replacement), applied in
+            turn as by `re.sub`. None instead of a name leaves the tensor out.
+            `model.provenance.numerics` reports what did not match.
         **overrides: fields of `ViTConfig` or `ResNetConfig`, stronger than all, e.g.
             `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
@@ -533,7 +539,9 @@ def from_checkpoint(
             f"Received: num_channels={num_channels!r}"
         )
     resolved = sources.resolve(source, license_allow)
-    found = reading.read(resolved, grid=grid, numerics=numerics, overrides=overrides)
+    found = reading.read(
+        resolved, grid=grid, numerics=numerics, overrides=overrides, renamed=names
+    )
     config = found.config
     new_head = classes is not None and classes != found.num_classes
     if new_head and "representation_size" not in overrides:

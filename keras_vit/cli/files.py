@@ -201,7 +201,8 @@ def convert(
         typer.Argument(
             help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
             "Hugging Face), h5 (TFViT, keras-hub), a folder of them, its URL, "
-            "hf://ORG/NAME[@REVISION], timm:NAME, or a .keras file."
+            "hf://ORG/NAME[@REVISION], timm:NAME, a .keras file, or a pickle of torch "
+            "(.bin, .pt, .pth; one mapping of several: FILE:KEY)."
         ),
     ],
     output: Annotated[
@@ -212,9 +213,13 @@ def convert(
         ),
     ],
     to: Annotated[
-        Literal["npz", "timm", "hf", "keras"],
-        typer.Option(help="The dialect to write."),
-    ],
+        Literal["npz", "timm", "hf", "keras"] | None,
+        typer.Option(
+            help="The dialect to write; required, except of a pickle, whose tensors "
+            "keep their names.",
+            show_default=False,
+        ),
+    ] = None,
     image_size: Annotated[
         str | None,
         typer.Option(help="Pixels to resize positions to, 384 or 384x512."),
@@ -237,8 +242,23 @@ def convert(
     import keras
 
     import keras_vit
+    from keras_vit.weights import pickles
 
     size = pixels(image_size)
+    if pickles.is_pickle(source):
+        if asked := [at for at in (to, size, classes, grid, numerics, num_heads) if at]:
+            raise ValueError(
+                "Expected a pickle without options: its tensors keep their names. "
+                f"Received: {', '.join(map(str, asked))}. Convert the .safetensors "
+                "file in a second step"
+            )
+        key, count = pickles.convert(source, output)
+        console.print(f"{output}: {count} tensors of {key or source}")
+        return
+    if to is None:
+        raise ValueError(
+            "Expected --to npz, timm, hf or keras. Received: a checkpoint without it"
+        )
     if to == "keras":
         output = output.with_suffix(".keras")
     if source.endswith(".keras"):

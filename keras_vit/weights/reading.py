@@ -25,6 +25,7 @@ from keras_vit.weights.config_json import (
     stated_beside,
 )
 from keras_vit.weights.parsed import Grid, ParsedCheckpoint
+from keras_vit.weights.renaming import Renaming
 from keras_vit.weights.sources import WEIGHTS, Source, resolve
 from keras_vit.weights.tensors import INDEX_SUFFIX, open_tensors
 
@@ -36,6 +37,7 @@ def read(
     numerics: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     num_heads: int | None = None,
+    renamed: Renaming | None = None,
 ) -> ParsedCheckpoint:
     """Reads a checkpoint of any dialect.
 
@@ -47,6 +49,7 @@ def read(
         numerics: "paper", "timm" or "hf" in the place of the dialect's own.
         overrides: fields of the config, stronger than anything in the file.
         num_heads: k of the model to be filled, for a file that does not state it.
+        renamed: the names of a dialect for those of the file.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -70,6 +73,7 @@ def read(
             embedded=stated.facts.get("embedded_tokens"),
             architecture=stated.architecture,
             subtree=source.subtree,
+            renamed=renamed,
         )
     if stated.architecture is not None and found.dialect == "timm":
         _warn_of_architecture(stated.architecture, where)

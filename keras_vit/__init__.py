@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from keras_vit.models.transfer import at_resolution, for_task
     from keras_vit.models.vision import VisionModel
     from keras_vit.models.vit import vit
-    from keras_vit.weights import verify
+    from keras_vit.weights import list_models, verify
 else:
     __getattr__, __dir__ = names_of(
         __name__,
@@ -84,7 +84,7 @@ else:
         layers="AddPositionEmbs ClassToken MAPHead MlpBlock PatchEmbedding "
         "SelfAttention StdConv2D TransformerBlock",
         models="VisionModel at_resolution efficientnet for_task resnet vit",
-        weights="verify",
+        weights="list_models verify",
     )
 
 __all__ = [
@@ -142,6 +142,7 @@ __all__ = [
     "from_checkpoint",
     "inspection",
     "layers",
+    "list_models",
     "models",
     "preprocess_input",
     "recipes",

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -35,9 +35,17 @@ from keras_vit.layers.embeddings import Tensor
 from keras_vit.layers.encoder import uninitialized
 from keras_vit.models import heads
 from keras_vit.models.vision import VisionModel
-from keras_vit.weights import checkpoint, download, keras_files, reading, registry
+from keras_vit.weights import (
+    checkpoint,
+    download,
+    keras_files,
+    reading,
+    registry,
+    sources,
+)
 from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
 from keras_vit.weights.parsed import ParsedCheckpoint
+from keras_vit.weights.renaming import Renaming
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -62,12 +70,13 @@ def _build(
     unset = {key for key in OF_THE_WEIGHTS if options.get(key) is None}
     chosen = {key: value for key, value in options.items() if key not in unset}
     numerics = chosen.pop("numerics", None)
+    license_allow = chosen.pop("license_allow", None)
     include_top = arguments.flag("include_top", include_top)
     classes = arguments.optional(arguments.integer, "classes", classes)
     arguments.optional(arguments.choice, "numerics", numerics, choices=NUMERICS)
     _check_weights(weights)
     _check_activation(classifier_activation)
-    source, published = _resolve(variant, weights)
+    source, published = _resolve(variant, weights, license_allow)
     found = None
     if source is not None:
         # A tag's training computes as the paper's code does, whoever keeps the copy.
@@ -75,9 +84,10 @@ def _build(
         size = None if input_shape is None else input_shape[:2]
         saved = config if numerics is None else _with(config, numerics)
         saved = dataclasses.replace(saved, **chosen)
-        found = keras_files.read(source, saved, size) or reading.read(
+        found = keras_files.read(source.path, saved, size) or reading.read(
             source, numerics=own, num_heads=getattr(config, "num_heads", None)
         )
+        found = dataclasses.replace(found, source=source)
         if include_top:
             checkpoint.warn_of_dropped_head(found, stacklevel=3)
         chosen = numerics_from(found.config, config) | chosen
@@ -111,8 +121,8 @@ def _build(
     if include_top and classes is None and (report.zero_head or headless):
         what = "has no head" if headless else "has a head of zeros, as published"
         warnings.warn(
-            f"{source} {what}: predictions are uniform until fine-tuned. Give classes= "
-            "for a new head, or a tag with a trained one, e.g. "
+            f"{found.where} {what}: predictions are uniform until fine-tuned. Give "
+            "classes= for a new head, or a tag with a trained one, e.g. "
             f"{_trained_head(variant)!r}",
             stacklevel=3,
         )
@@ -235,26 +245,29 @@ def _check_activation(activation: Any) -> None:
 
 
 def _resolve(
-    variant: str, weights: str | os.PathLike[str] | None
-) -> tuple[Path | None, registry.Checkpoint | None]:
+    variant: str,
+    weights: str | os.PathLike[str] | None,
+    license_allow: sources.LicenseAllow,
+) -> tuple[sources.Source | None, registry.Checkpoint | None]:
     """The file to load and, where `weights` is a tag, its row of the registry."""
     if weights is None:
         return None, None
-    path = Path(weights)
+    path, tag = Path(weights), str(weights)
     if path.is_dir():
-        return _in_directory(variant, path), None
-    if path.is_file() or path.suffix:
-        if not path.is_file() and str(weights) in registry.tags(variant):
-            published = registry.find(variant, str(weights))
-            return download.locate(published), published
-        return path, None
+        return sources.resolve(_in_directory(variant, path), license_allow), None
+    if path.is_file() or sources.is_remote(weights):
+        return sources.resolve(weights, license_allow), None
+    if path.suffix and tag not in registry.tags(variant):
+        return sources.resolve(weights, license_allow), None
     try:
-        published = registry.find(variant, str(weights))
+        published = registry.find(variant, tag)
     except ValueError as error:
         raise ValueError(
-            f"{error} Nor is weights={str(weights)!r} a file or a folder"
+            f"{error} Nor is weights={tag!r} a file or a folder{sources.spelling(tag)}"
         ) from error
-    return download.locate(published), published
+    sources.check_license(published.licence, license_allow, f"{variant} {tag}")
+    file = download.locate(published)
+    return sources.Source(path=file, name=str(file)), published
 
 
 def _in_directory(variant: str, directory: Path) -> Path:
@@ -298,6 +311,7 @@ class ViTOptions(TypedDict, total=False):
     stochastic_depth_rate: float
     gelu: Gelu | None
     numerics: Numerics | None
+    license_allow: Sequence[str] | None
 
 
 class ResNetOptions(TypedDict, total=False):
@@ -305,6 +319,7 @@ class ResNetOptions(TypedDict, total=False):
 
     pool_padding: PoolPadding
     numerics: Numerics | None
+    license_allow: Sequence[str] | None
 
 
 class ViTBuilder(Builder[ViTConfig]):
@@ -330,8 +345,9 @@ class ViTBuilder(Builder[ViTConfig]):
 
         Args:
             include_top: whether to put the classifier on top.
-            weights: None (random), a tag, a file, or a directory that holds the tag's
-                file or one checkpoint file.
+            weights: None (random), a tag, a file, a directory that holds the tag's file
+                or one checkpoint file, a repository of the Hugging Face Hub
+                ("hf://ORG/NAME[@REVISION]", "timm:NAME"), or the URL of a file.
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
             input_shape: (H, W, C). H and W must be multiples of the patch size; in a
                 hybrid they are free. With pretrained weights, positions are resized
@@ -358,6 +374,7 @@ class ViTBuilder(Builder[ViTConfig]):
             numerics: "paper", "timm" or "hf": GELU and epsilons to compute with instead
                 of those of the weights. A tag always has the paper's, also if a copy in
                 a different format is loaded.
+            license_allow: licenses of the weights to accept, such as ["apache-2.0"].
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
@@ -394,8 +411,9 @@ class ResNetBuilder(Builder[ResNetConfig]):
 
         Args:
             include_top: whether to put the classifier on top.
-            weights: None (random), a tag, a file, or a directory that holds the tag's
-                file or one checkpoint file.
+            weights: None (random), a tag, a file, a directory that holds the tag's file
+                or one checkpoint file, a repository of the Hugging Face Hub
+                ("hf://ORG/NAME[@REVISION]", "timm:NAME"), or the URL of a file.
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
             input_shape: (H, W, C), any; H and W of a BiT may be None. Default: the size
                 of the weights, else (224, 224, 3).
@@ -409,6 +427,7 @@ class ResNetBuilder(Builder[ResNetConfig]):
                 in big_vision.
             numerics: "paper", "timm" or "hf": epsilons to compute with instead of those
                 of the weights.
+            license_allow: licenses of the weights to accept, such as ["apache-2.0"].
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
@@ -460,6 +479,8 @@ def from_checkpoint(
     num_channels: int | None = None,
     grid: tuple[int, int] | None = None,
     numerics: Numerics | None = None,
+    license_allow: Sequence[str] | None = None,
+    names: Renaming | None = None,
     **overrides: Unpack[Overrides],
 ) -> VisionModel:
     """Builds the model a checkpoint needs, and fills it.
@@ -473,7 +494,9 @@ def from_checkpoint(
     Args:
         source: an npz (official in either numbering, big_vision, BiT), safetensors
             (timm, Hugging Face; an index of shards or a folder, too), or h5 (TFViT,
-            keras-hub); "file.npz:img" is one tower of a big_vision file.
+            keras-hub); "file.npz:img" is one tower of a big_vision file. Or a
+            repository of the Hugging Face Hub, "hf://ORG/NAME[@REVISION]" or
+            "timm:NAME", or the URL of a weights file.
         image_size: (H, W) in pixels the model is built for. Default: the size of the
             file's own position grid, else (224, 224).
         classes: K; another number than the file's makes a new head, without
@@ -483,6 +506,13 @@ def from_checkpoint(
         grid: (rows, columns) of the file's position table; needed when it is not
             square and not that of `image_size`.
         numerics: "paper", "timm" or "hf" in the place of the file's own.
+        license_allow: licenses to accept, such as ["apache-2.0", "mit"]; a checkpoint
+            of a different or unstated license is refused before it is downloaded.
+            Default: any.
+        names: for a file whose names are of no dialect: the name of a dialect by each
+            name in the file, or a list of (regular expression, replacement), applied in
+            turn as by `re.sub`. None instead of a name leaves the tensor out.
+            `model.provenance.numerics` reports what did not match.
         **overrides: fields of `ViTConfig` or `ResNetConfig`, stronger than all, e.g.
             `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
@@ -492,8 +522,9 @@ def from_checkpoint(
 
     Raises:
         FileNotFoundError: if there is no such file.
+        keras_vit.weights.DownloadError: if it cannot be downloaded.
         ValueError: if it is damaged or not a ViT's, an override is unknown or does not
-            fit it, or the grid cannot be known.
+            fit it, the grid cannot be known, or its license is not allowed.
     """
     fields = VIT_FIELDS | RESNET_FIELDS
     unknown = overrides.keys() - fields
@@ -507,7 +538,10 @@ def from_checkpoint(
             "Expected num_channels to be a positive integer or None. "
             f"Received: num_channels={num_channels!r}"
         )
-    found = reading.read(source, grid=grid, numerics=numerics, overrides=overrides)
+    resolved = sources.resolve(source, license_allow)
+    found = reading.read(
+        resolved, grid=grid, numerics=numerics, overrides=overrides, renamed=names
+    )
     config = found.config
     new_head = classes is not None and classes != found.num_classes
     if new_head and "representation_size" not in overrides:

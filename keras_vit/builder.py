@@ -31,7 +31,8 @@ class _PerVariant:
 
 
 PER_VARIANT: Any = _PerVariant()
-OF_THE_WEIGHTS = ("gelu", "numerics")  # Options whose default, None, is the weights'.
+# Options whose default, None, is the weights'.
+OF_THE_WEIGHTS = ("gelu", "numerics", "license_allow")
 
 
 class Builder(Generic[Row]):

@@ -126,9 +126,13 @@ class Provenance:
     Attributes:
         variant: architecture in the paper's spelling, "ViT-B/16", of a published tag.
         tag: training of a published checkpoint, "imagenet21k"; None for other files.
-        source: path of the file or folder that was read.
-        sha256: hash of that file, in hexadecimal; None for a folder.
-        license: license of the published weights, where known.
+        source: path of the file or folder that was read, its URL, or its repository,
+            "hf://ORG/NAME".
+        revision: commit of the repository.
+        file: name of the weights file, or of the index of its shards, in a repository
+            or behind a URL.
+        sha256: hash of the weights file, in hexadecimal; None for shards.
+        license: license of the weights, as their repository states it.
         dialect: naming of the file's tensors: "official", "timm", "hf", ...
         numerics: what the weights are computed with, and what was assumed.
         loaded: number of tensors that were taken over as they are.
@@ -140,6 +144,8 @@ class Provenance:
     variant: str | None = None
     tag: str | None = None
     source: str | None = None
+    revision: str | None = None
+    file: str | None = None
     sha256: str | None = None
     license: str | None = None
     dialect: str | None = None
@@ -153,11 +159,13 @@ class Provenance:
         if self.source is None:
             return "no checkpoint: random weights"
         name = f"{self.variant} {self.tag}, " if self.tag else ""
+        commit = f" at commit {self.revision}" if self.revision else ""
         numerics = "; ".join((f"{self.dialect} dialect", *self.numerics))
-        return (
-            f"{name}{self.source}: {self.loaded} loaded, {len(self.resized)} resized, "
-            f"{len(self.fresh)} fresh, {len(self.left_out)} left out\n  {numerics}"
+        counts = (
+            f"{self.loaded} loaded, {len(self.resized)} resized, "
+            f"{len(self.fresh)} fresh, {len(self.left_out)} left out"
         )
+        return f"{name}{self.source}{commit}: {counts}\n  {numerics}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,15 @@ def chromium():
 
 
 @pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hugging Face Hub on the loopback, with an empty cache."""
+    from tests.weights.hub import connected
+
+    with connected(tmp_path / "hf", monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
 def shell(monkeypatch, capsys):
     """Runs `keras-vit` at 200 columns: (exit code, standard output, standard error)."""
     import keras

@@ -5,7 +5,9 @@ import functools
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit.weights.registry import CHECKPOINTS, find
+from tests.conftest import FIXTURES
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -100,3 +102,67 @@ def test_fetch_of_nothing(shell, tmp_path):
     assert "Received: tag='sam'" in errors
     assert not (tmp_path / "usb").exists()
     assert shell("fetch", "sam")[0] == 2  # Without --to.
+
+
+HF = FIXTURES / "dialects" / "hf_vit_new_names"
+CARD = b"---\nlicense: cc-by-nc-4.0\n---\n"
+
+
+@pytest.fixture
+def named(hub):
+    """A repository of a tiny ViT; its commit."""
+    files = {path.name: path.read_bytes() for path in HF.iterdir()}
+    return hub.add("meta/vit-tiny", files | {"README.md": CARD})
+
+
+def test_show_of_a_repository(shell, named):
+    code, text, _ = shell("show", "hf://meta/vit-tiny")
+    assert code == 0
+    lines = text.splitlines()[1:]  # The first one is of every opened weights file.
+    cells = {line[:14].strip(): line[15:] for line in lines}
+    assert cells["source"] == "hf://meta/vit-tiny"
+    assert cells["revision"] == named
+    assert cells["file"] == "model.safetensors"
+    assert cells["license"] == "cc-by-nc-4.0"
+    assert len(cells["sha256"]) == 64
+    assert cells["left out"] == "none"
+    assert cells["preprocessing"].startswith("mean ")
+
+
+def test_show_refuses_a_license(shell, hub, named):
+    words = ("show", "hf://meta/vit-tiny", "--license-allow", "apache-2.0,mit")
+    code, text, errors = shell(*words)
+    assert (code, text) == (1, "")
+    assert "under apache-2.0 or mit" in errors
+    assert hub.downloads() == ["README.md"]
+    code, text, errors = shell(*words[:-1], "mit,cc-by-nc-4.0")
+    assert (code, errors) == (0, "")
+
+
+def test_a_model_of_a_repository_keeps_its_license(shell, named, tmp_path):
+    file = tmp_path / "vit.keras"
+    keras_vit.from_checkpoint("hf://meta/vit-tiny").save(file)
+    assert f"hf://meta/vit-tiny\nrevision       {named}\n" in shell("show", file)[1]
+    code, _, errors = shell("show", file, "--license-allow", "mit")
+    assert code == 1
+    assert "license 'cc-by-nc-4.0'" in errors
+
+
+def test_errors_of_names(shell, hub):
+    code, text, errors = shell("show", "google/vit-base-patch16-224")
+    assert (code, text) == (1, "")
+    assert "is written 'hf://google/vit-base-patch16-224'" in errors
+    code, _, errors = shell("show", "hf://google/none")
+    assert code == 1
+    assert "does not exist or is private" in errors
+    assert "Traceback" not in errors
+    assert hub.url in errors
+
+
+def test_convert_of_a_repository(shell, named, tmp_path):
+    code, text, _ = shell.func(  # `keras-vit`, not `keras-vit weights`.
+        "convert", "hf://meta/vit-tiny", tmp_path / "timm", "--to", "timm"
+    )
+    assert code == 0
+    assert f"hf://meta/vit-tiny at commit {named}: " in text
+    assert (tmp_path / "timm" / "model.safetensors").is_file()

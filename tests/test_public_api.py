@@ -71,6 +71,7 @@ PUBLIC = {
     "from_checkpoint",
     "inspection",
     "layers",
+    "list_models",
     "models",
     "preprocess_input",
     "recipes",
@@ -209,6 +210,7 @@ def test_import_brings_no_heavy_extras():
     roots = {name.split(".")[0] for name in ours}
     assert not roots & {
         "filelock",
+        "huggingface_hub",
         "jinja2",
         "tensorflow_datasets",
         "matplotlib",

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit.cli import completion
-from keras_vit.cli.fields import given, pixels
-from keras_vit.cli.options import SEEDS, Corrupt, NumHeads
+from keras_vit.cli.fields import given, grouped, pixels
+from keras_vit.cli.loaders import open_model
+from keras_vit.cli.options import SEEDS, Corrupt, LicenseAllow, NamedModel, NumHeads
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
 if TYPE_CHECKING:
@@ -83,10 +84,25 @@ def list_weights(
     urls: Annotated[
         bool, typer.Option("--urls", help="Where each source is, in order of trial.")
     ] = False,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Builders, tags and readable architectures of timm and transformers "
+            "by a part of their names or a pattern, with the call of each."
+        ),
+    ] = None,
 ) -> None:
     """Prints every tag and variant with its sources, size, head, origin and licence."""
     from keras_vit.weights.registry import select
 
+    if search is not None:
+        if variant or tag or urls:
+            raise ValueError(
+                "Expected --search without --variant, --tag and --urls, which select "
+                f"published weights. Received: --search {search} with one of them"
+            )
+        _list_names(search)
+        return
     trainings: dict[str, list[Checkpoint]] = {}
     with helped_by("keras-vit weights list"):
         selected = select(variant, tag)
@@ -104,6 +120,17 @@ def list_weights(
         "sources: the official npz, then copies, as they are tried"
         + ("" if urls else "; --urls has them")
     )
+
+
+def _list_names(search: str) -> None:
+    """The names that match, each with its call."""
+    from keras_vit.weights import catalog
+
+    with helped_by("keras-vit weights list"):
+        rows = catalog.search(search)
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        console.print(f"{row.name:{width}}  {row.call}")
 
 
 def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
@@ -152,13 +179,30 @@ def fetch(
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 
 
+@weights_app.command()
+@grouped
+def show(*, asked: NamedModel) -> None:
+    """Prints where a model's weights are from, and what they compute with."""
+    from keras_vit.models.vision import facts_of
+
+    network, _ = open_model(asked, purpose="any")
+    facts = facts_of(network)
+    values = vars(facts.provenance) | {"preprocessing": facts.preprocessing}
+    for name, value in values.items():
+        if value is not None:
+            shown = "; ".join(value) if isinstance(value, tuple) else str(value)
+            console.print(f"{name.replace('_', ' '):14} {shown or 'none'}")
+
+
 @app.command()
 def convert(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
-            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, or a .keras file."
+            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, its URL, "
+            "hf://ORG/NAME[@REVISION], timm:NAME, a .keras file, or a pickle of torch "
+            "(.bin, .pt, .pth; one mapping of several: FILE:KEY)."
         ),
     ],
     output: Annotated[
@@ -169,9 +213,13 @@ def convert(
         ),
     ],
     to: Annotated[
-        Literal["npz", "timm", "hf", "keras"],
-        typer.Option(help="The dialect to write."),
-    ],
+        Literal["npz", "timm", "hf", "keras"] | None,
+        typer.Option(
+            help="The dialect to write; required, except of a pickle, whose tensors "
+            "keep their names.",
+            show_default=False,
+        ),
+    ] = None,
     image_size: Annotated[
         str | None,
         typer.Option(help="Pixels to resize positions to, 384 or 384x512."),
@@ -188,16 +236,32 @@ def convert(
         typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
     ] = None,
     num_heads: NumHeads = None,
+    license_allow: LicenseAllow = None,
 ) -> None:
     """Rewrites a checkpoint for another library, and says what became of it."""
     import keras
 
     import keras_vit
+    from keras_vit.weights import pickles
 
     size = pixels(image_size)
+    if pickles.is_pickle(source):
+        if asked := [at for at in (to, size, classes, grid, numerics, num_heads) if at]:
+            raise ValueError(
+                "Expected a pickle without options: its tensors keep their names. "
+                f"Received: {', '.join(map(str, asked))}. Convert the .safetensors "
+                "file in a second step"
+            )
+        key, count = pickles.convert(source, output)
+        console.print(f"{output}: {count} tensors of {key or source}")
+        return
+    if to is None:
+        raise ValueError(
+            "Expected --to npz, timm, hf or keras. Received: a checkpoint without it"
+        )
     if to == "keras":
         output = output.with_suffix(".keras")
-    if source.suffix == ".keras":
+    if source.endswith(".keras"):
         if num_heads is not None:
             raise ValueError(
                 "Expected --num-heads with a checkpoint that does not state it. "
@@ -215,7 +279,7 @@ def convert(
             classes=classes,
             grid=pixels(grid, "--grid"),
             numerics=numerics,
-            **given(num_heads=num_heads),
+            **given(num_heads=num_heads, license_allow=license_allow),
         )
         console.print("\n".join(str(model.provenance).splitlines()))
     with warnings.catch_warnings(record=True) as said:

@@ -46,10 +46,11 @@ def open_model(
     """Opens a model from any place that a command accepts.
 
     Args:
-        asked: `model` is a `.keras` file, a run's folder, a weights file, or a variant;
-            None: the weights file's own, else ViT-B/16. `weights` is of a variant: a
-            tag or a file; or a weights file without a variant. The rest is of a weights
-            file that does not state it; `gelu` of a variant, too.
+        asked: `model` is a `.keras` file, a run's folder, a weights file or its name,
+            or a variant; None: the weights file's own, else ViT-B/16. `weights` is of a
+            variant: a tag or a file; or a weights file without a variant. The rest is
+            of a weights file that does not state it; `gelu` of a variant, too.
+            `license_allow` is of any.
         purpose: "classify" for a model with a head, "any" for the model as it is,
             "features" for one that a new head is put on.
         file_size: (H, W) in pixels for a trained model; None: its own.
@@ -62,6 +63,8 @@ def open_model(
         ValueError: if there is no such model, or an option is of another kind of model.
     """
     import keras_vit
+    from keras_vit.models.vision import facts_of
+    from keras_vit.weights.sources import check_license
 
     model, weights = asked.model, asked.weights
     path = next((at for at in (model, weights) if at is not None and _exists(at)), None)
@@ -87,7 +90,8 @@ def open_model(
             f"Received: --num-heads {asked.num_heads} without one"
         )
     details: dict[str, Any] = {}
-    overrides = given(gelu=asked.gelu, num_heads=asked.num_heads)
+    allowed = asked.license_allow
+    overrides = given(gelu=asked.gelu, num_heads=asked.num_heads, license_allow=allowed)
     if is_trained:
         if asked.gelu is not None:
             raise ValueError(
@@ -95,6 +99,7 @@ def open_model(
                 f"{asked.gelu} and {model}, which has its own"
             )
         network, details = _open_trained(Path(str(model)))
+        check_license(facts_of(network).provenance.license, allowed, str(model))
         if purpose == "features":
             network = network.backbone if predicts_patches(network) else network
             if file_size is not None:
@@ -118,7 +123,9 @@ def open_model(
 
 def _exists(path: str) -> bool:
     """Whether an option's value is a path; a file that is missing is named as one."""
-    return Path(path).exists() or path.endswith(".keras")
+    from keras_vit.weights.sources import is_remote
+
+    return Path(path).exists() or path.endswith(".keras") or is_remote(path)
 
 
 def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -345,9 +352,10 @@ def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
     if weights is None:
         return False
     from keras_vit.weights.reading import is_folder
+    from keras_vit.weights.sources import is_remote
 
     is_file = Path(weights).is_file() and not weights.endswith(".keras")
-    return is_file or is_folder(weights)
+    return is_file or is_remote(weights) or is_folder(weights)
 
 
 def _none(weights: str) -> str | None:
@@ -378,7 +386,9 @@ def _builder(variant: str, weights: str | None) -> Any:
 
 def _is_path(weights: str) -> bool:
     """Whether a builder takes it for a file or a folder, not for a tag."""
-    return Path(weights).exists() or bool(Path(weights).suffix)
+    from keras_vit.weights.sources import is_remote
+
+    return Path(weights).exists() or bool(Path(weights).suffix) or is_remote(weights)
 
 
 def predicts_patches(network: Any) -> bool:

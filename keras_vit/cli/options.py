@@ -20,6 +20,7 @@ SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # As NumPy's generators ac
 def check_variant(variant: str, folders: bool = False) -> None:
     """Raises for a variant that no builder is of, in words for what it looks like."""
     from keras_vit.configs import builder_name
+    from keras_vit.weights.sources import spelling
 
     known = completion.variants()
     if builder_name(variant) in map(builder_name, known):
@@ -31,7 +32,8 @@ def check_variant(variant: str, folders: bool = False) -> None:
         found = ", ".join(completion.runs()) or "none"
         raise ValueError(
             f"Expected {wrote}, or a variant of `keras-vit weights list`. Received: "
-            f"{variant!r}, which is neither. Such folders here: {found}"
+            f"{variant!r}, which is neither{spelling(variant)}. Such folders here: "
+            f"{found}"
         )
     others = f", or {wrote}" if folders else ""
     hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
@@ -50,7 +52,11 @@ def variant_of_option(context: typer.Context, value: str) -> str:
 
 def model_of_option(context: typer.Context, value: str | None) -> str | None:
     """Returns an option's variant or path; checks the spelling of a variant."""
+    from keras_vit.weights.sources import is_remote
+
     if value is None or context.resilient_parsing or Path(value).exists():
+        return value
+    if is_remote(value):
         return value
     check_variant(value, folders=True)
     return value
@@ -87,6 +93,15 @@ NumHeads = Annotated[
 ]
 
 
+LicenseAllow = Annotated[
+    str | None,
+    typer.Option(
+        help="Licenses to accept, e.g. apache-2.0,mit; weights of a different or "
+        "unstated license are refused before they are downloaded [default: any]."
+    ),
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenedModel:
     """Which model is opened, and what its weights file does not state."""
@@ -96,16 +111,17 @@ class OpenedModel:
         typer.Option(
             autocompletion=completion.models,
             callback=model_of_option,
-            help="A folder that `finetune` or `pretrain` wrote, a .keras file, or a "
-            "variant, e.g. ViT-B/16 [default: ViT-B/16; a weights file tells its own].",
+            help="A folder that `finetune` or `pretrain` wrote, a .keras file, "
+            "hf://ORG/NAME, or a variant, e.g. ViT-B/16 [default: ViT-B/16; a weights "
+            "file tells its own].",
         ),
     ] = None
     weights: Annotated[
         str | None,
         typer.Option(
             autocompletion=completion.tags,
-            help="Weights of a variant: a tag, a file, or 'none' [default: "
-            "imagenet21k+imagenet2012].",
+            help="Weights of a variant: a tag, a file, a URL, hf://ORG/NAME[@REVISION],"
+            " timm:NAME, or 'none' [default: imagenet21k+imagenet2012].",
         ),
     ] = None
     gelu: Annotated[
@@ -127,6 +143,7 @@ class OpenedModel:
             "config.json's, or 0.5 each]."
         ),
     ] = None
+    license_allow: LicenseAllow = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,8 +154,9 @@ class PretrainedModel(OpenedModel):
         str | None,
         typer.Option(
             autocompletion=completion.tags,
-            help="Weights of a variant: a tag such as imagenet21k, a file, or 'none' "
-            "[default: the variant's ImageNet-21k weights].",
+            help="Weights of a variant: a tag such as imagenet21k, a file, a URL, "
+            "hf://ORG/NAME[@REVISION], timm:NAME, or 'none' [default: the variant's "
+            "ImageNet-21k weights].",
         ),
     ] = None
 
@@ -153,7 +171,8 @@ class NamedModel(OpenedModel):
             autocompletion=completion.models,
             callback=model_of_option,
             help="A folder that `finetune` or `pretrain` wrote, a .keras file, a "
-            "weights file, or a variant, e.g. ViT-B/16; --model MODEL is the same.",
+            "weights file, hf://ORG/NAME, or a variant, e.g. ViT-B/16; --model MODEL "
+            "is the same.",
         ),
     ] = dataclasses.field()  # Else the base's default is inherited.
 

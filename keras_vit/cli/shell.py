@@ -267,7 +267,9 @@ def tell(error: Exception, command: str) -> None:
         helps = "keras-vit doctor"
     if helps is None and type(error).__name__ == "DownloadError":
         helps = "keras-vit weights fetch --help"
-    if helps is None and not re.search(r"keras-vit [a-z]|pip install", said):
+    if helps is None and not re.search(
+        r"keras-vit [a-z]|pip install|hf (auth|download)", said
+    ):
         helps = f"{command} --help"
     if helps is not None:
         end = "\n" if "\n" in said else ". "

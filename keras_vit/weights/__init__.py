@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from keras_vit._lazy import names_of
 
 if TYPE_CHECKING:
+    from keras_vit.weights.catalog import list_models
     from keras_vit.weights.checkpoint import Report, load
     from keras_vit.weights.config_json import config_beside
     from keras_vit.weights.download import DownloadError, fetch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_of(
         __name__,
+        catalog="list_models",
         checkpoint="Report load",
         config_json="config_beside",
         download="DownloadError fetch",
@@ -27,6 +29,7 @@ __all__ = [
     "Report",
     "config_beside",
     "fetch",
+    "list_models",
     "load",
     "load_efficientnet",
     "save",

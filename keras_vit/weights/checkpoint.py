@@ -117,7 +117,8 @@ def load(
     Args:
         model: a model of this library.
         source: a file, an index of shards, or a folder that holds them; "file.npz:img"
-            is one tower of a big_vision file.
+            is one tower of a big_vision file. Or a repository of the Hugging Face Hub,
+            "hf://ORG/NAME[@REVISION]" or "timm:NAME", or the URL of a weights file.
         grid: (rows, columns) of the file's position table, where it is neither the
             model's nor square.
 
@@ -127,6 +128,7 @@ def load(
 
     Raises:
         FileNotFoundError: if there is no such file.
+        DownloadError: if it cannot be downloaded.
         ValueError: if the file is damaged, holds pickled objects or NaNs, or is of
             another architecture, or the model has LoRA or is quantized; the model is
             then unchanged.
@@ -230,6 +232,10 @@ def _provenance(
     report: Report, parsed: ParsedCheckpoint, published: Mapping[str, Any]
 ) -> Provenance:
     """The report without shapes, as a model keeps it."""
+    source = parsed.source
+    if source is not None:
+        fields = ("revision", "file", "license")
+        published = {at: getattr(source, at) for at in fields} | dict(published)
     return Provenance(
         source=report.source,
         sha256=parsed.sha256,

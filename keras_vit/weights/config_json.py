@@ -595,3 +595,8 @@ def _hub_config(config: _Json, task: _Json) -> Stated:
         **({"num_channels": shape[2]} if shape else {}),
     }
     return Stated(fields, facts)
+
+
+def model_types() -> list[str]:
+    """The `model_type`s of transformers that are read."""
+    return sorted(_HF_TYPES)

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.weights import renaming
 from keras_vit.weights.timm_names import WIDTHS
 from keras_vit.weights.variables import POSITIONS
 
@@ -617,6 +618,7 @@ def canonical(
     embedded: bool | None = None,
     architecture: str | None = None,
     subtree: str | None = None,
+    renamed: renaming.Renaming | None = None,
 ) -> Canonical:
     """Reads a checkpoint of any dialect under canonical names.
 
@@ -628,12 +630,16 @@ def canonical(
         embedded: whether the tokens before the patches have positions, where known.
         architecture: a name of timm's that `timm_names` does not have.
         subtree: the part of a larger model to read, such as "img" (big_vision's LiT).
+        renamed: a dialect's name by the name in the file, or rules that make it.
 
     Raises:
         ValueError: if the names are of no dialect, or of several, or the number of
             heads can only be guessed.
     """
     names = _without_prefix(tensors, subtree)
+    names, notes = renaming.rename(names, renamed, where)
+    names, removed = renaming.unwrap(names, lambda at: bool(_dialects(at)), where)
+    notes += removed
     for pattern, what in REFUSED.items():
         if refused := [name for name in names if re.search(pattern, name)]:
             raise ValueError(
@@ -653,11 +659,7 @@ def canonical(
             f"{where}, a whole model in Keras's legacy format, by "
             "model.save('model.h5'). keras.models.load_model(path) reads it"
         )
-    dialects = [
-        dialect
-        for mark, dialect in MARKS
-        if any(re.search(mark, name) for name in names)
-    ]
+    dialects = _dialects(names)
     if len(dialects) != 1:
         what = "several dialects" if dialects else "no dialect known here"
         if not dialects and any(name.startswith("img/") for name in names):
@@ -665,14 +667,16 @@ def canonical(
         raise ValueError(
             "Expected the tensors of one ViT or ResNet under the names of one dialect "
             "(official, big_vision, BiT, timm, Hugging Face, TFViT or keras-hub). "
-            f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ..."
+            f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ... "
+            "from_checkpoint(names=) accepts rules that rename them"
         )
     (dialect,) = dialects
     found: dict[str, np.ndarray]
     if dialect is None:
         found = {name: tensors[original] for name, original in names.items()}
         _check_filled(found, where)
-        return _flax(found, where)
+        read = _flax(found, where)
+        return dataclasses.replace(read, notes=(*read.notes, *notes))
     found = {}
     for name, original in names.items():
         for pattern, replacement in SPELLINGS.get(dialect.name, ()):
@@ -689,13 +693,23 @@ def canonical(
         told = f"num_heads={heads} assumed from hidden_size"
         read = _translated(dialect, found, where, heads, patches, embedded)
         hints = {"num_heads": heads} | read.hints
-        return dataclasses.replace(read, hints=hints, notes=(told, *read.notes))
+        return dataclasses.replace(read, hints=hints, notes=(told, *read.notes, *notes))
     if architecture is not None and dialect is TIMM_BIT:
         raise ValueError(
             "Expected a BiT of timm's, such as resnetv2_50x1_bit. Received: "
             f"architecture={architecture!r} in the config.json of {where}"
         )
-    return _translated(dialect, found, where, heads or 1, patches, embedded)
+    read = _translated(dialect, found, where, heads or 1, patches, embedded)
+    return dataclasses.replace(read, notes=(*read.notes, *notes))
+
+
+def _dialects(names: Iterable[str]) -> list[Dialect | None]:
+    """The dialects of which there is a mark among the names."""
+    return [
+        dialect
+        for mark, dialect in MARKS
+        if any(re.search(mark, name) for name in names)
+    ]
 
 
 def _check_filled(tensors: Mapping[str, np.ndarray], where: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from keras_vit import configs
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.facts import OFFICIAL, Preprocessing
+from keras_vit.weights.sources import Source
 
 Grid: TypeAlias = tuple[int, int]
 # What the tensors' shapes say, whatever a config.json says.
@@ -34,6 +35,7 @@ class ParsedCheckpoint:
     preprocessing: Preprocessing = OFFICIAL
     labels: tuple[str, ...] | None = None
     sha256: str | None = None
+    source: Source | None = None  # None: tensors of a model.
 
 
 def _shape(tensors: Mapping[str, np.ndarray], name: str, dims: int) -> tuple[int, ...]:

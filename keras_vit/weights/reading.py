@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,29 +21,35 @@ from keras_vit.weights import names
 from keras_vit.weights.config_json import (
     PREPROCESSING_FIELDS,
     RESNET_FIELDS,
+    Stated,
     stated_beside,
 )
 from keras_vit.weights.parsed import Grid, ParsedCheckpoint
-from keras_vit.weights.tensors import open_tensors
+from keras_vit.weights.renaming import Renaming
+from keras_vit.weights.sources import WEIGHTS, Source, resolve
+from keras_vit.weights.tensors import INDEX_SUFFIX, open_tensors
 
 
 def read(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Source,
     *,
     grid: Grid | None = None,
     numerics: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     num_heads: int | None = None,
+    renamed: Renaming | None = None,
 ) -> ParsedCheckpoint:
     """Reads a checkpoint of any dialect.
 
     Args:
         source: a file, an index of shards, or a folder with `model.safetensors`; of
-            a file of several towers, one, as "lit.npz:img".
+            a file of several towers, one, as "lit.npz:img"; or any other source that
+            `sources.resolve` accepts.
         grid: (rows, columns) of its position table, where known.
         numerics: "paper", "timm" or "hf" in the place of the dialect's own.
         overrides: fields of the config, stronger than anything in the file.
         num_heads: k of the model to be filled, for a file that does not state it.
+        renamed: the names of a dialect for those of the file.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -52,33 +57,36 @@ def read(
             its config.json contradicts its tensors or states what no layer here
             computes, or if the number of heads is not known.
     """
-    path, subtree = _subtree(source)
+    source = resolve(source)
+    path, where = source.path, source.name
     stated = stated_beside(path)
     beside = stated.fields
     chosen = {**beside, **(overrides or {})}
     likely = grid or beside.get("grid")
     with _open(path) as file, ThreadPoolExecutor(1) as beside_the_reading:
-        sha256 = beside_the_reading.submit(_sha256, path)
+        sha256 = beside_the_reading.submit(_sha256, source)
         found = names.canonical(
             file,
-            str(source),
+            where,
             heads=chosen.get("num_heads", num_heads),
             patches=None if likely is None else math.prod(likely),
             embedded=stated.facts.get("embedded_tokens"),
             architecture=stated.architecture,
-            subtree=subtree,
+            subtree=source.subtree,
+            renamed=renamed,
         )
     if stated.architecture is not None and found.dialect == "timm":
-        _warn_of_architecture(stated.architecture, str(source))
+        _warn_of_architecture(stated.architecture, where)
+    _warn_of_missing_config(source, stated)
     asked = overrides or {}
-    parsed = infer(found.tensors, str(source), _hints(found, chosen, stated.facts))
+    parsed = infer(found.tensors, where, _hints(found, chosen, stated.facts))
     if likely is not None and math.prod(likely) == parsed.num_positions:
         grid = likely  # A config of another resolution than the table's tells nothing.
     elif likely is not None and parsed.num_positions is None:
         grid = likely  # Of no table: the size that it was trained for.
     _check_facts(parsed, found.traits, stated.facts, asked)
     told = {key: value for key, value in beside.items() if key not in asked}
-    _check_sizes(parsed.config, told, str(source))
+    _check_sizes(parsed.config, told, where)
     own = numerics or found.numerics
     fields = configs.numerics_of(parsed.config, own)
     if numerics is not None:  # Stronger than the file beside, as it was asked for.
@@ -87,7 +95,7 @@ def read(
     _check_normalization(stated.fields, parsed)
     return dataclasses.replace(
         parsed,
-        config=_replaced(parsed.config, given, str(source)),
+        config=_replaced(parsed.config, given, where),
         grid=None if grid is None else (grid[0], grid[1]),
         dialect=found.dialect,
         numerics=own,
@@ -98,12 +106,19 @@ def read(
         ),
         labels=_labels(stated.fields, parsed),
         sha256=sha256.result(),
+        source=source,
     )
 
 
-def _sha256(path: Path) -> str | None:
-    """Of a file; a folder's shards have none together."""
-    return file_sha256(path) if path.is_file() else None
+def _sha256(source: Source) -> str | None:
+    """Of the weights file; shards have none together."""
+    if source.sha256 is not None:
+        return source.sha256
+    files = [source.path, *(source.path / name for name in WEIGHTS)]
+    file = next((at for at in files if at.is_file()), None)
+    if file is None or file.name.endswith(INDEX_SUFFIX):
+        return None
+    return file_sha256(file)
 
 
 def _labels(
@@ -139,6 +154,18 @@ def _check_normalization(stated: Mapping[str, Any], parsed: ParsedCheckpoint) ->
                 f"{name} of the config.json next to {parsed.where}, or one for all. "
                 f"Received: {name}={list(values)}"
             )
+
+
+def _warn_of_missing_config(source: Source, stated: Stated) -> None:
+    """A repository without a config.json does not state what its tensors compute."""
+    is_npz = source.path.suffix == ".npz"  # The official code has no config.json.
+    if source.revision is not None and not is_npz and not stated.fields:
+        warnings.warn(
+            f"{source.name} has no config.json: GELU, epsilons, pooling and "
+            "preprocessing are assumed to be the defaults of the library that wrote "
+            "it. Give numerics=, gelu= or classifier= if they are not",
+            stacklevel=4,
+        )
 
 
 def _warn_of_architecture(architecture: str, where: str) -> None:
@@ -205,22 +232,11 @@ _FACTS = {  # Of a config.json, in words.
 }
 
 
-def _subtree(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
-    """big_vision's "file.npz:img" as the file and the tower."""
-    path, colon, subtree = str(source).rpartition(":")
-    if colon and not Path(source).exists() and re.fullmatch(r"\w+", subtree):
-        return Path(path), subtree
-    return Path(source), None
-
-
-_H5 = ("model.weights.h5", "tf_model.h5")
-
-
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether timm, transformers or keras-hub wrote a checkpoint into this folder."""
     return any(
         found
-        for name in ("model.safetensors*", *_H5)
+        for name in ("model.safetensors*", *WEIGHTS)
         for found in Path(path).glob(name)
     )
 
@@ -232,7 +248,7 @@ def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     Of a folder with both, safetensors, as transformers reads it.
     """
     if path.is_dir() and not any(path.glob("model.safetensors*")):
-        path = next((path / h5 for h5 in _H5 if (path / h5).is_file()), path)
+        path = next((path / at for at in WEIGHTS if (path / at).is_file()), path)
     task = path.with_name("task.weights.h5")
     with open_tensors(path) as file:
         if path.name != "model.weights.h5" or not task.is_file():

@@ -58,7 +58,8 @@ H5_ENVIRONMENT = {  # No plugins, no locks on read-only disks, no idle threads.
 AGAIN = "Delete it and download it again, or give another file"
 PICKLE = (
     "a pickle of torch (.bin, .pt, .pth), which is never unpickled: it can run code",
-    "Ask for the .safetensors copy of the same weights",
+    "Ask for the .safetensors copy of the same weights, or make one where torch is "
+    "installed: keras-vit convert FILE.pth FILE.safetensors",
 )
 # What zipfile raises on damaged bytes, by where the damage is.
 BROKEN_ZIP = (*files.BROKEN_ZIP, OSError)

@@ -1,0 +1,157 @@
+"""Names of tensors without wrappers' prefixes, and by the rules of a user."""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+Renaming: TypeAlias = Mapping[str, str | None] | Sequence[tuple[str, str | None]]
+Names: TypeAlias = dict[str, str]  # The name in the file by the name that is read.
+
+# Put before all names by torch's DataParallel and compile, and by timm's wrappers.
+WRAPPERS = ("module.", "_orig_mod.", "timm_model.")
+# Attributes that hold the ViT in larger models, next to others.
+ATTRIBUTES = (*WRAPPERS, "model.", "vision_model.", "encoder.")
+
+
+def unwrap(
+    names: Names, is_known: Callable[[Names], bool], where: str
+) -> tuple[Names, tuple[str, ...]]:
+    """Names without the prefixes of a wrapped model.
+
+    Tensors without the prefix are of other parts of the model: they are left out, with
+    a warning.
+
+    Args:
+        names: of the tensors.
+        is_known: whether names are of a dialect.
+        where: the file, for messages.
+
+    Returns:
+        The names, and a note of the prefix.
+    """
+    found, prefix = names, ""
+    while wrapper := next((at for at in WRAPPERS if _all_begin(found, at)), None):
+        found, prefix = _inside(found, wrapper), prefix + wrapper
+    found, attributes = _known_inside(found, is_known)
+    prefix += attributes
+    if not prefix:
+        return names, ()
+    if others := sorted(name for name in names if not name.startswith(prefix)):
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        warnings.warn(
+            f"{where}: the model's names begin with {prefix!r}; left out are "
+            f"{', '.join(others[:4])}{more}. from_checkpoint(names=) renames tensors "
+            "that belong to it",
+            stacklevel=5,
+        )
+    return found, (f"prefix {prefix!r} removed from {len(found)} names",)
+
+
+def _all_begin(names: Names, prefix: str) -> bool:
+    return bool(names) and all(name.startswith(prefix) for name in names)
+
+
+def _inside(names: Names, prefix: str) -> Names:
+    return {
+        name.removeprefix(prefix): original
+        for name, original in names.items()
+        if name.startswith(prefix)
+    }
+
+
+def _known_inside(
+    names: Names, is_known: Callable[[Names], bool], depth: int = 3
+) -> tuple[Names, str]:
+    """Names without the attributes that hide their dialect, if at most `depth` do."""
+    if names and depth and not is_known(names):
+        for prefix in ATTRIBUTES:
+            inside, more = _known_inside(_inside(names, prefix), is_known, depth - 1)
+            if is_known(inside):
+                return inside, prefix + more
+    return names, ""
+
+
+def rename(
+    names: Names, renaming: Renaming | None, where: str
+) -> tuple[Names, tuple[str, ...]]:
+    """Names by the rules of a user.
+
+    Args:
+        names: of the tensors.
+        renaming: the new name by each one in the file, or pairs of a regular expression
+            and its replacement, applied in turn as `re.sub` does; None in the place of
+            a new name leaves the tensor out.
+        where: the file, for messages.
+
+    Returns:
+        The names, and a note of the tensors that no rule matched: they keep theirs.
+
+    Raises:
+        ValueError: if a rule is no regular expression, matches nothing, or gives two
+            tensors one name.
+    """
+    if renaming is None:
+        return names, ()
+    rules = _rules(renaming)
+    found: Names = {}
+    used: set[str] = set()
+    unmatched = []
+    for name, original in names.items():
+        new, matching = _renamed(name, rules, once=isinstance(renaming, Mapping))
+        used |= matching
+        if not matching:
+            unmatched.append(name)
+        if new in found:
+            raise ValueError(
+                "Expected names= to give each tensor its own name. Received: "
+                f"{new!r} for {found[new]!r} and for {original!r} of {where}"
+            )
+        if new is not None:
+            found[new] = original
+    if unused := [text for text, _, _ in rules if text not in used]:
+        raise ValueError(
+            "Expected each rule of names= to match a tensor. Received: "
+            f"{', '.join(unused[:4])}, which matches none of {where}, with "
+            f"{', '.join(sorted(names)[:8])}, ..."
+        )
+    without = f"; without a rule: {', '.join(sorted(unmatched))}" if unmatched else ""
+    matched = len(names) - len(unmatched)
+    return found, (f"names= matched {matched} of {len(names)} tensors{without}",)
+
+
+_Rule: TypeAlias = tuple[str, re.Pattern[str], str | None]
+
+
+def _rules(renaming: Renaming) -> list[_Rule]:
+    """Each rule as it was given, as a pattern, and its replacement."""
+    if isinstance(renaming, Mapping):
+        return [
+            (old, re.compile(re.escape(old) + r"\Z"), new and new.replace("\\", r"\\"))
+            for old, new in renaming.items()
+        ]
+    try:
+        rules = [(old, re.compile(old), new) for old, new in renaming]
+        for _, pattern, new in rules:
+            pattern.sub(new or "", "")  # Raises for a group that it does not have.
+        return rules
+    except (re.error, TypeError, ValueError) as error:
+        raise ValueError(
+            "Expected names= to be a dictionary of names, or a list of (regular "
+            f"expression, replacement). Received: names={renaming!r:.200} ({error})"
+        ) from error
+
+
+def _renamed(
+    name: str, rules: Sequence[_Rule], once: bool
+) -> tuple[str | None, set[str]]:
+    """The new name, and which rules matched; with `once` the first one only."""
+    matching: set[str] = set()
+    new: str | None = name
+    for text, pattern, replacement in rules:
+        found = pattern.match(name) if once else pattern.search(new or "")
+        if new is None or found is None or (once and matching):
+            continue
+        matching.add(text)
+        new = None if replacement is None else pattern.sub(replacement, new)
+    return new, matching

@@ -1,0 +1,450 @@
+"""A checkpoint's source: a local path, a URL, or a repository of the Hugging Face Hub.
+
+Repositories are read through huggingface_hub, with its cache and its settings: HF_HOME,
+HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. Only the files that are read are downloaded.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fnmatch
+import hashlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from keras_vit.files import file_sha256, parse_json
+from keras_vit.weights.download import DownloadError, cache_dir, download
+
+LicenseAllow: TypeAlias = str | Sequence[str] | None
+_SCHEMES = re.compile(r"(hf|https?):/{1,2}(?=[^/])|timm:")  # `Path` makes "//" one "/".
+_NAME = r"[A-Za-z0-9](?:[\w-]|\.(?!\.))*"
+_REPOSITORY = re.compile(rf"{_NAME}/{_NAME}", re.ASCII)
+_REVISION = re.compile(r"\w(?:[\w/-]|\.(?!\.))*", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+ENDINGS = (".npz", ".safetensors", ".h5")
+INDEX = "model.safetensors.index.json"
+# In the order of preference; of a folder with both, safetensors, as transformers reads.
+WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "model.weights.h5")
+# What is read beside the weights: a config, a preprocessing, keras-hub's head.
+BESIDE = (
+    *("config.json", "preprocessor_config.json"),
+    *("task.json", "task.weights.h5"),
+)
+MODEL_CARD = "README.md"  # Its metadata has the license.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint on this machine, and where it came from.
+
+    Attributes:
+        path: of the file, or of the folder.
+        name: as messages and the provenance show it.
+        subtree: the tower of a file of several, "img" of "lit.npz:img".
+        revision: the commit of the repository; None of a local file or a URL.
+        file: the name of the weights file, or of the index of its shards; None: local.
+        license: as the repository states it; None: not stated.
+        sha256: of the weights file, where it has been computed.
+    """
+
+    path: Path
+    name: str
+    subtree: str | None = None
+    revision: str | None = None
+    file: str | None = None
+    license: str | None = None
+    sha256: str | None = None
+
+
+def is_remote(source: str | os.PathLike[str]) -> bool:
+    """Whether a source is a URL or a repository's name, not a local path."""
+    return not os.path.exists(source) and _SCHEMES.match(os.fspath(source)) is not None
+
+
+def spelling(source: str | os.PathLike[str]) -> str:
+    """A hint for a repository's name without its scheme, else an empty string."""
+    text = os.fspath(source)
+    is_file = text.lower().endswith((*ENDINGS, ".keras", ".json", ".bin", ".pth"))
+    if is_file or not _REPOSITORY.fullmatch(text.partition("@")[0]):
+        return ""
+    return f". A repository of the Hugging Face Hub is written {'hf://' + text!r}"
+
+
+def resolve(
+    source: "str | os.PathLike[str] | Source", license_allow: LicenseAllow = None
+) -> Source:
+    """Finds a checkpoint's local file or folder; downloads it where it is not local.
+
+    Args:
+        source: a path; "file.npz:img" for one tower; "hf://ORG/NAME[@REVISION]";
+            "timm:NAME" for "hf://timm/NAME"; or the URL of a weights file, whose
+            config.json is downloaded from the same folder.
+        license_allow: licenses to accept, such as ["apache-2.0", "mit"]; None: any.
+
+    Raises:
+        FileNotFoundError: if a path does not exist.
+        ValueError: if the name is malformed, the repository has no weights that are
+            read, or its license is not allowed.
+        DownloadError: if it cannot be downloaded or kept, or a file of the cache is
+            damaged.
+    """
+    if isinstance(source, Source):
+        return source
+    if is_remote(source):
+        text = os.fspath(source)
+        if text.startswith("http"):
+            check_license(None, license_allow, text)
+            return _from_url(text)
+        return _from_hub(*_repository(text), license_allow)
+    check_license(None, license_allow, os.fspath(source))
+    path, colon, subtree = os.fspath(source).rpartition(":")
+    if colon and not os.path.exists(source) and re.fullmatch(r"\w+", subtree):
+        return Source(path=Path(path), name=os.fspath(source), subtree=subtree)
+    if not os.path.exists(source) and (hint := spelling(source)):
+        raise FileNotFoundError(
+            "Expected a checkpoint file. Received: "
+            f"{os.fspath(source)!r}, which does not exist{hint}"
+        )
+    return Source(path=Path(source), name=os.fspath(source))
+
+
+def check_license(license: str | None, allowed: LicenseAllow, name: str) -> None:
+    """Raises unless a checkpoint's license is among the allowed ones."""
+    if allowed is None:
+        return
+    listed = allowed.split(",") if isinstance(allowed, str) else allowed
+    accepted = [at.strip().lower() for at in listed]
+    if (license or "").lower() not in accepted or not license:
+        stated = f"license {license!r}" if license else "no stated license"
+        raise ValueError(
+            f"Expected a checkpoint under {' or '.join(accepted)} (license_allow). "
+            f"Received: {name} with {stated}. Choose a different checkpoint, or allow "
+            "its license after reading it"
+        )
+
+
+def _from_url(text: str) -> Source:
+    """A weights file behind a URL, and the JSON files of the same folder."""
+    scheme, rest = re.split(":/+", text, maxsplit=1)
+    url = f"{scheme}://{rest}"
+    parts = urlsplit(url)
+    file = unquote(PurePosixPath(parts.path).name)
+    if not file.lower().endswith(ENDINGS) or not re.fullmatch(r"[\w.+-]+", file):
+        raise ValueError(
+            f"Expected the URL of a weights file ({', '.join(ENDINGS)}). Received: "
+            f"{url!r}. A repository of the Hugging Face Hub is written "
+            "'hf://ORG/NAME'; download shards into one folder and give its path"
+        )
+    key = hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder = cache_dir() / "urls" / key
+    for name in BESIDE[:2]:
+        own = parts.path.rpartition("/")[0] + f"/{name}"
+        beside = urlunsplit(parts._replace(path=own))
+        try:
+            download([beside], folder / name)
+        except DownloadError as error:
+            if not any("HTTP 40" in reason for _, reason in error.failures):
+                raise
+    path = download([url], folder / file)
+    return Source(path=path, name=url, file=file, sha256=file_sha256(path))
+
+
+def _repository(text: str) -> tuple[str, str | None]:
+    """ORG/NAME and the revision of "hf://ORG/NAME@REVISION" or "timm:NAME"."""
+    scheme, rest = re.split(":/*", text, maxsplit=1)
+    repository, at, revision = rest.partition("@")
+    repository = f"timm/{repository}" if scheme == "timm" else repository
+    if not _REPOSITORY.fullmatch(repository) or (
+        at and not _REVISION.fullmatch(revision)
+    ):
+        raise ValueError(
+            "Expected hf://ORG/NAME, hf://ORG/NAME@REVISION or timm:NAME, of letters, "
+            f"digits, '-', '_' and '.'. Received: {text!r}"
+        )
+    return repository, revision or None
+
+
+def _from_hub(
+    repository: str, revision: str | None, license_allow: LicenseAllow
+) -> Source:
+    """Downloads what is read of a repository into huggingface_hub's cache."""
+    name = f"hf://{repository}" + (f"@{revision}" if revision else "")
+    with _explain_hub_error(repository, revision):
+        found = _Repository.find(repository, revision)
+        card = found.get([MODEL_CARD])
+        license = _license(card[0]) if card else None
+        check_license(license, license_allow, name)
+        weights = _weights(found, name)
+        beside = [file for file in BESIDE if file in found.files]
+        shards: list[str] = []
+        if weights == INDEX:
+            (index,) = found.get([INDEX])
+            shards = _shards(index, found.files, name)
+        paths = found.get([weights, *shards, *beside])
+    digests = [_verified(path) for path in paths[: 1 + len(shards)]]
+    path = paths[0]
+    return Source(
+        path=path.parent if beside or path.name in WEIGHTS else path,
+        name=name,
+        revision=found.commit,
+        file=weights,
+        license=license,
+        sha256=None if shards else digests[0],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Repository:
+    """One commit of a repository, online or in the cache.
+
+    Attributes:
+        name: ORG/NAME.
+        revision: that was asked for; None: the main branch.
+        commit: that it is.
+        files: each file's size in bytes; None where it is not stated.
+        folder: of the commit in the cache; None: online.
+    """
+
+    name: str
+    revision: str | None
+    commit: str
+    files: Mapping[str, int | None]
+    folder: Path | None = None
+
+    @classmethod
+    def find(cls, name: str, revision: str | None) -> "_Repository":
+        """The Hub's listing; without a connection, what the cache has."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            info = HfApi().model_info(name, revision=revision, files_metadata=True)
+        except HfHubHTTPError:
+            raise
+        except (ConnectionError, _http_error()) as error:
+            try:
+                found = cls.cached(name, revision)
+            except LocalEntryNotFoundError:
+                raise error from None
+            if not isinstance(error, ConnectionError):  # HF_HUB_OFFLINE was not set.
+                warnings.warn(
+                    f"No connection to the Hub ({error}): hf://{name} is read from the "
+                    f"cache, at commit {found.commit}",
+                    stacklevel=7,
+                )
+            return found
+        files = {file.rfilename: file.size for file in info.siblings or ()}
+        return cls(name=name, revision=revision, commit=str(info.sha), files=files)
+
+    @classmethod
+    def cached(cls, name: str, revision: str | None) -> "_Repository":
+        """What huggingface_hub's cache has of it."""
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        files = {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        return cls(
+            name=name, revision=revision, commit=folder.name, files=files, folder=folder
+        )
+
+    def get(self, files: Iterable[str]) -> list[Path]:
+        """The local paths of those files that it has; downloads what is not cached."""
+        from huggingface_hub import hf_hub_download
+
+        files = [file for file in files if file in self.files]
+        if self.folder is not None:
+            return [self.folder / file for file in files]
+        self._check_room(files)
+        # By the revision's own name once: HF_HUB_OFFLINE=1 then finds the commit.
+        for file in files[:1]:
+            hf_hub_download(self.name, file, revision=self.revision)
+        return [
+            Path(hf_hub_download(self.name, file, revision=self.commit))
+            for file in files
+        ]
+
+    def _check_room(self, files: Iterable[str]) -> None:
+        """Raises for files that the disk of the cache cannot hold."""
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        missing = [
+            self.files[file] or 0
+            for file in files
+            if not isinstance(
+                try_to_load_from_cache(self.name, file, revision=self.commit), str
+            )
+        ]
+        cache = Path(HF_HUB_CACHE)
+        disk = next(at for at in (cache, *cache.parents) if at.exists())
+        if sum(missing) > (free := shutil.disk_usage(disk).free):
+            raise DownloadError(
+                f"Expected {sum(missing):,} bytes of free disk for hf://{self.name}. "
+                f"Received: {free:,} bytes free in {cache}. Make room there, or set "
+                "HF_HOME to a folder on a different disk"
+            )
+
+
+def _license(card: Path) -> str | None:
+    """The license in a model card's metadata; of "other" its own name."""
+    from huggingface_hub import metadata_load
+
+    try:
+        stated: Any = metadata_load(card) or {}
+    except Exception as error:  # YAML's own classes; a license is never guessed.
+        raise ValueError(
+            "Expected a model card whose metadata is YAML. Received: "
+            f"{str(card)!r} ({str(error)[:200]})"
+        ) from error
+    license = stated.get("license")
+    named = stated.get("license_name") if license == "other" else None
+    found = named or license
+    return found if isinstance(found, str) else None
+
+
+def _http_error() -> type[Exception]:
+    """The base of the errors of httpx, of which huggingface_hub has its own copy."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    base: type[Exception] = HfHubHTTPError.__bases__[0]
+    return base
+
+
+def _weights(repository: _Repository, name: str) -> str:
+    """The weights file of a repository that is read."""
+    files = repository.files
+    for file in WEIGHTS:
+        if file in files:
+            return file
+    others = [at for at in files if at.endswith(ENDINGS) and "/" not in at]
+    others = [at for at in others if not fnmatch.fnmatch(at, "*-of-*")]
+    if len(others) == 1:
+        return others[0]
+    held = ", ".join(sorted(files)[:12]) or "no files"
+    if repository.folder is not None:
+        reason = f"no connection, and a cache with {held}"
+        raise _offline(repository.name, repository.revision, reason)
+    pickles = any(at.endswith((".bin", ".pt", ".pth")) for at in files)
+    raise ValueError(
+        f"Expected a repository with {', '.join(WEIGHTS)}, or one .npz or .safetensors "
+        f"file. Received: {name} with {held}. "
+        + (
+            "Pickles (.bin, .pt, .pth) are not read from the Hub: download one and run "
+            "keras-vit convert FILE"
+            if pickles
+            else "Download one of its files and give its path"
+        )
+    )
+
+
+def _shards(index: Path, files: Mapping[str, int | None], name: str) -> list[str]:
+    """The shards of an index, all of which the repository must have."""
+    try:
+        places = parse_json(index.read_text("utf-8"))["weight_map"]
+        shards = sorted(set(map(str, places.values())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"Expected an index of shards. Received: {INDEX} of {name} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if missing := [shard for shard in shards if shard not in files]:
+        raise ValueError(
+            f"Expected the {len(shards)} shards of {INDEX} in {name}. Received: a "
+            f"repository without {', '.join(missing[:4])}. Ask its owner to upload "
+            "them, or give an earlier revision: hf://ORG/NAME@REVISION"
+        )
+    return shards
+
+
+def _verified(path: Path) -> str:
+    """The sha256 of a file of the cache, which is the name of its blob."""
+    digest = file_sha256(path)
+    stated = Path(os.readlink(path)).name if path.is_symlink() else ""
+    if _SHA256.fullmatch(stated) and digest != stated:
+        raise DownloadError(
+            f"Expected {path} to have sha256={stated}, as the Hub states. Received: "
+            f"sha256={digest}, {path.stat().st_size:,} bytes: truncated or damaged. "
+            f"Delete {path.resolve()} to download it again"
+        )
+    return digest
+
+
+@contextlib.contextmanager
+def _explain_hub_error(repository: str, revision: str | None) -> Iterator[None]:
+    """Turns huggingface_hub's errors into one message with a remedy."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{repository}"
+    name = f"hf://{repository}" + (f"@{revision}" if revision else "")
+    token = (
+        "a token is read from the environment variable HF_TOKEN, or from "
+        "`hf auth login`"
+    )
+    try:
+        yield
+    except DownloadError:
+        raise
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"Expected access to {name}, which is gated. Received: HTTP "
+            f"{error.response.status_code}. Accept its conditions on {page}; {token}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"Expected a branch, a tag or a commit of {repository}. Received: "
+            f"{revision!r}. {page}/commits/main lists its commits"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"Expected a repository of {constants.ENDPOINT}. Received: {name}, which "
+            f"does not exist or is private. Check its spelling; for a private one "
+            f"{token}"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        reason = str(error).partition("\n")[0]
+        if constants.is_offline_mode():
+            reason = "HF_HUB_OFFLINE is set"
+        raise _offline(repository, revision, reason) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise DownloadError(
+                f"Expected access to {name}. Received: HTTP {status}. Access is "
+                f"granted on {page}; {token}"
+            ) from error
+        raise DownloadError(
+            f"Expected {constants.ENDPOINT} to deliver {name}. Received: HTTP "
+            f"{status}. Try again later"
+        ) from error
+    except _http_error() as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise _offline(repository, revision, reason) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        raise DownloadError(
+            f"Expected {constants.HF_HUB_CACHE} to be writable, with room for {name}. "
+            f"Received: {error}. Make room there, or set HF_HOME to a folder on a "
+            "different disk"
+        ) from error
+
+
+def _offline(repository: str, revision: str | None, reason: str) -> DownloadError:
+    at = f" --revision {revision}" if revision else ""
+    return DownloadError(
+        f"Expected hf://{repository} in huggingface_hub's cache, or a connection to "
+        f"the Hub. Received: {reason}. On a connected machine run\n"
+        f"  hf download {repository}{at} --include '*.json' '*.safetensors' "
+        "--local-dir FOLDER\n"
+        "copy FOLDER, and give its path"
+    )

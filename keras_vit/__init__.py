@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         StdConv2D,
         TransformerBlock,
     )
+    from keras_vit.models.backbone import feature_maps
     from keras_vit.models.efficientnet import efficientnet
     from keras_vit.models.resnet import resnet
     from keras_vit.models.transfer import at_resolution, for_task
@@ -83,7 +84,8 @@ else:
         facts="Facts Preprocessing Provenance",
         layers="AddPositionEmbs ClassToken MAPHead MlpBlock PatchEmbedding "
         "SelfAttention StdConv2D TransformerBlock",
-        models="VisionModel at_resolution efficientnet for_task resnet vit",
+        models="VisionModel at_resolution efficientnet feature_maps for_task resnet "
+        "vit",
         weights="list_models verify",
     )
 
@@ -138,6 +140,7 @@ __all__ = [
     "decode_predictions",
     "efficientnet",
     "evaluation",
+    "feature_maps",
     "for_task",
     "from_checkpoint",
     "inspection",

@@ -34,6 +34,7 @@ from keras_vit.families import family_of
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.layers.encoder import uninitialized
 from keras_vit.models import heads
+from keras_vit.models.transfer import at_resolution
 from keras_vit.models.vision import VisionModel
 from keras_vit.weights import (
     checkpoint,
@@ -74,6 +75,7 @@ def _build(
     include_top = arguments.flag("include_top", include_top)
     classes = arguments.optional(arguments.integer, "classes", classes)
     arguments.optional(arguments.choice, "numerics", numerics, choices=NUMERICS)
+    sides = _open_sides(config, input_tensor, input_shape)
     _check_weights(weights)
     _check_activation(classifier_activation)
     source, published = _resolve(variant, weights, license_allow)
@@ -81,7 +83,7 @@ def _build(
     if source is not None:
         # A tag's training computes as the paper's code does, whoever keeps the copy.
         own = numerics or ("paper" if published else None)
-        size = None if input_shape is None else input_shape[:2]
+        size = None if input_shape is None or sides else input_shape[:2]
         saved = config if numerics is None else _with(config, numerics)
         saved = dataclasses.replace(saved, **chosen)
         found = keras_files.read(source.path, saved, size) or reading.read(
@@ -96,6 +98,9 @@ def _build(
     config = dataclasses.replace(config, **chosen)
     _check_pooling(config, include_top, pooling)
     size = published.image_size if published else (224, 224)
+    if sides and input_shape is not None:  # Built at the size of its positions first.
+        base = _own_size(found) if found and not published else size
+        input_shape = (*base, *input_shape[2:])
     images = _images(config, input_tensor, input_shape, (*size, 3))
     own_classes = published.num_classes if published else None
     if own_classes is None:
@@ -113,7 +118,7 @@ def _build(
         inputs = sources[0] if len(sources) == 1 else sources
     model = VisionModel(inputs, outputs, name, facts=Facts(config=config))
     if found is None:
-        return model
+        return _opened(model, sides)
     report = checkpoint.assign(model, found, **_published(published))
     if include_top and published and "head/bias" in report.names("loaded"):
         model.labels = _labels(published)
@@ -126,7 +131,31 @@ def _build(
             f"{_trained_head(variant)!r}",
             stacklevel=3,
         )
-    return model
+    return _opened(model, sides)
+
+
+def _open_sides(config: Any, tensor: Tensor | None, shape: Any) -> tuple[Any, ...]:
+    """(H, W) of a ViT's `input_shape`, if one is None; else ()."""
+    full = family_of(config).has_patches and config.attention == "full"
+    if tensor is not None or not full or not isinstance(shape, tuple | list):
+        return ()
+    if not any(side is None for side in shape[:2]):
+        return ()
+    height, width, _ = arguments.sides(
+        "input_shape", shape, letters="(H, W, C)", opened=True
+    )
+    for side in (height, width):
+        if side is not None:
+            family_of(config).check_size("input_shape", (side, side), config)
+    return height, width
+
+
+def _opened(model: VisionModel, sides: tuple[Any, ...]) -> VisionModel:
+    """The model for images of the size that they have when they come, if asked for."""
+    if not sides:
+        return model
+    with uninitialized():
+        return at_resolution(model, (sides[0], sides[1]))
 
 
 def _published(row: registry.Checkpoint | None) -> dict[str, str]:
@@ -332,7 +361,7 @@ class ViTBuilder(Builder[ViTConfig]):
         include_top: bool = True,
         weights: str | os.PathLike[str] | None = PER_VARIANT,
         input_tensor: Tensor | None = None,
-        input_shape: tuple[int, int, int] | None = None,
+        input_shape: tuple[int | None, int | None, int] | None = None,
         pooling: Literal["token", "avg", "max"] | None = None,
         classes: int | None = None,
         classifier_activation: str | Callable[..., Tensor] | None = "softmax",
@@ -351,8 +380,10 @@ class ViTBuilder(Builder[ViTConfig]):
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
             input_shape: (H, W, C). H and W must be multiples of the patch size; in a
                 hybrid they are free. With pretrained weights, positions are resized
-                (section 3.2) and the first kernel is adapted to C. Default: the size of
-                the weights, else (224, 224, 3).
+                (section 3.2) and the first kernel is adapted to C. H and W that are
+                None are those of the images when they come, as in
+                `keras_vit.at_resolution`, but not with axial attention. Default: the
+                size of the weights, else (224, 224, 3).
             pooling: with `include_top=False`: None returns all tokens [B, T, D],
                 "token" the class token, "avg" and "max" the mean and maximum over the T
                 tokens.
@@ -474,7 +505,7 @@ Axial_ResNet50 = ResNetBuilder("Axial-ResNet50")
 def from_checkpoint(
     source: str | os.PathLike[str],
     *,
-    image_size: tuple[int, int] | None = None,
+    image_size: tuple[int | None, int | None] | None = None,
     classes: int | None = None,
     num_channels: int | None = None,
     grid: tuple[int, int] | None = None,
@@ -497,8 +528,9 @@ def from_checkpoint(
             keras-hub); "file.npz:img" is one tower of a big_vision file. Or a
             repository of the Hugging Face Hub, "hf://ORG/NAME[@REVISION]" or
             "timm:NAME", or the URL of a weights file.
-        image_size: (H, W) in pixels the model is built for. Default: the size of the
-            file's own position grid, else (224, 224).
+        image_size: (H, W) in pixels the model is built for; None for a side that is
+            that of the images when they come, as in `keras_vit.at_resolution`. Default:
+            the size of the file's own position grid, else (224, 224).
         classes: K; another number than the file's makes a new head, without
             `pre_logits`. Default: the file's; without a head, features.
         num_channels: C of the images; the first kernel is adapted to it, so that gray
@@ -546,8 +578,9 @@ def from_checkpoint(
     new_head = classes is not None and classes != found.num_classes
     if new_head and "representation_size" not in overrides:
         config = config.with_linear_head()
-    size = image_size or _own_size(found)
     channels = num_channels or found.num_channels
+    sides = _open_sides(config, None, image_size and (*image_size, channels))
+    size = _own_size(found) if sides or not image_size else image_size
     images = keras.Input((*size, channels), name="images")
     num_classes = found.num_classes if classes is None else classes
     with uninitialized():
@@ -557,7 +590,7 @@ def from_checkpoint(
     checkpoint.assign(model, found)
     if classes is None or classes:
         checkpoint.warn_of_dropped_head(found, stacklevel=2)
-    return model
+    return _opened(model, sides)
 
 
 def _own_size(found: ParsedCheckpoint) -> tuple[int, int]:

@@ -246,7 +246,16 @@ def test_builders(name, argument):
 
 
 @pytest.mark.parametrize(
-    "shape", [(32, 32, 0), (None, None, 3), 224, (224, 224), (0, 32, 3), (33, 32, 3)]
+    "shape",
+    [
+        (32, 32, 0),
+        (None, 33, 3),
+        (None, 32, 0),
+        224,
+        (224, 224),
+        (0, 32, 3),
+        (33, 32, 3),
+    ],
 )
 def test_an_impossible_input_shape_of_a_vit(shape):
     with pytest.raises(ValueError, match=r"Expected input_shape.*Received: input_sha"):

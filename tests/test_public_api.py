@@ -67,6 +67,7 @@ PUBLIC = {
     "decode_predictions",
     "efficientnet",
     "evaluation",
+    "feature_maps",
     "for_task",
     "from_checkpoint",
     "inspection",

@@ -23,6 +23,12 @@ Shape: TypeAlias = tuple[int | None, ...]
 register = keras.saving.register_keras_serializable(package="keras_vit")
 
 
+def known_length(x: Tensor, axis: int) -> Any:
+    """The length of an axis: an integer, or TensorFlow's tensor where it is unknown."""
+    length = x.shape[axis]
+    return ops.shape(x)[axis] if length is None else length
+
+
 class Composite(keras.layers.Layer):
     """A layer of layers, made when built, that saves what became of them.
 
@@ -127,13 +133,14 @@ class PatchEmbedding(Composite):
 
     Args:
         hidden_size: D.
-        patch_size: P, in pixels; must divide H and W unless `crop`.
+        patch_size: P, in pixels; must divide H and W unless `crop`. H and W may be
+            unknown until the call.
         crop: whether to leave out the last rows and columns that fill no patch: for a
             hybrid's feature map, whose sides are rounded already.
 
     Raises:
-        ValueError: if an argument is impossible; when built on images of unknown size,
-            or whose sides P does not divide.
+        ValueError: if an argument is impossible; when built or called on images whose
+            sides P does not divide.
     """
 
     def __init__(
@@ -145,15 +152,8 @@ class PatchEmbedding(Composite):
         self.crop = arguments.flag("crop", crop)
 
     def build(self, input_shape: Shape) -> None:
-        _, height, width, _ = input_shape
-        if height is None or width is None:
-            raise ValueError(
-                "Expected images of a known size: the position embeddings of "
-                "Equation 1 belong to one grid of patches. Received: "
-                f"input_shape={tuple(input_shape)}. Build one model for each size "
-                "(keras_vit.at_resolution shares nothing but the values)"
-            )
-        patch_grid((height, width), self.patch_size, self.crop)
+        known = [self.patch_size if at is None else at for at in input_shape[1:3]]
+        patch_grid((known[0], known[1]), self.patch_size, self.crop)
         self.projection = keras.layers.Conv2D(
             self.hidden_size,
             self.patch_size,
@@ -172,13 +172,44 @@ class PatchEmbedding(Composite):
         return [self.projection]
 
     def call(self, images: Tensor) -> Tensor:
+        if None in images.shape[1:3]:
+            images = self._checked(images)
+        else:
+            patch_grid(images.shape[1:3], self.patch_size, self.crop)
         patches = self.projection(images)  # [B, H/P, W/P, D]
-        num_patches = patches.shape[1] * patches.shape[2]
+        num_patches = known_length(patches, 1) * known_length(patches, 2)
         return ops.reshape(patches, (-1, num_patches, self.hidden_size))
+
+    def _checked(self, images: Tensor) -> Tensor:
+        """The images, if P divides sides that TensorFlow only learns as it computes.
+
+        A convolution would crop them, and XLA, which has no assertions, would too: it
+        compiles no reshape of another count.
+        """
+        import tensorflow as tf
+
+        batch, height, width, channels = ops.shape(images)
+        side = self.patch_size
+        rows, columns = height // side, width // side
+        whole = (rows * side, columns * side)
+        fits = tf.minimum(rows, columns) > 0
+        if not self.crop:
+            fits &= tf.equal(whole[0], height) & tf.equal(whole[1], width)
+        law = (
+            "Expected image_size (H, W) to be positive multiples of patch_size "
+            f"(section 3.1: N = HW / P^2). Received: patch_size={side}, image_size="
+        )
+        with tf.control_dependencies([tf.Assert(fits, [law, height, width])]):
+            images = tf.identity(images)
+        if self.crop:
+            return images
+        return ops.reshape(images, (batch, *whole, channels))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         batch, height, width, _ = input_shape
-        rows, columns = patch_grid((height, width), self.patch_size, self.crop)  # type: ignore[arg-type]
+        if height is None or width is None:
+            return batch, None, self.hidden_size
+        rows, columns = patch_grid((height, width), self.patch_size, self.crop)
         return batch, rows * columns, self.hidden_size
 
     def get_config(self) -> dict[str, Any]:

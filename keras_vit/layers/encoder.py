@@ -16,7 +16,13 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.configs import Gelu
 from keras_vit.layers import kernels
-from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
+from keras_vit.layers.embeddings import (
+    Composite,
+    Shape,
+    Tensor,
+    known_length,
+    register,
+)
 
 _DRAWN = contextvars.ContextVar("drawn", default=True)
 
@@ -132,7 +138,7 @@ class SelfAttention(Composite):
         return [self.qkv, self.dropout, self.out]
 
     def call(self, z: Tensor, training: bool | None = None) -> Tensor:
-        tokens, hidden_size = z.shape[1:]
+        tokens, hidden_size = known_length(z, 1), z.shape[2]
         qkv = self._projected(z)
         if self.relative or (training and self.dropout_rate):
             q, k, v = kernels.split_heads(qkv, self.num_heads)
@@ -153,7 +159,7 @@ class SelfAttention(Composite):
 
     def _projected(self, z: Tensor) -> Tensor:
         """Returns z U_qkv: [B, T, D] -> [B, T, 3 D]."""
-        tokens, hidden_size = z.shape[1:]
+        tokens, hidden_size = known_length(z, 1), z.shape[2]
         return ops.reshape(
             self.qkv(kernels.flatten_tokens(z)), (-1, tokens, 3 * hidden_size)
         )
@@ -255,7 +261,7 @@ class MlpBlock(Composite):
         h = self.dense_0(kernels.flatten_tokens(z))
         y = keras.activations.gelu(h, approximate=self.gelu == "tanh")
         y = self.dense_1(self.dropout(y, training=training))
-        y = ops.reshape(y, (-1, *z.shape[1:]))
+        y = ops.reshape(y, (-1, known_length(z, 1), z.shape[2]))
         return self.dropout(y, training=training)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

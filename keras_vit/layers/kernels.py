@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.layers.embeddings import Tensor
+from keras_vit.layers.embeddings import Tensor, known_length
 
 LONG = 1024  # Tokens from which P is computed in parts.
 PART = 512  # Queries in a part.
@@ -119,7 +119,7 @@ def transposed(x: Tensor) -> Tensor:
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, 3 D] -> q / sqrt(D_h), k and v, each [B, k, T, D_h]."""
-    tokens, width = qkv.shape[1:]
+    tokens, width = known_length(qkv, 1), qkv.shape[2]
     size = width // 3 // num_heads
     heads = ops.reshape(qkv, (-1, tokens, 3, num_heads, size))
     q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)
@@ -128,7 +128,8 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def merge_heads(heads: Tensor) -> Tensor:
     """[B, k, T, D_h] -> [B, T, D]."""
-    num_heads, tokens, size = heads.shape[1:]
+    num_heads, _, size = heads.shape[1:]
+    tokens = known_length(heads, 2)
     y = ops.transpose(heads, (0, 2, 1, 3))
     return ops.reshape(y, (-1, tokens, num_heads * size))
 
@@ -137,9 +138,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """P v of q / sqrt(D_h), k and v: three [B, k, T, D_h] -> [B, k, T, D_h].
 
     Of `LONG` or more tokens P is never whole: `PART` rows of it at a time, and once
-    more for the gradient.
+    more for the gradient. Where TensorFlow does not know T beforehand, it is whole.
     """
-    if q.shape[2] < LONG:
+    if (q.shape[2] or 0) < LONG:
         return ops.matmul(_rows_of_p(q, k), v)
 
     @with_gradient
@@ -179,6 +180,8 @@ def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
 def _parts(q: Tensor) -> list[slice]:
     """The rows of P that are computed together."""
     tokens = q.shape[2]
+    if tokens is None:
+        return [slice(None)]
     size = PART if tokens >= LONG else tokens
     return [slice(at, min(at + size, tokens)) for at in range(0, tokens, size)]
 
@@ -204,7 +207,7 @@ def block(
         gelu: "tanh" or "erf".
         epsilon: of both norms.
     """
-    tokens = z.shape[1]
+    tokens = known_length(z, 1)
 
     def in_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return split_heads(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
@@ -327,7 +330,7 @@ def _gelu_and_slope(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 def _in_heads(y: Tensor, num_heads: int) -> Tensor:
     """`merge_heads` undone: [B, T, D] -> [B, k, T, D_h]."""
-    tokens, width = y.shape[1:]
+    tokens, width = known_length(y, 1), y.shape[2]
     heads = ops.reshape(y, (-1, tokens, num_heads, width // num_heads))
     return ops.transpose(heads, (0, 2, 1, 3))
 

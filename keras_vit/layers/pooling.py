@@ -7,7 +7,13 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.configs import Gelu
-from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
+from keras_vit.layers.embeddings import (
+    Composite,
+    Shape,
+    Tensor,
+    known_length,
+    register,
+)
 from keras_vit.layers.encoder import MlpBlock, check_heads, xavier_uniform
 from keras_vit.layers.kernels import attention_softmax
 
@@ -138,7 +144,7 @@ class MAPHead(Composite):
 
     def _keys_and_values(self, z: Tensor) -> Tensor:
         """[B, T, D] -> [2, B, k, T, D_h]."""
-        _, tokens, depth = z.shape
+        tokens, depth = known_length(z, 1), z.shape[2]
         heads = (-1, tokens, 2, self.num_heads, depth // self.num_heads)
         return ops.transpose(ops.reshape(self.key_value(z), heads), (2, 0, 3, 1, 4))
 

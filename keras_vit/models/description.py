@@ -28,6 +28,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
 
     Raises:
         ForeignModelError: if `model` is not made of this library's layers.
+        ValueError: if it has no grid, since it is for images of any size.
     """
     embedding = _only(model, PatchEmbedding)
     blocks = [
@@ -37,8 +38,14 @@ def describe(model: keras.Model) -> dict[str, Any]:
     ]
     tokens = [layer for layer in model.layers if isinstance(layer, ClassToken)]
     places = embedding.input.shape[1:3]
+    if None in places:
+        raise ValueError(
+            "Expected a model for images of one size. Received: "
+            f"model={model.name!r} for images of any. "
+            "keras_vit.at_resolution(model, (H, W)) makes one"
+        )
     return {
-        "stride": _stride(model),
+        "stride": stride_of(model),
         "patch_size": embedding.patch_size,
         "num_layers": len(blocks),
         "hidden_size": embedding.hidden_size,
@@ -50,7 +57,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def _stride(model: keras.Model) -> int:
+def stride_of(model: keras.Model) -> int:
     """Pixels to a place that patches are cut from: 1, or that of a hybrid's map."""
     stride = 1
     for layer in model.layers:

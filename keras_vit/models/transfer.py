@@ -18,15 +18,17 @@ from keras_vit.layers import (
     TransformerBlock,
     resize_position_embeddings,
 )
+from keras_vit.layers.any_size import PadToPatches, ResizedPositionEmbs
 from keras_vit.layers.embeddings import (
     Composite,
+    Tensor,
     check_unadapted,
     everything_in,
     patch_grid,
     projections_of,
 )
 from keras_vit.models import heads
-from keras_vit.models.description import describe
+from keras_vit.models.description import describe, stride_of
 from keras_vit.models.vision import VisionModel, facts_of
 
 
@@ -107,7 +109,9 @@ def read_by(model: keras.Model, *names: str) -> keras.KerasTensor | None:
     return next((named[name].input for name in names if name in named), None)
 
 
-def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> VisionModel:
+def at_resolution(
+    model: keras.Model, image_size: tuple[int | None, int | None], pad: bool = False
+) -> VisionModel:
     """The same trained model for images of another size (3.2).
 
     The patches stay as they are, the sequence grows, and the position embeddings are
@@ -116,7 +120,12 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> VisionMode
     Args:
         model: of this library; left as it is.
         image_size: (H, W) in pixels; each a multiple of the patch size, but for a
-            hybrid or a ResNet, whose maps round up. A BiT's sides may be None, for any.
+            hybrid or a ResNet, whose maps round up. A side that is None is that of the
+            images when they come: positions are interpolated in the model, from the
+            same table for every size.
+        pad: whether a side that is None may be of any number of pixels: images are
+            padded by zeros below and to the right, after normalization, to a multiple
+            of the patch size. Otherwise other sizes are errors.
 
     Returns:
         A `VisionModel` of the same layers and weights (copies), with the same facts.
@@ -124,22 +133,49 @@ def at_resolution(model: keras.Model, image_size: tuple[int, int]) -> VisionMode
     Raises:
         ValueError: if `image_size` is no pair of sides, or no multiple of the patch
             size (3.1), the model is not made of this library's layers, has LoRA or is
-            quantized, or its positions are relative (D.4).
+            quantized, its positions are relative (D.4), or it attends along rows and
+            columns (D.6) and a side is None.
     """
     _check_ours(model)
-    gridded = any(isinstance(at, PatchEmbedding | AxialUnit) for at in model.layers)
-    height, width = arguments.sides("image_size", image_size, opened=not gridded)
-    image_size = (height, width)
+    height, width = arguments.sides("image_size", image_size, opened=True)
+    pad = arguments.flag("pad", pad)
     check_unadapted(model, "change the resolution first")
-    images = keras.Input((*image_size, model.input_shape[-1]), name="images")
-    clone = _cloned(model, images, image_size)
+    if None in (height, width):
+        _check_any_size(model)
+    elif pad:
+        raise ValueError(
+            "Expected pad=True with sides that are None. Received: pad=True, "
+            f"image_size={(height, width)}"
+        )
+    images = keras.Input((height, width, model.input_shape[-1]), name="images")
+    clone = _cloned(model, images, (height, width), pad)
     resized = VisionModel(clone.input, clone.output, model.name, facts=facts_of(model))
     if clone.compiled:  # As `clone_model` does.
         resized.compile_from_config(clone.get_compile_config())
-    for old, new in zip(model.layers, resized.layers, strict=True):
-        new.set_weights(_moved(old, new))
-        _copy_trainable(old, new)
+    new = {layer.name: layer for layer in resized.layers}
+    for old in model.layers:
+        if (layer := new.get(old.name)) is not None:  # But for padding that is gone.
+            layer.set_weights(_moved(old, layer))
+            _copy_trainable(old, layer)
     return resized
+
+
+def _check_any_size(model: keras.Model) -> None:
+    """Raises for a model whose weights belong to one size."""
+    for layer in model.layers:
+        if isinstance(layer, AxialBlock | AxialUnit):
+            raise ValueError(
+                "Expected a fixed image_size for attention along rows and columns "
+                f"(D.6). Received: a side of None, model={model.name!r} with "
+                f"{layer.name}"
+            )
+        if isinstance(layer, TransformerBlock) and layer.relative:
+            raise _unmoved(layer.name)
+        if isinstance(layer, AddPositionEmbs) and layer.grid is None:
+            raise ValueError(
+                "Expected positions of a known grid, which can be resized (3.2). "
+                f"Received: model={model.name!r}, whose {layer.name} has none"
+            )
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
@@ -164,31 +200,68 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _cloned(
-    model: keras.Model, images: keras.KerasTensor, image_size: tuple[int, int]
+    model: keras.Model,
+    images: keras.KerasTensor,
+    image_size: tuple[int | None, int | None],
+    pad: bool,
 ) -> keras.Model:
     """The model's layers anew, on other images; layers with a grid get the new one."""
-    grid: tuple[int, int] | None = None
-    if any(isinstance(layer, PatchEmbedding) for layer in model.layers):
-        facts = describe(model)
-        stride = facts["stride"]
-        places = (-(-image_size[0] // stride), -(-image_size[1] // stride))
-        grid = patch_grid(places, facts["patch_size"], crop=stride > 1)
-        for layer in model.layers:  # As many tokens in another grid: wrong, yet fit.
-            relative = isinstance(layer, TransformerBlock) and layer.relative
-            if relative and grid != facts["grid"]:
-                raise _unmoved(layer.name)
+    any_size = None in image_size
+    embeddings = [at for at in model.layers if isinstance(at, PatchEmbedding)]
+    patch_size = embeddings[0].patch_size if embeddings else None
+    grid = None if any_size or not embeddings else _grid(model, image_size)
+    padded = stride_of(model) == 1 and (
+        pad or any(isinstance(at, PadToPatches) for at in model.layers)
+    )
+    cut: list[Tensor] = []  # What the patches are cut from, where it has no fixed size.
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config = layer.get_config()
+        kind, config = layer.__class__, layer.get_config()
+        if isinstance(layer, AddPositionEmbs):
+            config.pop("patch_size", None)
+            kind = AddPositionEmbs
+            if any_size:
+                kind, config["patch_size"] = ResizedPositionEmbs, patch_size
         if isinstance(layer, AddPositionEmbs | AxialBlock) and layer.grid is not None:
-            config["grid"] = grid
-        return layer.__class__.from_config(config)
+            config["grid"] = layer.grid if any_size else grid
+        return kind.from_config(config)
+
+    def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(layer, PadToPatches):
+            return args[0]
+        if isinstance(layer, PatchEmbedding) and any_size:
+            if padded:
+                policy = layer.dtype_policy
+                pads = PadToPatches(layer.patch_size, dtype=policy, name="pad")
+                args = (pads(args[0]),)
+            cut.append(args[0])
+        if isinstance(layer, AddPositionEmbs):
+            args, kwargs = (args[0], *cut), {}
+        return layer(*args, **kwargs)
 
     return keras.models.clone_model(
         model,
         input_tensors=keras.tree.map_structure(lambda _: images, model.input),
         clone_function=clone,
+        call_function=call,
     )
+
+
+def _grid(model: keras.Model, image_size: Any) -> tuple[int, int]:
+    """The patches of images of another size.
+
+    Raises:
+        ValueError: if they are no whole number, or positions are relative.
+    """
+    (embedding,) = (at for at in model.layers if isinstance(at, PatchEmbedding))
+    stride = stride_of(model)
+    places = (-(-image_size[0] // stride), -(-image_size[1] // stride))
+    grid = patch_grid(places, embedding.patch_size, crop=stride > 1)
+    for layer in model.layers:  # As many tokens in another grid: wrong, yet fit.
+        relative = isinstance(layer, TransformerBlock) and layer.relative
+        if relative and grid != describe(model)["grid"]:
+            raise _unmoved(layer.name)
+    return grid
 
 
 def _moved(old: Any, new: Any) -> list[np.ndarray]:

@@ -19,6 +19,7 @@ from keras_vit import configs
 from keras_vit.facts import Preprocessing
 from keras_vit.families import family_of
 from keras_vit.files import replacing, replacing_all
+from keras_vit.layers import AddPositionEmbs
 from keras_vit.layers.embeddings import quantized
 from keras_vit.models.description import describe
 from keras_vit.models.vision import facts_of
@@ -189,7 +190,7 @@ def _warn_of_untold(
         if getattr(config, field, None) != getattr(told, field, None)
     ]
     if any(name.endswith("/pos_embedding") for name in tensors):
-        rows, columns = describe(model)["grid"]
+        rows, columns = _grid(model)
         places = rows * columns
         if rows != columns and round(places**0.5) ** 2 == places:
             say.append(f"grid={(rows, columns)}")
@@ -199,6 +200,15 @@ def _warn_of_untold(
             f"{path} back with {', '.join(say)}",
             stacklevel=3,
         )
+
+
+def _grid(model: keras.Model) -> tuple[int, int]:
+    """The grid of a model's table, which one for images of any size has too."""
+    own = [
+        at.grid for at in model.layers if isinstance(at, AddPositionEmbs) and at.grid
+    ]
+    grid: tuple[int, int] = own[0] if own else describe(model)["grid"]
+    return grid
 
 
 def _pooled(
@@ -282,7 +292,14 @@ def _layout(
 ) -> tuple[Layout, int]:
     """The family's layout of another library, and K (0 without a head)."""
     classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
-    write = family_of(config).layouts[format]
+    family = family_of(config)
+    if family.has_patches and None in model.input_shape[1:3]:
+        raise ValueError(
+            f"Expected a model for images of one size, which format={format!r} states. "
+            f"Received: model={model.name!r} for {model.input_shape}. "
+            "keras_vit.at_resolution(model, (H, W)) makes one"
+        )
+    write = family.layouts[format]
     layout: Layout = write(config, tensors, model.input_shape[1:3], classes)
     _warn_of_numerics(config, format)
     return layout, classes

@@ -1,0 +1,152 @@
+"""Images of a size that is known when they come: positions and padding (3.2)."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers.embeddings import Shape, Tensor, register
+from keras_vit.layers.positions import AddPositionEmbs
+
+
+@register
+class ResizedPositionEmbs(AddPositionEmbs):
+    """Adds E_pos, resized to the images: [B, T, D], [B, H, W, C] -> [B, T, D].
+
+    Computes what `resize_position_embeddings` does (3.2), in float32; "sincos2d" has a
+    formula for every grid. One table serves all sizes, and its gradient is of all.
+
+    Args:
+        patch_size: P, in places of what the patches are cut from.
+        grid: (rows, columns) of the table.
+        num_prefix_tokens: as in `AddPositionEmbs`.
+        kind: as in `AddPositionEmbs`.
+    """
+
+    def __init__(
+        self,
+        patch_size: int,
+        grid: tuple[int, int],
+        num_prefix_tokens: int = 0,
+        kind: str = "1d",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(grid, num_prefix_tokens, kind, **kwargs)
+        self.patch_size = arguments.integer("patch_size", patch_size)
+
+    def build(self, tokens_shape: Shape, places_shape: Shape) -> None:  # type: ignore[override]
+        rows, columns = self.grid or (0, 0)  # It has one.
+        tokens = self.num_prefix_tokens + rows * columns
+        super().build((None, tokens, tokens_shape[-1]))
+
+    def _table(self, name: str, places: int, depth: int) -> keras.Variable:
+        return self.add_weight(
+            name=name,
+            shape=(1, places, depth),
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            autocast=False,  # Resized in float32 under any policy, then cast.
+        )
+
+    def call(self, tokens: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+        """Returns the tokens with their positions.
+
+        Args:
+            tokens: [B, T, D].
+            places: what the patches are cut from, [B, H, W, C]; only its size is read.
+        """
+        _, height, width, _ = ops.shape(places)
+        grid = height // self.patch_size, width // self.patch_size
+        depth = tokens.shape[-1]
+        if self.kind == "sincos2d":
+            patches = _sincos2d(grid, depth)
+            prefix = ops.zeros((self.num_prefix_tokens, depth))
+        elif self.kind == "2d":
+            x, y = (
+                ops.matmul(_linear(old.shape[1], new), old[0])
+                for old, new in zip(
+                    (self.x_embedding, self.y_embedding), grid[::-1], strict=True
+                )
+            )
+            patches = _outer(x, y)
+            prefix = self.prefix_embedding[0] if self.num_prefix_tokens else None
+        else:
+            rows, columns = self.grid or (0, 0)
+            prefix = self.pos_embedding[0, : self.num_prefix_tokens]
+            table = self.pos_embedding[0, self.num_prefix_tokens :]
+            table = ops.reshape(table, (rows, columns * depth))
+            table = ops.matmul(_linear(rows, grid[0]), table)
+            table = ops.reshape(table, (-1, columns, depth))
+            patches = ops.matmul(_linear(columns, grid[1]), table)
+        patches = ops.reshape(patches, (-1, depth))
+        if prefix is not None:
+            patches = ops.concatenate([prefix, patches], axis=0)
+        return tokens + ops.cast(patches, tokens.dtype)
+
+    def compute_output_shape(  # type: ignore[override]
+        self, tokens_shape: Shape, places_shape: Shape
+    ) -> Shape:
+        return tokens_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "patch_size": self.patch_size}
+
+
+def _linear(old: int, new: Any) -> Tensor:
+    """Weights of `old` places for `new` ones, corners aligned: [new, old], float32.
+
+    New place i is at i * (old - 1) / (new - 1); distances are counted in integers.
+    """
+    step = ops.maximum(new - 1, 1)
+    away = ops.arange(new)[:, None] * (old - 1) - ops.arange(old)[None] * step
+    away = ops.cast(ops.abs(away), "float32") / ops.cast(step, "float32")
+    return ops.maximum(1 - away, 0)
+
+
+def _sincos2d(grid: tuple[Any, Any], depth: int) -> Tensor:
+    """`positions.sincos2d` of a grid that is known when images come: [R, S, D]."""
+    quarter = ops.cast(ops.arange(depth // 4), "float32") / (depth // 4 - 1)
+    omega = ops.power(10_000.0, -quarter)
+    y, x = (ops.cast(ops.arange(at), "float32")[:, None] * omega for at in grid)
+    return _outer(
+        ops.concatenate([ops.sin(x), ops.cos(x)], axis=-1),
+        ops.concatenate([ops.sin(y), ops.cos(y)], axis=-1),
+    )
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    """Every column's half next to every row's: [S, d], [R, d] -> [R, S, 2 d]."""
+    shape = (ops.shape(y)[0], ops.shape(x)[0], x.shape[-1])
+    columns = ops.broadcast_to(x[None], shape)
+    return ops.concatenate([columns, ops.broadcast_to(y[:, None], shape)], axis=-1)
+
+
+@register
+class PadToPatches(keras.layers.Layer):
+    """Zeros below and to the right, up to a multiple of P: -> [B, H', W', C].
+
+    After normalization, as timm's `dynamic_img_pad`: a zero is the mean of the
+    preprocessing.
+
+    Args:
+        patch_size: P, in pixels.
+    """
+
+    def __init__(self, patch_size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.patch_size = arguments.integer("patch_size", patch_size)
+
+    def call(self, images: Tensor) -> Tensor:
+        _, height, width, _ = ops.shape(images)
+        below, right = -height % self.patch_size, -width % self.patch_size
+        return ops.pad(images, ((0, 0), (0, below), (0, right), (0, 0)))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        batch, *sides, channels = input_shape
+        height, width = (
+            None if side is None else side + -side % self.patch_size for side in sides
+        )
+        return batch, height, width, channels
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "patch_size": self.patch_size}

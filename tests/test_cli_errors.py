@@ -39,6 +39,7 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "vtab": f"--show --weights {MINI} --output OUT",
     "weights fetch": "sam --to OUT",
     "weights list": "",
+    "weights push": f"{MINI} nowhere",
     "weights show": MINI,
 }
 ODD = "file/missing\x1b[2J\x07\x9b"  # Below a file, with control characters.

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from keras_vit.cli import completion
 from keras_vit.cli.fields import given, grouped, pixels
-from keras_vit.cli.loaders import open_model
+from keras_vit.cli.loaders import open_model, recipe_of
 from keras_vit.cli.options import SEEDS, Corrupt, LicenseAllow, NamedModel, NumHeads
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
 
@@ -192,6 +192,59 @@ def show(*, asked: NamedModel) -> None:
         if value is not None:
             shown = "; ".join(value) if isinstance(value, tuple) else str(value)
             console.print(f"{name.replace('_', ' '):14} {shown or 'none'}")
+
+
+@weights_app.command(
+    epilog="Example: keras-vit weights push runs/photos hf://USER/photos"
+)
+@grouped
+def push(
+    *,
+    asked: NamedModel,
+    repository: Annotated[
+        str, typer.Argument(help="hf://USER/NAME; the repository is created if absent.")
+    ],
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="Results card to include: a folder of `keras-vit evaluate --output`."
+        ),
+    ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(
+            help="License of the model card, e.g. apache-2.0 [default: that of the "
+            "weights that the model was loaded from]."
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Create a private repository.")
+    ] = False,
+) -> None:
+    """Uploads a model in transformers' layout, with a model card, to the Hub."""
+    import keras_vit
+    from keras_vit.evaluation.card_pages import shown
+    from keras_vit.evaluation.cards import Card
+
+    network, details = open_model(asked, purpose="any")
+    sections: dict[str, dict[str, Any]] = {}
+    if details:
+        sections["Training"] = details
+        sections["Recipe"] = recipe_of(Path(asked.model))
+    if card is not None:
+        found = Card.load(card)
+        values = {name: shown(name, at) for name, at in found.results.items()}
+        sections["Results"] = {
+            name: f"{value} (95 %: {interval})"
+            for name, (value, interval) in values.items()
+        }
+        data = {at: to for at, to in found.data.items() if at != "classes"}
+        sections["Data of the results"] = data
+    with helped_by("keras-vit weights push --help"):
+        url = keras_vit.weights.push(
+            network, repository, license=license, private=private, sections=sections
+        )
+    console.print(url)
 
 
 @app.command()

@@ -213,6 +213,21 @@ def _read_run(folder: Path) -> dict[str, Any]:
     return dict(run)
 
 
+def recipe_of(folder: Path) -> dict[str, Any]:
+    """The recipe of a run's `begun.json`; empty for a run that has none."""
+    file = folder / "begun.json"
+    if not file.is_file():
+        return {}
+    try:
+        recipe = parse_json(file.read_text(encoding="utf-8"))["recipe"]
+        return dict(recipe)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            "Expected the begun.json of a run, with its recipe. Received: "
+            f"{str(file)!r} ({type(error).__name__}: {error}). Restore the file"
+        ) from error
+
+
 def _build(
     variant: str,
     weights: str | None,

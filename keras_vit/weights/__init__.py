@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from keras_vit.weights.config_json import config_beside
     from keras_vit.weights.download import DownloadError, fetch
     from keras_vit.weights.efficientnet import load_efficientnet
+    from keras_vit.weights.pushing import push
     from keras_vit.weights.verification import verify
     from keras_vit.weights.writing import save
 else:
@@ -20,6 +21,7 @@ else:
         config_json="config_beside",
         download="DownloadError fetch",
         efficientnet="load_efficientnet",
+        pushing="push",
         verification="verify",
         writing="save",
     )
@@ -32,6 +34,7 @@ __all__ = [
     "list_models",
     "load",
     "load_efficientnet",
+    "push",
     "save",
     "verify",
 ]

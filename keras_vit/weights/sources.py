@@ -101,7 +101,7 @@ def resolve(
         if text.startswith("http"):
             check_license(None, license_allow, text)
             return _from_url(text)
-        return _from_hub(*_repository(text), license_allow)
+        return _from_hub(*repository_of(text), license_allow)
     check_license(None, license_allow, os.fspath(source))
     path, colon, subtree = os.fspath(source).rpartition(":")
     if colon and not os.path.exists(source) and re.fullmatch(r"\w+", subtree):
@@ -155,11 +155,14 @@ def _from_url(text: str) -> Source:
     return Source(path=path, name=url, file=file, sha256=file_sha256(path))
 
 
-def _repository(text: str) -> tuple[str, str | None]:
+def repository_of(text: str) -> tuple[str, str | None]:
     """ORG/NAME and the revision of "hf://ORG/NAME@REVISION" or "timm:NAME"."""
-    scheme, rest = re.split(":/*", text, maxsplit=1)
-    repository, at, revision = rest.partition("@")
-    repository = f"timm/{repository}" if scheme == "timm" else repository
+    scheme, _, rest = text.partition(":")
+    repository, at, revision = rest.lstrip("/").partition("@")
+    if scheme == "timm":
+        repository = f"timm/{repository}"
+    elif scheme != "hf":
+        repository = ""
     if not _REPOSITORY.fullmatch(repository) or (
         at and not _REVISION.fullmatch(revision)
     ):
@@ -170,12 +173,17 @@ def _repository(text: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
+def hub_name(source: str) -> str | None:
+    """ORG/NAME of a repository's source; None of another source."""
+    return repository_of(source)[0] if source.startswith(("hf:", "timm:")) else None
+
+
 def _from_hub(
     repository: str, revision: str | None, license_allow: LicenseAllow
 ) -> Source:
     """Downloads what is read of a repository into huggingface_hub's cache."""
     name = f"hf://{repository}" + (f"@{revision}" if revision else "")
-    with _explain_hub_error(repository, revision):
+    with explain_hub_error(repository, revision):
         found = _Repository.find(repository, revision)
         card = found.get([MODEL_CARD])
         license = _license(card[0]) if card else None
@@ -380,7 +388,9 @@ def _verified(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _explain_hub_error(repository: str, revision: str | None) -> Iterator[None]:
+def explain_hub_error(
+    repository: str, revision: str | None, *, writing: bool = False
+) -> Iterator[None]:
     """Turns huggingface_hub's errors into one message with a remedy."""
     from huggingface_hub import constants, errors
 
@@ -414,7 +424,7 @@ def _explain_hub_error(repository: str, revision: str | None) -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         if constants.is_offline_mode():
             reason = "HF_HUB_OFFLINE is set"
-        raise _offline(repository, revision, reason) from error
+        raise _offline(repository, revision, reason, writing) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
@@ -426,9 +436,9 @@ def _explain_hub_error(repository: str, revision: str | None) -> Iterator[None]:
             f"Expected {constants.ENDPOINT} to deliver {name}. Received: HTTP "
             f"{status}. Try again later"
         ) from error
-    except _http_error() as error:
+    except (_http_error(), ConnectionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise _offline(repository, revision, reason) from error
+        raise _offline(repository, revision, reason, writing) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
@@ -439,7 +449,14 @@ def _explain_hub_error(repository: str, revision: str | None) -> Iterator[None]:
         ) from error
 
 
-def _offline(repository: str, revision: str | None, reason: str) -> DownloadError:
+def _offline(
+    repository: str, revision: str | None, reason: str, writing: bool = False
+) -> DownloadError:
+    if writing:
+        return DownloadError(
+            f"Expected a connection to the Hub to write hf://{repository}. Received: "
+            f"{reason}. No file was uploaded: run the command again"
+        )
     at = f" --revision {revision}" if revision else ""
     return DownloadError(
         f"Expected hf://{repository} in huggingface_hub's cache, or a connection to "

@@ -254,7 +254,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         exists = name in self.hub.repositories
         if not exists:
-            access = "private" if asked.get("private") else "public"
+            hidden = asked.get("private") or asked.get("visibility") == "private"
+            access = "private" if hidden else "public"  # By the client's version.
             self.hub.add(name, {".gitattributes": b""}, access)
         status = 409 if exists else 200
         self.answer(status, {"url": f"{self.hub.url}/{name}", "name": name})
@@ -312,6 +313,7 @@ def connected(home, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # By LFS instead.
         hub.cache = home / "hub"
         hub.environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
         yield hub

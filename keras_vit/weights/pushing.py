@@ -1,0 +1,151 @@
+"""Uploading a model to the Hugging Face Hub in transformers' layout, with its card."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit.families import family_of, variant_of
+from keras_vit.models.vision import facts_of
+from keras_vit.weights import sources
+from keras_vit.weights.architecture import config_of
+from keras_vit.weights.writing import save
+
+_PYTHON = """\
+```python
+import keras_vit
+
+model = keras_vit.from_checkpoint("hf://{repository}")
+```
+
+```python
+from transformers import AutoModel{task}
+
+model = AutoModel{task}.from_pretrained("{repository}")
+```
+"""
+
+
+def push(
+    model: keras.Model,
+    repository: str,
+    *,
+    license: str | None = None,
+    private: bool = False,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Uploads a model to a repository of the Hugging Face Hub, in one commit.
+
+    The repository, which is created if absent, receives `model.safetensors`,
+    `config.json` and `preprocessor_config.json` as `save(model, path, "hf")` writes
+    them, and a model card: preprocessing, provenance and `sections`. Files of those
+    names are replaced. A token with the right to write is read from HF_TOKEN or from
+    `hf auth login`.
+
+    Args:
+        model: a model of this library, with a class token and positions of section 3.1.
+        repository: "hf://USER/NAME".
+        license: of the model card; default: that of the weights the model was loaded
+            from, if they state one.
+        private: whether a repository that is created is visible to you only.
+        sections: more tables of the model card, such as the training and its results:
+            the values by name, by title.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ValueError: if `repository` has another form, or transformers' layout cannot
+            hold the model.
+        DownloadError: if the Hub cannot be reached or refuses.
+    """
+    name, revision = sources.repository_of(repository)
+    if revision is not None or not repository.startswith("hf:"):
+        raise ValueError(
+            "Expected the name of a repository, hf://USER/NAME, whose main branch is "
+            f"written. Received: {repository!r}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, folder, "hf")
+        card = model_card(model, name, license=license, sections=sections)
+        Path(folder, sources.MODEL_CARD).write_text(card, encoding="utf-8")
+        with sources.explain_hub_error(name, None, writing=True):
+            from huggingface_hub import HfApi
+
+            api = HfApi()
+            api.create_repo(name, private=private, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                commit_message="Upload a model by keras-vit",
+            )
+    return str(commit.commit_url)
+
+
+def model_card(
+    model: keras.Model,
+    repository: str,
+    *,
+    license: str | None = None,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Returns the text of README.md: metadata, use, and tables.
+
+    Args:
+        model: a model of this library.
+        repository: USER/NAME.
+        license: see `push`.
+        sections: see `push`.
+    """
+    facts, config = facts_of(model), config_of(model)
+    provenance = facts.provenance
+    base = sources.hub_name(provenance.source or "")
+    has_head = any(layer.name == "head" for layer in model.layers)
+    kind = "classification" if has_head else "feature-extraction"
+    _, height, width, _ = model.input_shape
+    metadata = {
+        "library_name": "transformers",
+        "pipeline_tag": f"image-{kind}",
+        "license": license or provenance.license,
+        "base_model": base,
+        "tags": ["vision", "vit", "keras-vit", "arxiv:2010.11929"],
+    }
+    lines = ["---"]
+    lines += [f"{at}: {json.dumps(to)}" for at, to in metadata.items() if to]
+    title = variant_of(config) or family_of(config).title
+    outputs = f"{model.output_shape[-1]} {'classes' if has_head else 'features'}"
+    lines += ["---", "", f"# {repository.partition('/')[2]}", ""]
+    lines += [
+        f"{title}, {height} x {width} px, {outputs}, {model.count_params():,} "
+        "parameters.",
+        "",
+        _PYTHON.format(
+            repository=repository, task="ForImageClassification" if has_head else ""
+        ),
+    ]
+    tables: dict[str, Mapping[str, Any]] = {
+        **(sections or {}),
+        "Preprocessing": vars(facts.preprocessing),
+        "Provenance": vars(provenance),
+    }
+    for name, values in tables.items():
+        lines += _table(name, values)
+    return "\n".join(lines)
+
+
+def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """A section of a model card; values that are not known are left out."""
+    rows = {name: at for name, at in values.items() if at not in (None, (), [])}
+    if not rows:
+        return
+    yield from (f"## {title}", "", "| | |", "|---|---|")
+    for name, value in rows.items():
+        shown = value
+        if isinstance(value, tuple | list):
+            shown = ", ".join(map(str, value))
+        text = str(shown).replace("|", r"\|").replace("\n", " ")
+        yield f"| {name.replace('_', ' ')} | {text} |"
+    yield ""

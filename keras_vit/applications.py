@@ -19,6 +19,7 @@ from keras_vit import arguments
 from keras_vit.builder import OF_THE_WEIGHTS, PER_VARIANT, Builder
 from keras_vit.configs import (
     NUMERICS,
+    CheckpointConfig,
     Classifier,
     Gelu,
     Numerics,
@@ -36,8 +37,9 @@ from keras_vit.layers.encoder import uninitialized
 from keras_vit.models import heads
 from keras_vit.models.vision import VisionModel
 from keras_vit.weights import checkpoint, download, keras_files, reading, registry
-from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
-from keras_vit.weights.parsed import ParsedCheckpoint
+from keras_vit.weights.config_json import RESNET_FIELDS
+from keras_vit.weights.parsed import VIT_FIELDS, ParsedCheckpoint
+from keras_vit.weights.plain import FIELDS as PLAIN_FIELDS
 
 POOLINGS = (None, "token", "avg", "max")
 
@@ -76,10 +78,11 @@ def _build(
         saved = config if numerics is None else _with(config, numerics)
         saved = dataclasses.replace(saved, **chosen)
         found = keras_files.read(source, saved, size) or reading.read(
-            source, numerics=own, num_heads=getattr(config, "num_heads", None)
+            source,
+            numerics=own,
+            num_heads=getattr(config, "num_heads", None),
+            fold=True,
         )
-        if include_top:
-            checkpoint.warn_of_dropped_head(found, stacklevel=3)
         chosen = numerics_from(found.config, config) | chosen
     elif numerics is not None:
         chosen = numerics_of(config, numerics) | chosen
@@ -137,7 +140,7 @@ def _with(config: Any, numerics: str) -> Any:
 
 def _classify(
     images: Tensor,
-    config: ViTConfig | ResNetConfig,
+    config: CheckpointConfig,
     num_classes: int | None,
     activation: Any = None,
 ) -> Tensor:
@@ -147,7 +150,7 @@ def _classify(
 
 
 def _check_pooling(
-    config: ViTConfig | ResNetConfig, include_top: bool, pooling: str | None
+    config: CheckpointConfig, include_top: bool, pooling: str | None
 ) -> None:
     arguments.choice("pooling", pooling, POOLINGS)
     if pooling == "token" and not include_top and not config.num_class_tokens:
@@ -183,7 +186,7 @@ def _pool(features: Tensor, pooling: str | None) -> Tensor:
 
 
 def _images(
-    config: ViTConfig | ResNetConfig,
+    config: CheckpointConfig,
     tensor: Tensor | None,
     shape: tuple[Any, ...] | None,
     default: tuple[int, int, int],
@@ -206,7 +209,7 @@ def _images(
     return tensor
 
 
-def _check_shape(name: str, shape: Any, config: ViTConfig | ResNetConfig) -> Any:
+def _check_shape(name: str, shape: Any, config: CheckpointConfig) -> Any:
     """(H, W, C), if the model can be built on it; H and W of a BiT may be None."""
     family = family_of(config)
     shape = arguments.sides(name, shape, letters="(H, W, C)", opened=family.any_size)
@@ -460,6 +463,7 @@ def from_checkpoint(
     num_channels: int | None = None,
     grid: tuple[int, int] | None = None,
     numerics: Numerics | None = None,
+    fold: bool = False,
     **overrides: Unpack[Overrides],
 ) -> VisionModel:
     """Builds the model a checkpoint needs, and fills it.
@@ -483,7 +487,9 @@ def from_checkpoint(
         grid: (rows, columns) of the file's position table; needed when it is not
             square and not that of `image_size`.
         numerics: "paper", "timm" or "hf" in the place of the file's own.
-        **overrides: fields of `ViTConfig` or `ResNetConfig`, stronger than all, e.g.
+        fold: whether to multiply LayerScale into the layers before it: the same
+            outputs from fewer operations, for inference. Training needs it apart.
+        **overrides: fields of the config, stronger than all, e.g.
             `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
     Returns:
@@ -495,7 +501,7 @@ def from_checkpoint(
         ValueError: if it is damaged or not a ViT's, an override is unknown or does not
             fit it, or the grid cannot be known.
     """
-    fields = VIT_FIELDS | RESNET_FIELDS
+    fields = VIT_FIELDS | RESNET_FIELDS | PLAIN_FIELDS
     unknown = overrides.keys() - fields
     if unknown:
         raise ValueError(
@@ -507,7 +513,10 @@ def from_checkpoint(
             "Expected num_channels to be a positive integer or None. "
             f"Received: num_channels={num_channels!r}"
         )
-    found = reading.read(source, grid=grid, numerics=numerics, overrides=overrides)
+    fold = arguments.flag("fold", fold)
+    found = reading.read(
+        source, grid=grid, numerics=numerics, overrides=overrides, fold=fold
+    )
     config = found.config
     new_head = classes is not None and classes != found.num_classes
     if new_head and "representation_size" not in overrides:
@@ -521,8 +530,6 @@ def from_checkpoint(
     name = family_of(config).model_name
     model = VisionModel(images, outputs, name, facts=Facts(config=config))
     checkpoint.assign(model, found)
-    if classes is None or classes:
-        checkpoint.warn_of_dropped_head(found, stacklevel=2)
     return model
 
 

@@ -130,6 +130,7 @@ class PatchEmbedding(Composite):
         patch_size: P, in pixels; must divide H and W unless `crop`.
         crop: whether to leave out the last rows and columns that fill no patch: for a
             hybrid's feature map, whose sides are rounded already.
+        use_bias: whether the projection has a bias; CLIP's has none.
 
     Raises:
         ValueError: if an argument is impossible; when built on images of unknown size,
@@ -137,12 +138,18 @@ class PatchEmbedding(Composite):
     """
 
     def __init__(
-        self, hidden_size: int, patch_size: int, crop: bool = False, **kwargs: Any
+        self,
+        hidden_size: int,
+        patch_size: int,
+        crop: bool = False,
+        use_bias: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.hidden_size = arguments.integer("hidden_size", hidden_size)
         self.patch_size = arguments.integer("patch_size", patch_size)
         self.crop = arguments.flag("crop", crop)
+        self.use_bias = arguments.flag("use_bias", use_bias)
 
     def build(self, input_shape: Shape) -> None:
         _, height, width, _ = input_shape
@@ -160,6 +167,7 @@ class PatchEmbedding(Composite):
             strides=self.patch_size,
             padding="valid",
             data_format="channels_last",
+            use_bias=self.use_bias,
             kernel_initializer="lecun_normal",  # Flax's default, unlike Keras's.
             bias_initializer="zeros",
             dtype=self.dtype_policy,
@@ -187,6 +195,7 @@ class PatchEmbedding(Composite):
             "hidden_size": self.hidden_size,
             "patch_size": self.patch_size,
             "crop": self.crop,
+            "use_bias": self.use_bias,
         }
 
 

@@ -11,7 +11,6 @@ from keras_vit import arguments
 from keras_vit.facts import check_labels
 from keras_vit.layers import (
     AddPositionEmbs,
-    AxialBlock,
     AxialUnit,
     PatchEmbedding,
     StdConv2D,
@@ -180,7 +179,7 @@ def _cloned(
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         config = layer.get_config()
-        if isinstance(layer, AddPositionEmbs | AxialBlock) and layer.grid is not None:
+        if getattr(layer, "grid", None) is not None:
             config["grid"] = grid
         return layer.__class__.from_config(config)
 

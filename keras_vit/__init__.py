@@ -53,7 +53,14 @@ if TYPE_CHECKING:
         from_checkpoint,
         preprocess_input,
     )
-    from keras_vit.configs import VARIANTS, EfficientNetConfig, ResNetConfig, ViTConfig
+    from keras_vit.configs import (
+        VARIANTS,
+        EfficientNetConfig,
+        PlainViTConfig,
+        ResNetConfig,
+        RotaryConfig,
+        ViTConfig,
+    )
     from keras_vit.facts import Facts, Preprocessing, Provenance
     from keras_vit.layers import (
         AddPositionEmbs,
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
     )
     from keras_vit.models.backbone import feature_maps
     from keras_vit.models.efficientnet import efficientnet
+    from keras_vit.models.plain import plain_vit
     from keras_vit.models.resnet import resnet
     from keras_vit.models.transfer import at_resolution, for_task
     from keras_vit.models.vision import VisionModel
@@ -80,12 +88,13 @@ else:
         "R26_ViT_B32 R26_ViT_S32 R50_ViT_B16 R50_ViT_B32 R50_ViT_L16 R50_ViT_L32 "
         "R_ViT_Ti16 ViT_B16 ViT_B32 ViT_B8 ViT_H14 ViT_L16 ViT_L32 ViT_S16 ViT_S32 "
         "ViT_Ti16 decode_predictions from_checkpoint preprocess_input",
-        configs="EfficientNetConfig ResNetConfig VARIANTS ViTConfig",
+        configs="EfficientNetConfig PlainViTConfig ResNetConfig RotaryConfig VARIANTS "
+        "ViTConfig",
         facts="Facts Preprocessing Provenance",
         layers="AddPositionEmbs ClassToken MAPHead MlpBlock PatchEmbedding "
         "SelfAttention StdConv2D TransformerBlock",
-        models="VisionModel at_resolution efficientnet feature_maps for_task resnet "
-        "vit",
+        models="VisionModel at_resolution efficientnet feature_maps for_task plain_vit "
+        "resnet vit",
         weights="list_models verify",
     )
 
@@ -109,6 +118,7 @@ __all__ = [
     "MAPHead",
     "MlpBlock",
     "PatchEmbedding",
+    "PlainViTConfig",
     "Preprocessing",
     "Provenance",
     "R26_ViT_B32",
@@ -119,6 +129,7 @@ __all__ = [
     "R50_ViT_L32",
     "R_ViT_Ti16",
     "ResNetConfig",
+    "RotaryConfig",
     "SelfAttention",
     "StdConv2D",
     "TransformerBlock",
@@ -147,6 +158,7 @@ __all__ = [
     "layers",
     "list_models",
     "models",
+    "plain_vit",
     "preprocess_input",
     "recipes",
     "resnet",

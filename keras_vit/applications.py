@@ -19,6 +19,7 @@ from keras_vit import arguments
 from keras_vit.builder import OF_THE_WEIGHTS, PER_VARIANT, Builder
 from keras_vit.configs import (
     NUMERICS,
+    CheckpointConfig,
     Classifier,
     Gelu,
     Numerics,
@@ -44,8 +45,9 @@ from keras_vit.weights import (
     registry,
     sources,
 )
-from keras_vit.weights.config_json import RESNET_FIELDS, VIT_FIELDS
-from keras_vit.weights.parsed import ParsedCheckpoint
+from keras_vit.weights.config_json import RESNET_FIELDS
+from keras_vit.weights.parsed import VIT_FIELDS, ParsedCheckpoint
+from keras_vit.weights.plain import FIELDS as PLAIN_FIELDS
 from keras_vit.weights.renaming import Renaming
 
 POOLINGS = (None, "token", "avg", "max")
@@ -87,11 +89,12 @@ def _build(
         saved = config if numerics is None else _with(config, numerics)
         saved = dataclasses.replace(saved, **chosen)
         found = keras_files.read(source.path, saved, size) or reading.read(
-            source, numerics=own, num_heads=getattr(config, "num_heads", None)
+            source,
+            numerics=own,
+            num_heads=getattr(config, "num_heads", None),
+            fold=True,
         )
         found = dataclasses.replace(found, source=source)
-        if include_top:
-            checkpoint.warn_of_dropped_head(found, stacklevel=3)
         chosen = numerics_from(found.config, config) | chosen
     elif numerics is not None:
         chosen = numerics_of(config, numerics) | chosen
@@ -136,8 +139,8 @@ def _build(
 
 def _open_sides(config: Any, tensor: Tensor | None, shape: Any) -> tuple[Any, ...]:
     """(H, W) of a ViT's `input_shape`, if one is None; else ()."""
-    full = family_of(config).has_patches and config.attention == "full"
-    if tensor is not None or not full or not isinstance(shape, tuple | list):
+    resizes = family_of(config).resizes
+    if tensor is not None or not resizes or not isinstance(shape, tuple | list):
         return ()
     if not any(side is None for side in shape[:2]):
         return ()
@@ -176,7 +179,7 @@ def _with(config: Any, numerics: str) -> Any:
 
 def _classify(
     images: Tensor,
-    config: ViTConfig | ResNetConfig,
+    config: CheckpointConfig,
     num_classes: int | None,
     activation: Any = None,
 ) -> Tensor:
@@ -186,7 +189,7 @@ def _classify(
 
 
 def _check_pooling(
-    config: ViTConfig | ResNetConfig, include_top: bool, pooling: str | None
+    config: CheckpointConfig, include_top: bool, pooling: str | None
 ) -> None:
     arguments.choice("pooling", pooling, POOLINGS)
     if pooling == "token" and not include_top and not config.num_class_tokens:
@@ -222,7 +225,7 @@ def _pool(features: Tensor, pooling: str | None) -> Tensor:
 
 
 def _images(
-    config: ViTConfig | ResNetConfig,
+    config: CheckpointConfig,
     tensor: Tensor | None,
     shape: tuple[Any, ...] | None,
     default: tuple[int, int, int],
@@ -245,7 +248,7 @@ def _images(
     return tensor
 
 
-def _check_shape(name: str, shape: Any, config: ViTConfig | ResNetConfig) -> Any:
+def _check_shape(name: str, shape: Any, config: CheckpointConfig) -> Any:
     """(H, W, C), if the model can be built on it; H and W of a BiT may be None."""
     family = family_of(config)
     shape = arguments.sides(name, shape, letters="(H, W, C)", opened=family.any_size)
@@ -512,6 +515,7 @@ def from_checkpoint(
     numerics: Numerics | None = None,
     license_allow: Sequence[str] | None = None,
     names: Renaming | None = None,
+    fold: bool = False,
     **overrides: Unpack[Overrides],
 ) -> VisionModel:
     """Builds the model a checkpoint needs, and fills it.
@@ -545,7 +549,9 @@ def from_checkpoint(
             name in the file, or a list of (regular expression, replacement), applied in
             turn as by `re.sub`. None instead of a name leaves the tensor out.
             `model.provenance.numerics` reports what did not match.
-        **overrides: fields of `ViTConfig` or `ResNetConfig`, stronger than all, e.g.
+        fold: whether to multiply LayerScale into the layers before it: the same
+            outputs from fewer operations, for inference. Training needs it apart.
+        **overrides: fields of the config, stronger than all, e.g.
             `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
 
     Returns:
@@ -558,7 +564,7 @@ def from_checkpoint(
         ValueError: if it is damaged or not a ViT's, an override is unknown or does not
             fit it, the grid cannot be known, or its license is not allowed.
     """
-    fields = VIT_FIELDS | RESNET_FIELDS
+    fields = VIT_FIELDS | RESNET_FIELDS | PLAIN_FIELDS
     unknown = overrides.keys() - fields
     if unknown:
         raise ValueError(
@@ -570,9 +576,15 @@ def from_checkpoint(
             "Expected num_channels to be a positive integer or None. "
             f"Received: num_channels={num_channels!r}"
         )
+    fold = arguments.flag("fold", fold)
     resolved = sources.resolve(source, license_allow)
     found = reading.read(
-        resolved, grid=grid, numerics=numerics, overrides=overrides, renamed=names
+        resolved,
+        grid=grid,
+        numerics=numerics,
+        overrides=overrides,
+        renamed=names,
+        fold=fold,
     )
     config = found.config
     new_head = classes is not None and classes != found.num_classes
@@ -588,8 +600,6 @@ def from_checkpoint(
     name = family_of(config).model_name
     model = VisionModel(images, outputs, name, facts=Facts(config=config))
     checkpoint.assign(model, found)
-    if classes is None or classes:
-        checkpoint.warn_of_dropped_head(found, stacklevel=2)
     return _opened(model, sides)
 
 

@@ -1,12 +1,12 @@
 """Table 1 and the variants around it, as values (arXiv:2010.11929v2, section 4.1).
 
-One row of a table is one config; `dataclasses.replace` is the override.
-Standard library only.
+One row of a table is one config; `dataclasses.replace` is the override. Plain ViTs of
+later papers have a config of their own, `PlainViTConfig`. Standard library only.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, Self, TypedDict, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from keras_vit import arguments
 
@@ -18,7 +18,9 @@ __all__ = [
     "EfficientNetConfig",
     "HYBRID_VARIANTS",
     "NUMERICS",
+    "PlainViTConfig",
     "ResNetConfig",
+    "RotaryConfig",
     "TABLE_1",
     "VARIANTS",
     "VIT_VARIANTS",
@@ -35,6 +37,13 @@ PositionAt = Literal["stem", "every_layer", "every_layer_shared"]
 Attention = Literal["full", "axial"]
 Unit = Literal["v1", "v2", "axial"]
 PoolPadding = Literal["zero", "inf"]
+PlainClassifier = Literal[
+    "token", "gap", "map", "unpooled", "token_unpooled", "distilled", "token_gap"
+]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+Norm = Literal["layer_norm", "rms_norm"]
+QKVBias = Literal["full", "qv", "none"]
+RotaryKind = Literal["grid", "centered", "mixed"]
 
 _CHOICES = {  # Fields of `ViTConfig` that are words.
     "classifier": Classifier,
@@ -51,6 +60,9 @@ CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
     "token_unpooled": 1,
     "distilled": 2,
 }
+PLAIN_CLASS_TOKENS = CLASS_TOKENS | {"token_gap": 1}  # Of a `PlainViTConfig`.
+GELUS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
+"""`ViTConfig.gelu` as `PlainViTConfig.activation`."""
 
 
 def _validate(config: Any, check: Callable[..., Any], *fields: str, **how: Any) -> None:
@@ -328,6 +340,282 @@ class ViTConfig(ModelConfig):
         return dataclasses.replace(self, representation_size=None)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryConfig:
+    """Rotary positions (arXiv:2104.09864) of patches in a grid; other tokens have none.
+
+    Queries and keys are turned by the angle position * frequency, half of the
+    frequencies for the row and half for the column.
+
+    Attributes:
+        kind: "grid": positions count patches and frequencies are
+            temperature^(-i / (D_h / 4)) (EVA-02, PE, arXiv:2303.11331); "centered":
+            positions are in [-1, 1] and frequencies 2 pi of those (DINOv3,
+            arXiv:2508.10104); "mixed": frequencies are learned, of each head for row
+            and column together (arXiv:2403.13298).
+        temperature: base of the frequencies, above 0; what "mixed" starts from.
+        reference_grid: (rows, columns) that positions are scaled to, of the grid that a
+            model was pre-trained on ("grid" only); None: not scaled.
+        offset: what is added to a position, in patches ("grid" and "centered").
+        order: whether the row ("yx") or the column ("xy") has the first frequencies.
+        half: whether unit i of a head is turned with i + D_h / 2, or with its
+            neighbor. "mixed" turns neighbors.
+
+    Raises:
+        ValueError: if a choice is unknown, the temperature is not positive or the grid
+            is no pair of positive integers.
+    """
+
+    kind: RotaryKind = "grid"
+    temperature: float = 10_000.0
+    reference_grid: tuple[int, int] | None = None
+    offset: float = 0.0
+    order: Literal["yx", "xy"] = "yx"
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        _validate(self, arguments.choice, "kind", choices=get_args(RotaryKind))
+        _validate(self, arguments.choice, "order", choices=("yx", "xy"))
+        _validate(self, arguments.positive, "temperature")
+        _validate(self, arguments.real, "offset")
+        _validate(self, arguments.flag, "half")
+        if self.reference_grid is not None:
+            grid = arguments.sides(
+                "reference_grid", self.reference_grid, letters="(rows, columns)"
+            )
+            object.__setattr__(self, "reference_grid", grid)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlainViTConfig(ModelConfig):
+    """A plain ViT of a later paper: Table 1's sizes and what its block has otherwise.
+
+    The defaults are the paper's block with the exact GELU. `ViTConfig` is the paper's
+    own; this one is for checkpoints that it cannot express.
+
+    Attributes:
+        patch_size: P in pixels.
+        num_layers: number of blocks L.
+        hidden_size: D; a multiple of `num_heads`.
+        mlp_dim: width of the MLP's hidden layer, after the gate.
+        num_heads: k.
+        dropout_rate: after each dense layer but query, key and value, in [0, 1).
+        attention_dropout_rate: of the attention probabilities, in [0, 1).
+        stochastic_depth_rate: of the last block, in [0, 1); see `ViTConfig`.
+        classifier: what the head reads: as `ViTConfig` has it, or "token_gap", the
+            class token and the mean of the patches side by side (DINOv2).
+        num_registers: learned tokens after the class token that are not pooled, unless
+            `pool_prefix`; also a class token that "gap" or "map" does not need.
+        pool_prefix: whether "gap" and "map" read the tokens before the patches, too.
+        map_heads: heads of "map"; None: `num_heads`.
+        map_mlp_dim: width of the hidden layer of "map"; None: `mlp_dim`.
+        norm: "layer_norm", or "rms_norm", which subtracts no mean and adds no bias.
+        layer_norm_epsilon: added to the variance by every norm.
+        post_norm: whether a block's norms follow attention and MLP, z + LN(f(z)).
+        embedding_norm: whether a norm follows the patch embedding (AIMv2).
+        pre_norm: whether a norm precedes the blocks (CLIP, PE).
+        final_norm: whether a norm follows the blocks, before the pooling.
+        head_norm: whether a norm follows the pooling (timm's fc_norm).
+        activation: of the MLP: "gelu", "gelu_tanh", "quick_gelu", x sigmoid(1.702 x)
+            (CLIP), or "silu", x sigmoid(x).
+        gated_mlp: whether the MLP's hidden layer is multiplied by an activated gate
+            (SwiGLU with "silu", arXiv:2002.05202).
+        mlp_norm: whether a norm follows the MLP's activation (EVA-02).
+        attention_norm: whether a norm follows attention, before its output layer.
+        qk_norm: whether queries and keys are normalized, head by head.
+        qkv_bias: biases of query, key and value: "full", "qv" (none of the key) or
+            "none".
+        out_bias: whether attention's output layer has a bias.
+        mlp_bias: whether the MLP's layers have biases.
+        patch_bias: whether the patch embedding has a bias.
+        head_bias: whether the head has a bias.
+        layer_scale: what LayerScale (arXiv:2103.17239) starts at; None: there is none.
+        position: positions that are added: "1d", learned, or "none".
+        position_tokens: how many of the tokens before the patches have a position;
+            None: all.
+        rotary: rotary positions, or None.
+        relative_position: whether each block adds a learned bias of every offset
+            between two patches to its attention (BEiT, arXiv:2106.08254). The class
+            token has three of its own.
+
+    Raises:
+        ValueError: if a size is not positive, a rate is not in [0, 1), a choice is
+            unknown, or two fields contradict each other.
+    """
+
+    patch_size: int
+    num_layers: int
+    hidden_size: int
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
+    classifier: PlainClassifier = "token"
+    num_registers: int = 0
+    pool_prefix: bool = False
+    map_heads: int | None = None
+    map_mlp_dim: int | None = None
+    norm: Norm = "layer_norm"
+    layer_norm_epsilon: float = 1e-6
+    post_norm: bool = False
+    embedding_norm: bool = False
+    pre_norm: bool = False
+    final_norm: bool = True
+    head_norm: bool = False
+    activation: Activation = "gelu"
+    gated_mlp: bool = False
+    mlp_norm: bool = False
+    attention_norm: bool = False
+    qk_norm: bool = False
+    qkv_bias: QKVBias = "full"
+    out_bias: bool = True
+    mlp_bias: bool = True
+    patch_bias: bool = True
+    head_bias: bool = True
+    layer_scale: float | None = None
+    position: Literal["1d", "none"] = "1d"
+    position_tokens: int | None = None
+    rotary: RotaryConfig | None = None
+    relative_position: bool = False
+
+    def __post_init__(self) -> None:
+        _validate(
+            self,
+            arguments.integer,
+            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
+        )
+        _validate(self, arguments.integer, "num_registers", least=0)
+        for field in ("map_heads", "map_mlp_dim"):
+            if getattr(self, field) is not None:
+                _validate(self, arguments.integer, field)
+        if self.position_tokens is not None:
+            _validate(self, arguments.integer, "position_tokens", least=0)
+        _validate(
+            self,
+            arguments.rate,
+            *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),
+        )
+        _validate(self, arguments.positive, "layer_norm_epsilon")
+        if self.layer_scale is not None:
+            _validate(self, arguments.real, "layer_scale")
+        for field, choices in _PLAIN_CHOICES.items():
+            _validate(self, arguments.choice, field, choices=choices)
+        flags = [at.name for at in dataclasses.fields(self) if at.type is bool]
+        _validate(self, arguments.flag, *flags)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        for name, heads in (
+            ("num_heads", self.num_heads),
+            ("map_heads", self.heads_of_map),
+        ):
+            if self.hidden_size % heads:
+                raise ValueError(
+                    f"Expected hidden_size to be a multiple of {name} (Appendix A: "
+                    f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
+                    f"{name}={heads}"
+                )
+        if self.rotary is not None:
+            arguments.instance("rotary", self.rotary, RotaryConfig)
+            if self.hidden_size // self.num_heads % 4:
+                raise ValueError(
+                    "Expected heads of a multiple of 4 units for rotary positions: "
+                    "pairs for rows and columns. Received: "
+                    f"hidden_size={self.hidden_size}, num_heads={self.num_heads}"
+                )
+        if self.pool_prefix and self.classifier not in ("gap", "map"):
+            raise ValueError(
+                "Expected classifier 'gap' or 'map' for pool_prefix=True. "
+                f"Received: classifier={self.classifier!r}"
+            )
+        if self.relative_position and self.num_prefix_tokens != 1:
+            raise ValueError(
+                "Expected one token before the patches for relative_position=True "
+                f"(BEiT). Received: classifier={self.classifier!r}, "
+                f"num_registers={self.num_registers}"
+            )
+        if self.post_norm and self.layer_scale is not None:
+            raise ValueError(
+                "Expected layer_scale=None with post_norm=True, whose norms scale. "
+                f"Received: layer_scale={self.layer_scale}"
+            )
+        if (self.position_tokens or 0) > self.num_prefix_tokens:
+            raise ValueError(
+                "Expected position_tokens of at most the "
+                f"{self.num_prefix_tokens} tokens before the patches. "
+                f"Received: position_tokens={self.position_tokens}"
+            )
+
+    @property
+    def family(self) -> str:
+        """The key of its row of `keras_vit.families.FAMILIES`."""
+        return "plain ViT"
+
+    @property
+    def stride(self) -> int:
+        """Pixels to a patch."""
+        return self.patch_size
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Tokens before the patches that the head reads."""
+        return PLAIN_CLASS_TOKENS[self.classifier]
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: class tokens, then registers."""
+        return self.num_class_tokens + self.num_registers
+
+    @property
+    def heads_of_map(self) -> int:
+        """Heads of the attention pooling."""
+        return self.map_heads or self.num_heads
+
+    def numerics_by(self, library: str) -> dict[str, Any]:
+        """Its fields as a library computes, where a file does not state them.
+
+        Args:
+            library: "paper", "timm" or "hf": see `numerics_of`.
+
+        Returns:
+            Values by field, for `dataclasses.replace`.
+        """
+        row = NUMERICS[library]["vit"]
+        fields = {"layer_norm_epsilon": row["layer_norm_epsilon"]}
+        activation = "silu" if self.gated_mlp else GELUS[row["gelu"]]
+        return {"activation": activation, **fields}
+
+    def with_linear_head(self) -> Self:
+        """Returns the config for a head that is one linear layer with a bias."""
+        return dataclasses.replace(self, head_bias=True)
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the config of plain values, as `dataclasses.asdict` makes them.
+
+        Args:
+            fields: by name.
+
+        Raises:
+            TypeError: if a name is unknown.
+            ValueError: if a value is impossible.
+        """
+        fields = dict(fields)
+        if fields.get("rotary") is not None:
+            fields["rotary"] = RotaryConfig(**fields["rotary"])
+        return cls(**fields)
+
+
+_PLAIN_CHOICES: dict[str, tuple[str, ...]] = {  # Fields of it that are words.
+    "classifier": get_args(PlainClassifier),
+    "norm": get_args(Norm),
+    "activation": get_args(Activation),
+    "qkv_bias": get_args(QKVBias),
+    "position": ("1d", "none"),
+}
+
+
 def _row(num_layers: int, hidden_size: int, mlp_dim: int, num_heads: int) -> ViTConfig:
     return ViTConfig(
         patch_size=16,
@@ -541,8 +829,13 @@ EfficientNets (Table 2), which have no builder, `EfficientNetConfig`s.
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
 
 
+CheckpointConfig: TypeAlias = ViTConfig | ResNetConfig | PlainViTConfig
+"""The config of a checkpoint that is read or written, of the paper or of a later one.
+"""
+
+
 class Overrides(TypedDict, total=False):
-    """Every field of `ViTConfig` and `ResNetConfig` (Table 1), for type checkers."""
+    """Every field of the configs of checkpoints (Table 1), for type checkers."""
 
     patch_size: int
     num_layers: int | tuple[int, ...]
@@ -552,7 +845,7 @@ class Overrides(TypedDict, total=False):
     dropout_rate: float
     attention_dropout_rate: float
     stochastic_depth_rate: float
-    classifier: Classifier
+    classifier: PlainClassifier
     representation_size: int | None
     head_bias_init: float
     gelu: Gelu
@@ -568,6 +861,29 @@ class Overrides(TypedDict, total=False):
     epsilon_outside: bool
     group_norm_epsilon: float
     pool_padding: PoolPadding
+    pool_prefix: bool
+    map_heads: int | None
+    map_mlp_dim: int | None
+    norm: Norm
+    post_norm: bool
+    embedding_norm: bool
+    pre_norm: bool
+    final_norm: bool
+    head_norm: bool
+    activation: Activation
+    gated_mlp: bool
+    mlp_norm: bool
+    attention_norm: bool
+    qk_norm: bool
+    qkv_bias: QKVBias
+    out_bias: bool
+    mlp_bias: bool
+    patch_bias: bool
+    head_bias: bool
+    layer_scale: float | None
+    position_tokens: int | None
+    rotary: RotaryConfig | None
+    relative_position: bool
 
 
 _TORCH = {"kernel_epsilon": 1e-8, "epsilon_outside": False, "group_norm_epsilon": 1e-5}
@@ -603,7 +919,7 @@ By library ("paper" is vit_jax, big_vision and big_transfer; "hf" is transformer
 """
 
 
-def numerics_of(config: ViTConfig | ResNetConfig, numerics: str) -> dict[str, Any]:
+def numerics_of(config: CheckpointConfig, numerics: str) -> dict[str, Any]:
     """The fields of `config` that a library's numerics set: a row of `NUMERICS`.
 
     Args:

@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeAlias, get_args
 from keras_vit import arguments, configs, normalization
 
 Config: TypeAlias = (
-    configs.ViTConfig | configs.ResNetConfig | configs.EfficientNetConfig
+    configs.ViTConfig
+    | configs.ResNetConfig
+    | configs.EfficientNetConfig
+    | configs.PlainViTConfig
 )
 Interpolation: TypeAlias = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 INTERPOLATIONS = get_args(Interpolation)
-CONFIGS: dict[str, Any] = {
-    at.__name__: at
-    for at in (configs.ViTConfig, configs.ResNetConfig, configs.EfficientNetConfig)
-}
+CONFIGS: dict[str, Any] = {at.__name__: at for at in get_args(Config)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,6 +251,8 @@ def _config(fields: Mapping[str, Any] | None) -> Config | None:
     kind, fields = fields["kind"], {k: v for k, v in fields.items() if k != "kind"}
     if fields.get("resnet") is not None:
         fields["resnet"] = configs.ResNetConfig(**fields["resnet"])
+    if kind == configs.PlainViTConfig.__name__:
+        return configs.PlainViTConfig.from_plain(fields)
     config: Config = CONFIGS[kind](**fields)
     return config
 

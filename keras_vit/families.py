@@ -13,6 +13,7 @@ from keras_vit.configs import (
     VARIANTS,
     EfficientNetConfig,
     ModelConfig,
+    PlainViTConfig,
     ResNetConfig,
     ViTConfig,
 )
@@ -40,6 +41,10 @@ def _nothing(*_: Any) -> None:
     """The default of a function that a family does not have."""
 
 
+def _always(*_: Any) -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """A kind of model: its graph, its checkpoints and its costs.
@@ -57,8 +62,12 @@ class Family:
         check_size: the argument's name, (H, W), config; raises for an impossible size.
         any_size: whether H and W may be None.
         has_patches: whether images are cut into patches: positions, attention.
+        resizes: whether its positions can be resized in the graph, for images of a size
+            that is known when they come.
         tensor: the name of a tensor that every checkpoint of it has and no family above
             it has; None if `infer` cannot read it.
+        shown: canonical tensors, hints -> whether they are of it, where `tensor` is
+            another family's, too.
         infer: canonical tensors, where they are from, hints -> `ParsedCheckpoint`.
         sizes_shown: config -> the sizes that tensors show and a config.json may state.
         layouts: (config, tensors, (H, W), K) -> the tensors and the JSON of another
@@ -76,7 +85,9 @@ class Family:
     check_size: Callable[..., Any] = _nothing
     any_size: bool = False
     has_patches: bool = False
+    resizes: bool = False
     tensor: str | None = None
+    shown: Callable[..., bool] = _always
     infer: Callable[..., Any] = _nothing
     sizes_shown: Callable[..., Any] = _nothing
     layouts: Mapping[str, Late] = dataclasses.field(default_factory=dict)
@@ -101,6 +112,7 @@ _VIT = Family(
     classify=Late("models.heads", "classify"),
     check_size=Late("models.vit", "check_size"),
     has_patches=True,
+    resizes=True,
     tensor="embedding/kernel",
     infer=Late("weights.parsed", "infer_vit"),
     sizes_shown=Late("weights.parsed", "vit_sizes"),
@@ -128,10 +140,29 @@ _RESNET = Family(
     },
     parts=Late("inspection.parts", "resnet"),
 )
+_PLAIN_VIT = dataclasses.replace(
+    _VIT,
+    title="a plain ViT of a later paper",
+    config=PlainViTConfig,
+    model_name="plain_vit",
+    sizes=("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
+    build=Late("models.plain", "plain_vit"),
+    encode=Late("models.plain", "encode"),
+    classify=Late("models.plain", "classify"),
+    shown=Late("weights.plain", "is_shown"),
+    infer=Late("weights.plain", "infer"),
+    sizes_shown=Late("weights.plain", "sizes"),
+    layouts={
+        "timm": Late("weights.plain_layouts", "timm"),
+        "hf": Late("weights.plain_layouts", "hf"),
+    },
+    parts=Late("inspection.parts", "plain_vit"),
+)
 FAMILIES: dict[str, Family] = {
+    "plain ViT": _PLAIN_VIT,  # First: its checkpoints have a ViT's tensors, too.
     "ViT": _VIT,
     "hybrid": dataclasses.replace(_VIT, title="a hybrid (3.1)"),
-    "axial ViT": dataclasses.replace(_VIT, title="an axial ViT (D.6)"),
+    "axial ViT": dataclasses.replace(_VIT, title="an axial ViT (D.6)", resizes=False),
     "BiT": _RESNET,
     "axial ResNet": dataclasses.replace(
         _RESNET, title="an axial ResNet (D.6)", any_size=False

@@ -25,7 +25,7 @@ UNIT = {
 }
 LAYERS = {  # class: arguments, none of them a default; shape of the input.
     "PatchEmbedding": (
-        {"hidden_size": 6, "patch_size": 4, "crop": True},
+        {"hidden_size": 6, "patch_size": 4, "crop": True, "use_bias": False},
         (9, 14, 3),
     ),
     "ClassToken": ({"num_tokens": 3}, (5, 6)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vit.configs import Overrides, ResNetConfig, ViTConfig
+from keras_vit.configs import Overrides, PlainViTConfig, ResNetConfig, ViTConfig
 from tests.conftest import FIXTURES
 
 pytestmark = pytest.mark.tensorflow_only
@@ -71,9 +71,13 @@ def test_pyright_reports_the_wrong_calls(pyright):
     assert reported == wrong_lines()
 
 
-def test_overrides_are_the_fields_of_both_configs():
+def test_overrides_are_the_fields_of_the_configs():
     """Type checkers read a `TypedDict` only where it is written out."""
-    fields = ViTConfig.__dataclass_fields__ | ResNetConfig.__dataclass_fields__
+    fields = {
+        **ViTConfig.__dataclass_fields__,
+        **ResNetConfig.__dataclass_fields__,
+        **PlainViTConfig.__dataclass_fields__,
+    }
     assert Overrides.__annotations__.keys() == fields.keys()
     for name in ("gelu", "unit", "dropout_rate"):
         assert Overrides.__annotations__[name] == fields[name].type

@@ -19,7 +19,9 @@ import keras
 import numpy as np
 
 from keras_vit._version import __version__
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+)
 from keras_vit.evaluation import card_pages, metrics
 from keras_vit.evaluation.card_data import CardData
 from keras_vit.evaluation.classification import Evaluation
@@ -297,14 +299,14 @@ def _numbers(values: np.ndarray) -> list[float | None]:
     return [None if np.isnan(value) else float(value) for value in values]
 
 
-def _config(model: keras.Model) -> ViTConfig | ResNetConfig | None:
+def _config(model: keras.Model) -> CheckpointConfig | None:
     try:
         return config_of(model)
     except ForeignModelError:
         return None
 
 
-def _variant(config: ViTConfig | ResNetConfig | None) -> str:
+def _variant(config: CheckpointConfig | None) -> str:
     """The name in `VARIANTS`, else the sizes."""
     if config is None:
         return "not of keras_vit"
@@ -315,9 +317,7 @@ def _variant(config: ViTConfig | ResNetConfig | None) -> str:
     return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)
 
 
-def _numerics(
-    model: keras.Model, config: ViTConfig | ResNetConfig | None
-) -> dict[str, Any]:
+def _numerics(model: keras.Model, config: CheckpointConfig | None) -> dict[str, Any]:
     backend = keras.backend.backend()
     packages = dict.fromkeys(("keras", backend, "numpy"))
     facts = {} if config is None else _flat(dataclasses.asdict(config))

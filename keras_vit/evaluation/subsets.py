@@ -21,7 +21,9 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack
 import keras
 
 from keras_vit import arguments
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+)
 from keras_vit.data.source import Source
 from keras_vit.data.sources import open_source
 from keras_vit.evaluation import features, few_shot
@@ -39,7 +41,7 @@ __all__ = ["DataSize", "MeasureOptions", "SubsetAccuracy", "data_size", "read"]
 BEGUN, RESULT = "begun.json", "data_size.json"
 FIGURE_4 = (0.03, 0.1, 0.3, 1.0)  # 9M, 30M, 90M and 300M of JFT's 300M images.
 
-Config: TypeAlias = ViTConfig | ResNetConfig
+Config: TypeAlias = CheckpointConfig
 Data: TypeAlias = str | os.PathLike[str] | Source
 
 

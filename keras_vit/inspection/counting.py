@@ -19,7 +19,11 @@ import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
-from keras_vit.configs import VARIANTS, ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    VARIANTS,
+    CheckpointConfig,
+    ModelConfig,
+)
 from keras_vit.families import family_of
 from keras_vit.inspection.devices import DAY, PAPERS_UTILISATION, device_of
 from keras_vit.inspection.memory import Memory, memory
@@ -193,7 +197,7 @@ class Costs:
 
 
 def costs(
-    model: "keras.Model | ViTConfig | ResNetConfig | str",
+    model: "keras.Model | CheckpointConfig | str",
     image_size: tuple[int, int] | None = None,
     batch: int = 1,
     *,
@@ -272,7 +276,7 @@ def _is_built(model: Any) -> bool:
     return keras is not None and isinstance(model, keras.Model)
 
 
-def _config(model: Any) -> ViTConfig | ResNetConfig:
+def _config(model: Any) -> CheckpointConfig:
     config = model
     if _is_built(model):
         from keras_vit.weights.architecture import config_of
@@ -281,7 +285,7 @@ def _config(model: Any) -> ViTConfig | ResNetConfig:
     elif isinstance(model, str):
         config = VARIANTS.get(model)
     if isinstance(config, ModelConfig) and family_of(config).of_the_paper:
-        return cast(ViTConfig | ResNetConfig, config)
+        return cast(CheckpointConfig, config)
     known = (name for name, at in VARIANTS.items() if family_of(at).of_the_paper)
     raise ValueError(
         "Expected a model, a ViTConfig, a ResNetConfig, or one of "
@@ -290,7 +294,7 @@ def _config(model: Any) -> ViTConfig | ResNetConfig:
 
 
 def _built_for(
-    model: "keras.Model", config: ViTConfig | ResNetConfig
+    model: "keras.Model", config: CheckpointConfig
 ) -> tuple[Sides, int, int]:
     """(H, W), K (0 without a head) and C of a model that its config is all of."""
     from keras_vit.layers.embeddings import check_unadapted
@@ -310,13 +314,13 @@ def _built_for(
 
 
 def _parts(
-    config: ViTConfig | ResNetConfig, size: Sides, num_classes: int, num_channels: int
+    config: CheckpointConfig, size: Sides, num_classes: int, num_channels: int
 ) -> list[Part]:
     return list(family_of(config).parts(config, size, num_classes, num_channels))
 
 
 def _checked(
-    config: ViTConfig | ResNetConfig,
+    config: CheckpointConfig,
     image_size: Any,
     num_classes: int,
     num_channels: int,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from keras_vit.configs import ResNetConfig, ViTConfig, patch_grid
+from keras_vit.configs import PlainViTConfig, ResNetConfig, ViTConfig, patch_grid
 
 Sides: TypeAlias = tuple[int, int]
 
@@ -33,13 +33,20 @@ class Part(NamedTuple):
     block: str = ""  # The Transformer block it is part of.
 
 
-def _dense(layer: str, operation: str, rows: int, inputs: int, outputs: int) -> Part:
-    """[rows, inputs] -> [rows, outputs], with a bias."""
+def _dense(
+    layer: str,
+    operation: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    biases: int | None = None,
+) -> Part:
+    """[rows, inputs] -> [rows, outputs], with as many biases unless stated."""
     return Part(
         layer,
         operation,
         multiply_adds=rows * inputs * outputs,
-        parameters=(inputs + 1) * outputs,
+        parameters=inputs * outputs + (outputs if biases is None else biases),
         kept=rows * inputs,
         held=rows * (inputs + outputs),
     )
@@ -193,6 +200,114 @@ def _map(config: ViTConfig, tokens: int) -> Iterator[Part]:
     yield _dense(layer, "attention output", 1, depth, depth)
     yield _norm(1, depth)
     yield from _mlp(config, layer, 1)
+
+
+def plain_vit(
+    config: PlainViTConfig, image_size: Sides, num_classes: int, num_channels: int
+) -> Iterator[Part]:
+    """Every part of a plain ViT of a later paper, in the order of the layers.
+
+    Raises:
+        ValueError: if the patches do not tile the images (section 3.1).
+    """
+    rows, columns = grid = patch_grid(image_size, config.patch_size)
+    width, patches = config.hidden_size, rows * columns
+    tokens = config.num_prefix_tokens + patches
+    inputs = config.patch_size**2 * num_channels
+    biases = width * config.patch_bias
+    yield _dense("embedding", "patch embedding", patches, inputs, width, biases)
+    if config.embedding_norm:
+        yield _plain_norm(config, patches, width)
+    yield _weights(config.num_prefix_tokens * width)
+    if config.position == "1d":
+        bare = config.num_prefix_tokens
+        placed = bare if config.position_tokens is None else config.position_tokens
+        yield _weights((placed + patches) * width)
+    if config.pre_norm:
+        yield _plain_norm(config, tokens, width)
+    for layer in range(config.num_layers):
+        name = f"encoderblock_{layer}"
+        for part in _plain_block(config, name, tokens, grid):
+            yield part._replace(stream=tokens * width, block=name)
+    if config.final_norm:
+        yield _plain_norm(config, tokens, width)
+    yield from _plain_classifier(config, tokens, patches, num_classes)
+
+
+def _plain_norm(config: PlainViTConfig, places: int, channels: int) -> Part:
+    """A norm, which has no bias where it is an RMSNorm."""
+    weights = channels * (1 if config.norm == "rms_norm" else 2)
+    return _norm(places, channels)._replace(parameters=weights)
+
+
+def _plain_block(
+    config: PlainViTConfig, layer: str, tokens: int, grid: Sides
+) -> Iterator[Part]:
+    width, heads = config.hidden_size, config.num_heads
+    yield _plain_norm(config, tokens, width)
+    biases = {"full": 3, "qv": 2, "none": 0}[config.qkv_bias] * width
+    into, attended, out = _attention(layer, 1, tokens, width, heads, False)
+    yield into._replace(parameters=3 * width**2 + biases)
+    if config.qk_norm:
+        for _ in range(2):
+            norm = _plain_norm(config, tokens, width)
+            yield norm._replace(parameters=norm.parameters // heads)
+    if config.rotary is not None:
+        learned = width if config.rotary.kind == "mixed" else 0
+        yield Part(layer, "", parameters=learned, held=4 * tokens * width)
+    if config.relative_position:
+        offsets = math.prod(2 * side - 1 for side in grid) + 3
+        table = Part(layer, "", parameters=offsets * heads, held=heads * tokens**2)
+        yield table
+    yield attended
+    if config.attention_norm:
+        yield _plain_norm(config, tokens, width)
+    yield out._replace(parameters=width * (width + config.out_bias))
+    scale = Part("", "", parameters=width, kept=tokens * width, held=2 * tokens * width)
+    if config.layer_scale is not None:
+        yield scale
+    yield _plain_norm(config, tokens, width)
+    yield from _plain_mlp(config, layer, tokens)
+    if config.layer_scale is not None:
+        yield scale
+
+
+def _plain_mlp(config: PlainViTConfig, layer: str, tokens: int) -> Iterator[Part]:
+    width, mlp_dim = config.hidden_size, config.mlp_dim
+    hidden = tokens * mlp_dim
+    biases = mlp_dim * config.mlp_bias
+    for _ in range(1 + config.gated_mlp):
+        yield _dense(layer, "MLP", tokens, width, mlp_dim, biases)
+    gate = hidden * config.gated_mlp
+    kept, held = 2 * hidden + gate, hidden + gate
+    yield Part(layer, "GELU", kept=kept, recomputed=hidden, held=held)
+    if config.mlp_norm:
+        yield _plain_norm(config, tokens, mlp_dim)
+    yield _dense(layer, "MLP", tokens, mlp_dim, width, width * config.mlp_bias)
+
+
+def _plain_classifier(
+    config: PlainViTConfig, tokens: int, patches: int, num_classes: int
+) -> Iterator[Part]:
+    """Pooling, its norm and the head."""
+    pairs = config.classifier in ("distilled", "token_gap")
+    width = config.hidden_size * (2 if pairs else 1)
+    unpooled = config.classifier in ("unpooled", "token_unpooled")
+    rows = tokens if unpooled else 1
+    if config.classifier == "map":
+        as_paper = ViTConfig(
+            patch_size=config.patch_size,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            mlp_dim=config.map_mlp_dim or config.mlp_dim,
+            num_heads=config.heads_of_map,
+        )
+        yield from _map(as_paper, tokens if config.pool_prefix else patches)
+    if config.head_norm:
+        yield _plain_norm(config, rows, width)
+    if num_classes:
+        biases = num_classes * config.head_bias
+        yield _dense("head", "head", rows, width, num_classes, biases)
 
 
 def resnet(

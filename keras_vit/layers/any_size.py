@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers.embeddings import Shape, Tensor, register
+from keras_vit.layers.plain import PlacedPositionEmbs
 from keras_vit.layers.positions import AddPositionEmbs
 
 
@@ -22,6 +23,7 @@ class ResizedPositionEmbs(AddPositionEmbs):
         grid: (rows, columns) of the table.
         num_prefix_tokens: as in `AddPositionEmbs`.
         kind: as in `AddPositionEmbs`.
+        num_bare_tokens: as in `PlacedPositionEmbs`.
     """
 
     def __init__(
@@ -30,10 +32,14 @@ class ResizedPositionEmbs(AddPositionEmbs):
         grid: tuple[int, int],
         num_prefix_tokens: int = 0,
         kind: str = "1d",
+        num_bare_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(grid, num_prefix_tokens, kind, **kwargs)
         self.patch_size = arguments.integer("patch_size", patch_size)
+        self.num_bare_tokens = arguments.integer(
+            "num_bare_tokens", num_bare_tokens, least=0
+        )
 
     def build(self, tokens_shape: Shape, places_shape: Shape) -> None:  # type: ignore[override]
         rows, columns = self.grid or (0, 0)  # It has one.
@@ -78,10 +84,11 @@ class ResizedPositionEmbs(AddPositionEmbs):
             table = ops.matmul(_linear(rows, grid[0]), table)
             table = ops.reshape(table, (-1, columns, depth))
             patches = ops.matmul(_linear(columns, grid[1]), table)
-        patches = ops.reshape(patches, (-1, depth))
-        if prefix is not None:
-            patches = ops.concatenate([prefix, patches], axis=0)
-        return tokens + ops.cast(patches, tokens.dtype)
+        parts = [] if prefix is None else [prefix]
+        if self.num_bare_tokens:
+            parts.append(ops.zeros((self.num_bare_tokens, depth)))
+        table = ops.concatenate([*parts, ops.reshape(patches, (-1, depth))], axis=0)
+        return tokens + ops.cast(table, tokens.dtype)
 
     def compute_output_shape(  # type: ignore[override]
         self, tokens_shape: Shape, places_shape: Shape
@@ -89,7 +96,22 @@ class ResizedPositionEmbs(AddPositionEmbs):
         return tokens_shape
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "patch_size": self.patch_size}
+        return {
+            **super().get_config(),
+            "patch_size": self.patch_size,
+            "num_bare_tokens": self.num_bare_tokens,
+        }
+
+    @staticmethod
+    def fixed(
+        config: dict[str, Any],
+    ) -> tuple[type[AddPositionEmbs], dict[str, Any]]:
+        """The layer for images of one size, and its config, of the config of this."""
+        own = {"patch_size", "num_bare_tokens"}
+        fixed = {key: value for key, value in config.items() if key not in own}
+        if bare := config["num_bare_tokens"]:
+            return PlacedPositionEmbs, fixed | {"num_bare_tokens": bare}
+        return AddPositionEmbs, fixed
 
 
 def _linear(old: int, new: Any) -> Tensor:

@@ -137,6 +137,7 @@ class PatchEmbedding(Composite):
             unknown until the call.
         crop: whether to leave out the last rows and columns that fill no patch: for a
             hybrid's feature map, whose sides are rounded already.
+        use_bias: whether the projection has a bias; CLIP's has none.
 
     Raises:
         ValueError: if an argument is impossible; when built or called on images whose
@@ -144,12 +145,18 @@ class PatchEmbedding(Composite):
     """
 
     def __init__(
-        self, hidden_size: int, patch_size: int, crop: bool = False, **kwargs: Any
+        self,
+        hidden_size: int,
+        patch_size: int,
+        crop: bool = False,
+        use_bias: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.hidden_size = arguments.integer("hidden_size", hidden_size)
         self.patch_size = arguments.integer("patch_size", patch_size)
         self.crop = arguments.flag("crop", crop)
+        self.use_bias = arguments.flag("use_bias", use_bias)
 
     def build(self, input_shape: Shape) -> None:
         known = [self.patch_size if at is None else at for at in input_shape[1:3]]
@@ -160,6 +167,7 @@ class PatchEmbedding(Composite):
             strides=self.patch_size,
             padding="valid",
             data_format="channels_last",
+            use_bias=self.use_bias,
             kernel_initializer="lecun_normal",  # Flax's default, unlike Keras's.
             bias_initializer="zeros",
             dtype=self.dtype_policy,
@@ -218,6 +226,7 @@ class PatchEmbedding(Composite):
             "hidden_size": self.hidden_size,
             "patch_size": self.patch_size,
             "crop": self.crop,
+            "use_bias": self.use_bias,
         }
 
 

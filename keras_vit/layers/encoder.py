@@ -384,6 +384,14 @@ class TransformerBlock(Composite):
         self.mlp = MlpBlock(
             self.mlp_dim, self.dropout_rate, self.gelu, dtype=policy, name="MlpBlock_0"
         )
+        self._build_dropout()
+        for layer in self.sublayers():
+            layer.build(input_shape)
+        super().build(input_shape)
+
+    def _build_dropout(self) -> None:
+        """Makes what training drops: units, and whole branches of an image."""
+        policy = self.dtype_policy
         self.dropout = keras.layers.Dropout(
             self.dropout_rate, dtype=policy, name="dropout"
         )
@@ -395,9 +403,6 @@ class TransformerBlock(Composite):
                 dtype=policy,
                 name="stochastic_depth",
             )
-        for layer in self.sublayers():
-            layer.build(input_shape)
-        super().build(input_shape)
 
     def sublayers(self) -> list[keras.layers.Layer]:
         layers = [

@@ -2,6 +2,7 @@
 
 from keras_vit.models.backbone import feature_maps
 from keras_vit.models.efficientnet import efficientnet
+from keras_vit.models.plain import plain_vit
 from keras_vit.models.resnet import resnet
 from keras_vit.models.transfer import at_resolution, for_task
 from keras_vit.models.vision import VisionModel
@@ -13,6 +14,7 @@ __all__ = [
     "efficientnet",
     "feature_maps",
     "for_task",
+    "plain_vit",
     "resnet",
     "vit",
 ]

@@ -17,13 +17,6 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
     The pooling comes after the last LayerNorm; "gap" and "map" read the patches alone,
     "distilled" the class and the distillation token, side by side.
     """
-    if config.classifier == "token":
-        return class_token(tokens)
-    if config.classifier == "distilled":
-        both = TakeTokens(0, 2)(tokens)
-        return keras.layers.Flatten(data_format="channels_last", name="two_tokens")(
-            both
-        )
     if config.classifier in ("gap", "map") and config.num_registers:
         tokens = TakeTokens(config.num_registers)(tokens)
     if config.classifier == "gap":
@@ -38,6 +31,18 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
             config.layer_norm_epsilon,
             name="MAPHead_0",
         )(tokens)
+    return class_tokens(tokens, config.classifier)
+
+
+def class_tokens(tokens: Tensor, classifier: str) -> Tensor:
+    """Returns the class tokens that a classifier reads; unpooled, all tokens."""
+    if classifier == "token":
+        return class_token(tokens)
+    if classifier == "distilled":
+        both = TakeTokens(0, 2)(tokens)
+        return keras.layers.Flatten(data_format="channels_last", name="two_tokens")(
+            both
+        )
     return tokens
 
 
@@ -62,12 +67,14 @@ def head(
     num_classes: int,
     *,
     activation: Any = None,
+    bias: bool = True,
     bias_init: float = 0.0,
 ) -> Tensor:
     """The zero-initialised linear head (3.2), in float32: [..., D] -> [..., K]."""
     return keras.layers.Dense(
         num_classes,
         activation=activation,
+        use_bias=bias,
         kernel_initializer="zeros",
         bias_initializer=keras.initializers.Constant(bias_init),
         dtype=wide(),

@@ -27,6 +27,7 @@ from keras_vit.layers.embeddings import (
     patch_grid,
     projections_of,
 )
+from keras_vit.layers.plain import PlainBlock
 from keras_vit.models import heads
 from keras_vit.models.description import describe, stride_of
 from keras_vit.models.vision import VisionModel, facts_of
@@ -171,6 +172,11 @@ def _check_any_size(model: keras.Model) -> None:
             )
         if isinstance(layer, TransformerBlock) and layer.relative:
             raise _unmoved(layer.name)
+        if isinstance(layer, PlainBlock) and layer.config.rotary is not None:
+            raise ValueError(
+                "Expected a fixed image_size for rotary positions. Received: a side of "
+                f"None, model={model.name!r} with {layer.name}"
+            )
         if isinstance(layer, AddPositionEmbs) and layer.grid is None:
             raise ValueError(
                 "Expected positions of a known grid, which can be resized (3.2). "
@@ -217,12 +223,11 @@ def _cloned(
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind, config = layer.__class__, layer.get_config()
-        if isinstance(layer, AddPositionEmbs):
-            config.pop("patch_size", None)
-            kind = AddPositionEmbs
-            if any_size:
-                kind, config["patch_size"] = ResizedPositionEmbs, patch_size
-        if isinstance(layer, AddPositionEmbs | AxialBlock) and layer.grid is not None:
+        if any_size and isinstance(layer, AddPositionEmbs):
+            kind, config["patch_size"] = ResizedPositionEmbs, patch_size
+        elif isinstance(layer, ResizedPositionEmbs):
+            kind, config = layer.fixed(config)
+        if getattr(layer, "grid", None) is not None:
             config["grid"] = layer.grid if any_size else grid
         return kind.from_config(config)
 

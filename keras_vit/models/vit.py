@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_vit import arguments
-from keras_vit.configs import ViTConfig
+from keras_vit.configs import PlainViTConfig, ViTConfig
 from keras_vit.facts import Facts
 from keras_vit.layers import (
     AddPositionEmbs,
@@ -70,7 +70,9 @@ def vit(
     return VisionModel(images, logits, name, facts=Facts(config=config))
 
 
-def check_size(name: str, size: tuple[int, int], config: ViTConfig) -> None:
+def check_size(
+    name: str, size: tuple[int, int], config: ViTConfig | PlainViTConfig
+) -> None:
     """Raises for images (H, W) that no patches can be cut from (3.1).
 
     Args:
@@ -82,9 +84,9 @@ def check_size(name: str, size: tuple[int, int], config: ViTConfig) -> None:
         ValueError: if a side is no positive multiple of the patch size, or a hybrid's
             feature map is smaller than a patch.
     """
-    patch_size = config.patch_size
-    if config.resnet is not None:
-        least = config.resnet.stride * (patch_size - 1) + 1
+    patch_size, resnet = config.patch_size, getattr(config, "resnet", None)
+    if resnet is not None:
+        least = resnet.stride * (patch_size - 1) + 1
         if min(size) < least:
             raise ValueError(
                 f"Expected {name} (H, W) of {least} pixels a side or more, whose "

@@ -5,7 +5,9 @@ from typing import Any, cast
 import keras
 import numpy as np
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+)
 from keras_vit.families import family_of
 from keras_vit.layers import AddPositionEmbs, AxialBlock, ClassToken, TransformerBlock
 from keras_vit.models.description import ForeignModelError
@@ -14,7 +16,7 @@ from keras_vit.weights import variables
 from keras_vit.weights.reading import infer
 
 
-def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
+def config_of(model: keras.Model) -> CheckpointConfig:
     """The config of a `VisionModel`, or the one that a user's own model corresponds to.
 
     Raises:
@@ -23,7 +25,7 @@ def config_of(model: keras.Model) -> ViTConfig | ResNetConfig:
     """
     config = facts_of(model).config
     if config is not None and family_of(config).of_the_paper:
-        return cast(ViTConfig | ResNetConfig, config)
+        return cast(CheckpointConfig, config)
     shapes = {
         name: np.broadcast_to(np.float32(0), entry.shape)
         for entry in variables.entries(model)

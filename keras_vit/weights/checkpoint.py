@@ -16,12 +16,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+)
 from keras_vit.facts import OFFICIAL, Preprocessing, Provenance
 from keras_vit.families import family_of, sizes_of, variant_of
 from keras_vit.layers import AddPositionEmbs, resize_position_embeddings
 from keras_vit.layers.embeddings import check_unadapted
-from keras_vit.models.vision import VisionModel
+from keras_vit.models.vision import VisionModel, facts_of
 from keras_vit.normalization import per_channel
 from keras_vit.weights import variables
 from keras_vit.weights.architecture import config_of
@@ -135,9 +137,8 @@ def load(
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
     known = heads.pop() if len(heads) == 1 else None
-    parsed = read(source, grid=grid, num_heads=known)
-    if any(layer.name == "head" for layer in model.layers):
-        warn_of_dropped_head(parsed, stacklevel=3)
+    fold = getattr(facts_of(model).config, "layer_scale", None) is None
+    parsed = read(source, grid=grid, num_heads=known, fold=fold)
     report = assign(model, parsed)
     _warn_of_numerics(config_of(model), parsed)
     return report
@@ -157,18 +158,6 @@ def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
             f"({parsed.dialect}), this model is not: keras_vit.from_checkpoint "
             "builds one that is",
             stacklevel=3,
-        )
-
-
-def warn_of_dropped_head(parsed: ParsedCheckpoint, stacklevel: int) -> None:
-    """A classifier that is left out is said where a user expects one."""
-    if parsed.dropped_classes is not None:
-        warnings.warn(
-            f"{parsed.where} has a classifier of {parsed.dropped_classes} classes "
-            "that reads the class token and the mean of the patches together "
-            "(DINOv2's), which no model here has: it is left out. A head here starts "
-            "at zeros; without one the model returns features",
-            stacklevel=stacklevel + 1,
         )
 
 
@@ -276,7 +265,7 @@ def _numerics(parsed: ParsedCheckpoint) -> tuple[str, ...]:
     return (f"{parsed.numerics} numerics", *words, *parsed.notes)
 
 
-def _computed_with(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+def _computed_with(config: CheckpointConfig) -> dict[str, Any]:
     """The GELU and the epsilons of a config, those of a hybrid's stem beside them."""
     fields = {field: getattr(config, field) for field in config.numerics_by("paper")}
     stem = fields.pop("resnet", None)
@@ -360,7 +349,8 @@ def _fit_positions(
     cls = parsed.tensors.get("cls")
     if not _same_but(1, table.shape, shape):
         raise _mismatch(model, parsed, f"{name} is {table.shape}, not {shape}")
-    if (0 if cls is None else cls.shape[1]) != prefix:
+    bare = getattr(layer, "num_bare_tokens", 0)
+    if (0 if cls is None else cls.shape[1]) != prefix + bare:
         ours = f"{prefix} class tokens" if prefix else "no class token"
         what = f"{name} is {table.shape}, the model has {ours}"
         raise _mismatch(model, parsed, what)
@@ -454,7 +444,7 @@ def _mismatch(model: keras.Model, parsed: ParsedCheckpoint, what: str) -> ValueE
     )
 
 
-def _words(config: ViTConfig | ResNetConfig) -> str:
+def _words(config: CheckpointConfig) -> str:
     """The variant's name if the sizes are one's, and the sizes."""
     sizes = {key: size for key, size in sizes_of(config).items() if key != "resnet"}
     if classifier := getattr(config, "classifier", None):

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import ResNetConfig, RotaryConfig
 from keras_vit.facts import INTERPOLATIONS, Preprocessing
 from keras_vit.weights import timm_names
-from keras_vit.weights.parsed import VIT_SIZES, Grid
+from keras_vit.weights.parsed import VIT_FIELDS, VIT_SIZES, Grid
 from keras_vit.weights.tensors import MAX_JSON
 
-VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 PREPROCESSING_FIELDS = {field.name for field in dataclasses.fields(Preprocessing)}
 _FIELDS = VIT_FIELDS | RESNET_FIELDS | PREPROCESSING_FIELDS | {"grid", "labels"}
@@ -51,7 +50,7 @@ class Stated:
             "num_channels", "num_classes", "mlp_ratio", "class_token", "num_registers",
             "qkv_bias", "layer_scale", "positions" and "map_head"; also
             "embedded_tokens", whether tokens before the patches have positions, and
-            "unpooled".
+            "unpooled", and the switches of a `PlainViTConfig`.
         architecture: the name of timm's that no table here has, or None.
     """
 
@@ -217,16 +216,20 @@ GELUS = {
     "gelu_new": "tanh",
     "gelu_tanh": "tanh",
 }
+# Of plain ViTs of later papers: their words, and `PlainViTConfig.activation`.
+ACTIVATIONS = {"quick_gelu": "quick_gelu", "quickgelu": "quick_gelu", "silu": "silu"}
 _PIL = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def _gelu(config: _Json, key: str) -> dict[str, str]:
     name = config.take(key, _TEXT)
-    if name is None:
+    if not name:
         return {}
+    if name in ACTIVATIONS:
+        return {"activation": ACTIVATIONS[name]}
     if name not in GELUS:
         raise ValueError(
-            f"Expected {key} to be one of {', '.join(GELUS)} (section 3.1: a GELU). "
+            f"Expected {key} to be one of {', '.join(GELUS | ACTIVATIONS)}. "
             f"Received: {key}={name!r} in {str(config.file)!r}"
         )
     return {"gelu": GELUS[name]}
@@ -234,34 +237,48 @@ def _gelu(config: _Json, key: str) -> dict[str, str]:
 
 def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
     """Our fields under our names, of (ours, theirs, kind); none that is left out."""
-    found = {ours: config.take(theirs, kind) for ours, theirs, kind in fields}
-    return {ours: value for ours, value in found.items() if value is not None}
+    found = [(ours, config.take(theirs, kind)) for ours, theirs, kind in fields]
+    return {ours: value for ours, value in found if value is not None}
 
 
-# SigLIP 2's GELU, which neither tensors nor config.json tell but timm's name does.
-_TIMM_TANH = re.compile(
-    r"^vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_"
-    r"|^vit_large_patch16_siglip_(gap_)?512"
-)
 _TIMM_BIT = re.compile(r"^resnetv2_[0-9]+x[0-9]_bit")
 # timm's arguments that change nothing of what a trained model predicts at its size.
 _TIMM_INERT = {
     *("img_size", "dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
     *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
     *("attn_drop_rate", "drop_path_rate", "zero_init_last", "strict_img_size"),
+    *("head_init_scale", "qkv_fused", "swiglu_align_to", "attn_pool_mlp_ratio"),
 }
 # timm's arguments that the layers here compute with one value; null is timm's default.
 _TIMM_ONLY: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("qk_norm", "scale_attn_norm", "scale_mlp_norm"), (False,)),
-    **dict.fromkeys(("pre_norm", "fc_norm", "pool_include_prefix"), (False,)),
-    "final_norm": (True,),
-    "norm_layer": ("layernorm", "LayerNorm", "layernormfp32", ""),
-    "act_layer": (*GELUS, ""),
+    **dict.fromkeys(
+        ("norm_layer", "embed_norm_layer"),
+        ("layernorm", "LayerNorm", "layernormfp32", "rmsnorm", "rmsnormfp32", ""),
+    ),
+    "act_layer": (*GELUS, *ACTIVATIONS, ""),
     "pos_embed": ("learn", "none", ""),
     "global_pool": ("token", "avg", "map", ""),
-    **dict.fromkeys(("block_fn", "mlp_layer", "attn_layer", "embed_layer"), ()),
-    **dict.fromkeys(("embed_norm_layer", "backbone"), ()),
+    "attn_layer": ("", "attn"),
+    "attn_type": ("eva", "rope"),
+    "rope_type": ("cat", "dinov3", "mixed"),
+    "rope_grid_indexing": ("ij", "xy"),
+    **dict.fromkeys(("attn_only_layer_scale", "use_shared_rel_pos_bias"), (False,)),
+    **dict.fromkeys(("block_fn", "mlp_layer", "embed_layer", "backbone"), ()),
+    "num_kv_heads": (),
 }
+# Read from there, as far as tensors do not show it.
+_TIMM_READ = {
+    *("patch_size", "embed_dim", "depth", "mlp_ratio", "in_chans", "num_classes"),
+    *("class_token", "reg_tokens", "num_reg_tokens", "num_heads", "no_embed_class"),
+    *("qkv_bias", "proj_bias", "init_values", "qk_norm", "swiglu_mlp"),
+    *("pre_norm", "use_pre_transformer_norm", "fc_norm", "use_fc_norm"),
+    *("final_norm", "use_post_transformer_norm", "use_post_norm"),
+    *("scale_attn_norm", "scale_attn_inner", "scale_mlp_norm", "scale_mlp"),
+    *("pool_include_prefix", "attn_pool_num_heads"),
+    *("use_abs_pos_emb", "use_rel_pos_bias", "use_rot_pos_emb", "ref_feat_shape"),
+    *("rope_temperature", "rope_grid_offset", "rope_rotate_half"),
+}
+_TIMM_ROTARY = {"cat": "grid", "dinov3": "centered", "mixed": "mixed"}
 _TIMM_BIT_ONLY: dict[str, tuple[Any, ...]] = {
     "global_pool": ("avg",),
     "preact": (True,),
@@ -303,16 +320,17 @@ def _timm_config(config: _Json) -> Stated:
         pretrained = config
     architecture = (config.take("architecture", _TEXT) or "").partition(".")[0]
     is_bit = _TIMM_BIT.match(architecture) is not None
-    for what, pattern in timm_names.REFUSED.items():
-        if re.fullmatch(pattern, architecture):
-            raise ValueError(
-                "Expected a ViT or a ResNet of this library's layers. Received: "
-                f"architecture={architecture!r}, with {what}, in {str(config.file)!r}"
-            )
+    if what := timm_names.family_refused(architecture):
+        raise ValueError(
+            "Expected a ViT or a ResNet of this library's layers. Received: "
+            f"architecture={architecture!r}, with {what}, in {str(config.file)!r}. "
+            "timm computes it"
+        )
     heads = timm_names.HEADS.get(architecture)
     given = _Json(
         config.file,
         {
+            **timm_names.options_of(architecture),
             **{k: v for k, v in config.values.items() if k == "global_pool"},
             **arguments.values,
         },
@@ -328,13 +346,23 @@ def _timm_config(config: _Json) -> Stated:
             ("num_classes", "num_classes", _COUNT),
             ("class_token", "class_token", _BOOL),
             ("num_registers", "reg_tokens", _COUNT),
+            ("num_registers", "num_reg_tokens", _COUNT),
             ("qkv_bias", "qkv_bias", _BOOL),
+            ("qk_norm", "qk_norm", _BOOL),
+            ("gated_mlp", "swiglu_mlp", _BOOL),
+            ("pre_norm", "pre_norm", _BOOL),
+            ("pre_norm", "use_pre_transformer_norm", _BOOL),
+            ("final_norm", "final_norm", _BOOL),
+            ("head_norm", "fc_norm", _BOOL),
+            ("head_norm", "use_fc_norm", _BOOL),
+            ("attention_norm", "scale_attn_norm", _BOOL),
+            ("attention_norm", "scale_attn_inner", _BOOL),
+            ("mlp_norm", "scale_mlp_norm", _BOOL),
+            ("mlp_norm", "scale_mlp", _BOOL),
+            ("relative_position", "use_rel_pos_bias", _BOOL),
         ),
         **_taken(config, ("num_classes", "num_classes", _COUNT)),
     }
-    read = {"patch_size", "embed_dim", "depth", "mlp_ratio", "in_chans", "num_classes"}
-    read |= {"class_token", "reg_tokens", "qkv_bias", "no_embed_class", "init_values"}
-    read |= {"num_heads", "proj_bias"}
     fields: dict[str, Any] = {}
     if is_bit:
         read = {"in_chans", "num_classes", "stem_chs", "channels", "layers"}
@@ -342,8 +370,11 @@ def _timm_config(config: _Json) -> Stated:
         _check_timm(config, given, _TIMM_BIT_ONLY, read)
         facts = {k: v for k, v in facts.items() if k in ("num_channels", "num_classes")}
     else:
-        fields |= _gelu(given, "act_layer") if given.values.get("act_layer") else {}
-        _check_timm(config, given, _TIMM_ONLY, read)
+        fields |= _gelu(given, "act_layer")
+        _check_timm(config, given, _TIMM_ONLY, _TIMM_READ | {"norm_eps"})
+        fields |= _timm_switches(given)
+        if norm := given.take("norm_layer", _TEXT):
+            facts["norm"] = "rms_norm" if "rms" in norm else "layer_norm"
         if "init_values" in given.values:
             scale = given.take("init_values", _NUMBER)
             facts["layer_scale"] = bool(scale)
@@ -351,11 +382,11 @@ def _timm_config(config: _Json) -> Stated:
             facts["embedded_tokens"] = not bare
         if (positions := given.take("pos_embed", _TEXT)) is not None:
             facts["positions"] = positions == "learn"
+        if (absolute := given.take("use_abs_pos_emb", _BOOL)) is not None:
+            facts["positions"] = absolute
         pooled = _timm_pool(given)
         fields |= pooled.pop("fields", {})
         facts = pooled | facts
-        if _TIMM_TANH.match(architecture):
-            fields = {"gelu": "tanh"} | fields
         if heads is not None:
             fields["num_heads"] = heads
         fields |= _taken(given, ("num_heads", "num_heads", _INTEGER))
@@ -385,6 +416,41 @@ def _timm_config(config: _Json) -> Stated:
         facts,
         architecture if heads is None and not is_bit else None,
     )
+
+
+def _timm_switches(given: _Json) -> dict[str, Any]:
+    """Fields of a `PlainViTConfig` that no tensor shows."""
+    fields = {
+        **_taken(
+            given,
+            ("layer_norm_epsilon", "norm_eps", _POSITIVE),
+            ("post_norm", "use_post_norm", _BOOL),
+            ("pool_prefix", "pool_include_prefix", _BOOL),
+            ("map_heads", "attn_pool_num_heads", _INTEGER),
+            ("final_norm", "final_norm", _BOOL),
+            ("final_norm", "use_post_transformer_norm", _BOOL),
+        ),
+    }
+    if fields.get("final_norm"):  # After the pooling, perhaps: tensors show it.
+        del fields["final_norm"]
+    if given.take("use_rot_pos_emb", _BOOL):
+        fields["rotary"] = _timm_rotary(given)
+    return fields
+
+
+def _timm_rotary(given: _Json) -> RotaryConfig:
+    grid = given.take("ref_feat_shape", _SIDES)
+    found = _taken(
+        given,
+        ("temperature", "rope_temperature", _POSITIVE),
+        ("offset", "rope_grid_offset", _NUMBER),
+        ("half", "rope_rotate_half", _BOOL),
+    )
+    kind = _TIMM_ROTARY[given.values.get("rope_type") or "cat"]
+    if kind == "grid" and grid is not None:
+        found["reference_grid"] = (grid, grid) if isinstance(grid, int) else grid
+    order = "xy" if given.values.get("rope_grid_indexing") == "xy" else "yx"
+    return RotaryConfig(kind=kind, order=order, **found)  # type: ignore[arg-type]
 
 
 def _timm_resize(pretrained: _Json) -> dict[str, Any]:
@@ -428,6 +494,8 @@ def _patch_in(architecture: str, given: Any) -> Any:
     if hybrid := re.search(r"_r\d+_s([0-9]{1,4})", architecture):
         return int(hybrid[1])
     match = re.search(r"patch([0-9]{1,4})", architecture)
+    if match is None and re.match("flexivit_|test_vit", architecture):
+        return given or 16
     return given or (int(match[1]) if match else None)
 
 

@@ -77,6 +77,7 @@ KERAS_HEADS = Layout(  # (D, k D_h) -> (D, k, D_h)
 KERAS_OUT = Layout(  # (k D_h, D) -> (k, D_h, D)
     lambda t, k: t.reshape(k, -1, t.shape[-1]), lambda t: t.reshape(-1, t.shape[-1])
 )
+FLAT = Layout(lambda t, k: t.reshape(-1), lambda t: t)
 ADD_AXIS = Layout(lambda t, k: t[None], lambda t: t[0])
 HEAD_HWIO = Layout(lambda t, k: t[0, 0], lambda t: t[None, None])
 HEAD_OIHW = Layout(lambda t, k: t[:, :, 0, 0].T, lambda t: t.T[:, :, None, None])
@@ -89,7 +90,6 @@ class Rule:
     ours: str
     theirs: str
     layout: Layout = SAME
-    scale: str = ""  # Theirs: LayerScale, folded into the output axis on reading.
 
     @functools.cached_property
     def parts(self) -> list[str]:
@@ -109,6 +109,7 @@ class Dialect:
     numerics: str = "paper"  # Which of `configs.NUMERICS` the library computes with.
     prefixes: tuple[str, ...] = ()  # Put before most names by some of their classes.
     ignored: str = r"$^"  # Names of what is no weight of the model.
+    placed: bool = True  # Whether every checkpoint has a table of positions.
 
     @property
     def is_fused(self) -> bool:
@@ -116,7 +117,11 @@ class Dialect:
         return any(rule.layout in (HEADS_KERNEL, KERAS_HEADS) for rule in self.rules)
 
     def translate(
-        self, tensors: Mapping[str, np.ndarray], heads: int, where: str
+        self,
+        tensors: Mapping[str, np.ndarray],
+        heads: int,
+        where: str,
+        map_heads: int | None = None,
     ) -> dict[str, np.ndarray]:
         """Their tensors under canonical names; raises for one without a rule."""
         prefix = next(
@@ -130,17 +135,14 @@ class Dialect:
                 continue
             value = tensors[theirs]
             used.add(theirs)
-            scale = prefix + _fill(rule.scale, numbers) if rule.scale else ""
             names = [_fill(part, numbers) for part in rule.parts]
             try:
                 parts = np.split(value, len(names)) if len(names) > 1 else [value]
                 for name, part in zip(names, parts, strict=True):
                     if name in found:
                         raise ValueError(f"{name} occurs twice")
-                    found[name] = rule.layout.read(part, heads)
-                    if scale in tensors:
-                        used.add(scale)
-                        found[name] = _scaled(found[name], tensors[scale])
+                    own = map_heads if name.startswith("MAPHead_0/") else None
+                    found[name] = rule.layout.read(part, own or heads)
             except (ValueError, IndexError, TypeError) as error:
                 raise ValueError(
                     f"Expected {theirs} to have the axes of {', '.join(names)} with "
@@ -189,12 +191,6 @@ class Dialect:
         return None, {}
 
 
-def _scaled(tensor: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    if tensor.shape[-1:] != (scale.size,):  # Broadcasting could be of any size.
-        raise ValueError(f"its LayerScale is {scale.shape}")
-    return np.asarray(tensor * scale.reshape(-1))
-
-
 _PLACE = re.compile(r"\{(\w)([+-]\d)?(:02)?\}")
 
 
@@ -233,12 +229,11 @@ def _dense(
     theirs: str,
     layout: Layout = DENSE,
     bias: Layout = SAME,
-    scale: str = "",
     endings: tuple[str, str] = (".weight", ".bias"),
 ) -> list[Rule]:
     return [
-        Rule(f"{ours}/kernel", theirs + endings[0], layout, scale),
-        Rule(f"{ours}/bias", theirs + endings[1], bias, scale),
+        Rule(f"{ours}/kernel", theirs + endings[0], layout),
+        Rule(f"{ours}/bias", theirs + endings[1], bias),
     ]
 
 
@@ -254,6 +249,7 @@ def _norm(
 BLOCK = "Transformer/encoderblock_{i}"
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
 MLP = f"{BLOCK}/MlpBlock_0"
+SCALE = f"{BLOCK}/LayerScale_{{s}}/gamma"
 MAP = "MAPHead_0/MultiHeadDotProductAttention_0"
 _GAMMA = ("/gamma", "/beta")
 
@@ -319,16 +315,40 @@ TIMM = Dialect(
             HEADS_KERNEL,
             HEADS_BIAS,
         ),
-        *_dense(
-            f"{ATTENTION}/out",
-            "blocks.{i}.attn.proj",
-            OUT_KERNEL,
-            scale="blocks.{i}.ls1.gamma",
+        *(
+            rule
+            for matrix in ("query", "key", "value")
+            for rule in _dense(
+                f"{ATTENTION}/{matrix}",
+                f"blocks.{{i}}.attn.{matrix[0]}_proj",
+                HEADS_KERNEL,
+                HEADS_BIAS,
+            )
         ),
+        Rule(f"{ATTENTION}/query/bias", "blocks.{i}.attn.q_bias", HEADS_BIAS),
+        Rule(f"{ATTENTION}/value/bias", "blocks.{i}.attn.v_bias", HEADS_BIAS),
+        *_norm(f"{ATTENTION}/query_norm", "blocks.{i}.attn.q_norm"),
+        *_norm(f"{ATTENTION}/key_norm", "blocks.{i}.attn.k_norm"),
+        *_norm(f"{ATTENTION}/LayerNorm_0", "blocks.{i}.attn.norm"),
+        Rule(f"{ATTENTION}/frequencies", "blocks.{i}.attn.rope_freqs"),
+        Rule(
+            f"{ATTENTION}/relative_position_bias",
+            "blocks.{i}.attn.relative_position_bias_table",
+        ),
+        *_dense(f"{ATTENTION}/out", "blocks.{i}.attn.proj", OUT_KERNEL),
+        Rule(SCALE, "blocks.{i}.ls{s+1}.gamma"),
+        Rule(SCALE, "blocks.{i}.gamma_{s+1}"),
         *_norm(f"{BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
         *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1"),
-        *_dense(f"{MLP}/Dense_1", "blocks.{i}.mlp.fc2", scale="blocks.{i}.ls2.gamma"),
+        *_dense(MLP + "/{Gate,Dense_0}", "blocks.{i}.mlp.fc1_packed"),
+        *_dense(f"{MLP}/Gate", "blocks.{i}.mlp.fc1_g"),
+        *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1_x"),
+        *_norm(f"{MLP}/LayerNorm_0", "blocks.{i}.mlp.norm"),
+        *_dense(f"{MLP}/Dense_1", "blocks.{i}.mlp.fc2"),
+        *_norm("embedding_norm", "patch_embed.norm"),
+        *_norm("Transformer/pre_norm", "norm_pre"),
         *_norm("Transformer/encoder_norm", "norm"),
+        *_norm("head_norm", "fc_norm"),
         Rule("MAPHead_0/probe", "attn_pool.latent"),
         *_dense(f"{MAP}/query", "attn_pool.q", HEADS_KERNEL, HEADS_BIAS),
         *_dense(MAP + "/{key,value}", "attn_pool.kv", HEADS_KERNEL, HEADS_BIAS),
@@ -343,6 +363,8 @@ TIMM = Dialect(
         *_units("patch_embed.backbone.stages.{b-1}.blocks.{u-1}"),
     ),
     numerics="timm",
+    ignored=r"\.relative_position_index$",  # What Beit's table is read by.
+    placed=False,
 )
 TIMM_BIT = Dialect(
     "timm",
@@ -367,14 +389,13 @@ def _hf_block(
     for matrix, name in zip(("query", "key", "value"), attention[:3], strict=True):
         theirs = f"{block}.attention.{name}"
         rules += _dense(f"{ATTENTION}/{matrix}", theirs, HEADS_KERNEL, HEADS_BIAS)
-    one, two = (f"{block}.layer_scale{n}.lambda1" for n in (1, 2))
-    out = f"{block}.attention.{attention[3]}"
     return [
         *rules,
-        *_dense(f"{ATTENTION}/out", out, OUT_KERNEL, scale=one),
+        *_dense(f"{ATTENTION}/out", f"{block}.attention.{attention[3]}", OUT_KERNEL),
+        Rule(SCALE, f"{block}.layer_scale{{s+1}}.lambda1"),
         *_norm(f"{BLOCK}/LayerNorm_1", f"{block}.{norms[1]}"),
         *_dense(f"{MLP}/Dense_0", f"{block}.{mlp[0]}"),
-        *_dense(f"{MLP}/Dense_1", f"{block}.{mlp[1]}", scale=two),
+        *_dense(f"{MLP}/Dense_1", f"{block}.{mlp[1]}"),
     ]
 
 
@@ -510,18 +531,21 @@ TFVIT = Dialect(
                 f"{ATTENTION}/{ours}",
                 f"{_twice(f'{_LAYER}/attn/mhsa')}/{theirs}",
                 SAME,
-                scale=_twice(f"{_LAYER}/attn/scale") + "/gamma:0" * (ours == "out"),
                 endings=_KERAS,
             )
+        ),
+        *(
+            Rule(
+                SCALE.replace("{s}", str(number)),
+                _twice(f"{_LAYER}/{branch}/scale") + "/gamma:0",
+                FLAT,
+            )
+            for number, branch in enumerate(("attn", "mlp"))
         ),
         *_norm(f"{BLOCK}/LayerNorm_1", _twice(f"{_LAYER}/mlp/norm"), _KERAS_NORM),
         *_dense(f"{MLP}/Dense_0", _twice(f"{_LAYER}/mlp/expand"), SAME, endings=_KERAS),
         *_dense(
-            f"{MLP}/Dense_1",
-            _twice(f"{_LAYER}/mlp/squeeze"),
-            SAME,
-            scale=_twice(f"{_LAYER}/mlp/scale") + "/gamma:0",
-            endings=_KERAS,
+            f"{MLP}/Dense_1", _twice(f"{_LAYER}/mlp/squeeze"), SAME, endings=_KERAS
         ),
         *_norm("Transformer/encoder_norm", _twice("head/norm"), _KERAS_NORM),
         *_dense("head", _twice("head/proj"), SAME, endings=_KERAS),
@@ -588,10 +612,10 @@ SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 # Parts that no model here has, by a name that shows them.
 REFUSED = {
-    r"(^|\.)fc_norm\.": "a LayerNorm after the mean (D.3's comes before)",
-    r"(^|\.)norm_pre\.": "a LayerNorm before the first block (CLIP)",
-    r"(q_norm|k_norm)\.": "normalised queries and keys",
-    r"mlp\.(w12|w3|fc1_g|weights_in|gate_proj)": "a gated MLP (SwiGLU)",
+    r"\.(lambda_q1|lambda_a)$": "differential attention",
+    r"\.(attns|ffns)\.[0-9]": "parallel attentions and MLPs in a block",
+    r"\.(in_proj|attn_out_proj)\.": "attention and MLP in parallel (ViT-22B)",
+    r"\.running_mean$": "BatchNorm",
 }
 
 
@@ -606,7 +630,11 @@ class Canonical:
     notes: tuple[str, ...] = ()  # What was assumed or left out.
     # What the names show and canonical ones do not, under the names of `Stated.facts`.
     traits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    dropped_classes: int | None = None  # Of a head that no model here has.
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether its names were of another library."""
+        return self.dialect not in ("official", "big_vision")
 
 
 def canonical(
@@ -614,6 +642,7 @@ def canonical(
     where: str,
     *,
     heads: int | None = None,
+    map_heads: int | None = None,
     patches: int | None = None,
     embedded: bool | None = None,
     architecture: str | None = None,
@@ -626,6 +655,7 @@ def canonical(
         tensors: under the names of the file.
         where: the file, for messages.
         heads: k, where known; torch's axes do not show it.
+        map_heads: of attention pooling, where they are others.
         patches: N, where known; tokens without a position are told by it.
         embedded: whether the tokens before the patches have positions, where known.
         architecture: a name of timm's that `timm_names` does not have.
@@ -691,7 +721,7 @@ def canonical(
     if heads is None and dialect.is_fused:
         heads = _usual_heads(dialect, found, where, architecture)
         told = f"num_heads={heads} assumed from hidden_size"
-        read = _translated(dialect, found, where, heads, patches, embedded)
+        read = _translated(dialect, found, where, heads, patches, embedded, map_heads)
         hints = {"num_heads": heads} | read.hints
         return dataclasses.replace(read, hints=hints, notes=(told, *read.notes, *notes))
     if architecture is not None and dialect is TIMM_BIT:
@@ -699,7 +729,7 @@ def canonical(
             "Expected a BiT of timm's, such as resnetv2_50x1_bit. Received: "
             f"architecture={architecture!r} in the config.json of {where}"
         )
-    read = _translated(dialect, found, where, heads or 1, patches, embedded)
+    read = _translated(dialect, found, where, heads or 1, patches, embedded, map_heads)
     return dataclasses.replace(read, notes=(*read.notes, *notes))
 
 
@@ -821,24 +851,22 @@ def _translated(
     heads: int,
     patches: int | None,
     embedded: bool | None,
+    map_heads: int | None,
 ) -> Canonical:
     """A file in another library's axes: by its table, then tokens and heads joined."""
     hints: dict[str, Any] = {}
     notes: list[str] = []
-    found = dialect.translate(tensors, heads, where)
-    traits = _traits(found, tensors)
-    if not traits["positions"] and "embedding/bias" in found:
-        if dialect is not TIMM:  # The others' have always a table.
+    found = dialect.translate(_unpacked(tensors), heads, where, map_heads)
+    traits = _traits(found)
+    if not traits["positions"] and "embedding/kernel" in found:
+        if dialect.placed:
             raise ValueError(
                 f"Expected position embeddings, as every {dialect.name} checkpoint has "
                 f"them. Received: {where} without"
             )
         hints["position"] = "none"
-    if bare := _add_biases(found):
-        notes.append(f"zeros for the biases that {bare} projections do not have")
     hints |= _join_tokens(found, patches, where, dialect is TIMM, embedded)
-    dropped = None
-    head, embedding = found.get("head/kernel"), found.get("embedding/bias")
+    head, embedding = found.get("head/kernel"), found.get("embedding/kernel")
     if head is not None:
         _check_shape(found, "head/kernel", (None, None), where)
     if {"head/kernel", "head_dist/kernel"} <= found.keys():
@@ -855,41 +883,59 @@ def _translated(
         found["head/bias"] = np.asarray(sum(halves["bias"]))
         hints |= {"classifier": "distilled", "num_registers": 0}
     elif head is not None and embedding is not None and "gn_final/scale" not in found:
-        if len(head) == 2 * embedding.size:
-            dropped = head.shape[-1]
-            found = _without(found, "head")
-            notes.append("DINOv2's head, on class token and mean, left out")
+        if len(head) == 2 * embedding.shape[-1]:
+            hints["classifier"] = "token_gap"
         elif dialect is HF and "pre_logits/kernel" in found:
             # ViTForImageClassification has no pooler; old files carry one, unused.
             found = _without(found, "pre_logits")
             notes.append("the pooler, which the classifier does not read, left out")
     told = tuple(notes)
     name, numerics = dialect.name, dialect.numerics
-    return Canonical(found, name, numerics, hints, told, traits, dropped)
+    return Canonical(found, name, numerics, hints, told, traits)
 
 
-def _traits(
-    found: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Timm's tensors of several blocks or layers, each under a name of its own."""
+    found = dict(tensors)
+    if (frequencies := found.pop("rope.freqs", None)) is not None:
+        for layer in range(frequencies.shape[1] if frequencies.ndim == 4 else 0):
+            found[f"blocks.{layer}.attn.rope_freqs"] = frequencies[:, layer]
+    for name in tensors:  # A gate, then what it multiplies.
+        if not (match := re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)):
+            continue
+        units, second = len(tensors[name]), tensors.get(f"{match[1]}fc2.weight")
+        if second is not None and second.ndim == 2 and units == 2 * second.shape[1]:
+            found[f"{match[1]}fc1_packed.{match[2]}"] = found.pop(name)
+    return found
+
+
+def _traits(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """What a config.json may state, too, before tokens and biases are joined."""
-    query = ATTENTION.replace("{i}", "0") + "/query/bias"
+    first = ATTENTION.replace("{i}", "0")
     registers = found.get("reg_token")
     cls = found.get("cls")  # Tfvit's, of all tokens.
     traits: dict[str, Any] = {
         "class_token": "cls_token" in found or cls is not None,
-        "qkv_bias": query in found,
-        "layer_scale": any(_LAYER_SCALE.search(name) for name in tensors),
+        "qkv_bias": f"{first}/query/bias" in found,
+        "layer_scale": any("/LayerScale_" in name for name in found),
         "positions": "pos_embed" in found,
         "map_head": "MAPHead_0/probe" in found,
+        "qk_norm": f"{first}/query_norm/scale" in found,
+        "pre_norm": "Transformer/pre_norm/scale" in found,
+        "final_norm": bool(
+            {"Transformer/encoder_norm/scale", "head_norm/scale"} & found.keys()
+        ),
+        "head_norm": "head_norm/scale" in found,
+        "attention_norm": f"{first}/LayerNorm_0/scale" in found,
+        "mlp_norm": MLP.replace("{i}", "0") + "/LayerNorm_0/scale" in found,
+        "gated_mlp": MLP.replace("{i}", "0") + "/Gate/kernel" in found,
+        "relative_position": f"{first}/relative_position_bias" in found,
     }
     if cls is None:
         traits["num_registers"] = 0
         if registers is not None and registers.ndim == 3:
             traits["num_registers"] = registers.shape[1]
     return traits
-
-
-_LAYER_SCALE = re.compile(r"(\.ls[12]\.gamma|\.layer_scale[12]\.lambda1)$")
 
 
 def _without(tensors: Mapping[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
@@ -900,21 +946,6 @@ def _without(tensors: Mapping[str, np.ndarray], layer: str) -> dict[str, np.ndar
     }
 
 
-def _add_biases(tensors: dict[str, np.ndarray]) -> int:
-    """Zeros where attention has no biases (`qkv_bias=False`); returns how many."""
-    bare = [
-        name.removesuffix("kernel")
-        for name in tensors
-        if re.search(r"/(query|key|value|out)/kernel$", name)
-        and name.removesuffix("kernel") + "bias" not in tensors
-    ]
-    for name in bare:
-        kernel = tensors[f"{name}kernel"]
-        shape = kernel.shape[-1:] if name.endswith("out/") else kernel.shape[1:]
-        tensors[f"{name}bias"] = np.zeros(shape, np.float32)
-    return len(bare)
-
-
 def _usual_heads(
     dialect: Dialect,
     tensors: Mapping[str, np.ndarray],
@@ -922,7 +953,13 @@ def _usual_heads(
     architecture: str | None,
 ) -> int:
     """The heads that every well-known model of this hidden size has; else raises."""
-    theirs = tuple(r.theirs for r in dialect.rules if r.ours == "embedding/bias")
+    if (shown := _shown_heads(tensors)) is not None:
+        return shown
+    theirs = tuple(
+        rule.theirs.replace("{i}", "0")
+        for rule in dialect.rules
+        if rule.ours == f"{BLOCK}/LayerNorm_0/scale"
+    )
     found = [value for name, value in tensors.items() if name.endswith(theirs)]
     hidden_size = found[0].shape[0] if found and found[0].ndim else None
     if hidden_size in WIDTHS and architecture is None:
@@ -941,6 +978,18 @@ def _usual_heads(
     )
 
 
+def _shown_heads(tensors: Mapping[str, np.ndarray]) -> int | None:
+    """The heads of tables that have an axis for them: BEiT's and rotary frequencies."""
+    for name, axis, axes in (
+        ("relative_position_bias_table", 1, 2),
+        ("rope.freqs", 2, 4),
+    ):
+        for found, value in tensors.items():
+            if found.endswith(name) and value.ndim == axes:
+                return int(value.shape[axis])
+    return None
+
+
 def _join_tokens(
     tensors: dict[str, np.ndarray],
     patches: int | None,
@@ -948,7 +997,7 @@ def _join_tokens(
     bare: bool,
     embedded: bool | None,
 ) -> dict[str, Any]:
-    """cls, dist and reg_token as one `cls`; a row of zeros where one has no position.
+    """cls, dist and reg_token as one `cls`; hints say how many have a position.
 
     Positions are of all tokens, of all but the registers (DINOv2 in transformers), or,
     where tokens may be `bare`, of the patches alone (`no_embed_class` of timm); the
@@ -960,6 +1009,7 @@ def _join_tokens(
         if name in tensors:
             _check_shape(tensors, name, (1, None, depth), where)
             depth = tensors[name].shape[-1]
+    hints: dict[str, Any] = {}
     tokens = {name: tensors.pop(name) for name in order if name in tensors}
     registers = tokens["reg_token"].shape[1] if "reg_token" in tokens else 0
     leading = sum(token.shape[1] for token in tokens.values()) - registers
@@ -975,11 +1025,44 @@ def _join_tokens(
                 choices = {rows - (leading + registers if embedded else 0): None}
         counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
         placed = rows - (counts or list(choices))[0]  # Tokens with a position.
-        nothing = np.zeros(
-            (1, leading + registers - placed, table.shape[-1]), table.dtype
-        )
-        parts = (table[:, :placed], nothing, table[:, placed:])
-        tensors[POSITIONS] = np.concatenate(parts, axis=1)
+        tensors[POSITIONS] = table
+        if placed != leading + registers:
+            hints["position_tokens"] = placed
     # A distillation token without a head of its own is one more register.
     registers += int("dist_token" in tokens)
-    return {"num_registers": registers} if registers else {}
+    return hints | ({"num_registers": registers} if registers else {})
+
+
+def as_paper(found: Canonical) -> Canonical:
+    """The tensors as the paper's block has them.
+
+    A row of zeros for a token without a position, and zeros for biases that attention
+    or the patch embedding does not have.
+    """
+    tensors, hints = dict(found.tensors), dict(found.hints)
+    placed = hints.pop("position_tokens", None)
+    if placed is not None:
+        table, tokens = tensors[POSITIONS], tensors["cls"].shape[1]
+        nothing = np.zeros((1, tokens - placed, table.shape[-1]), table.dtype)
+        parts = (table[:, :placed], nothing, table[:, placed:])
+        tensors[POSITIONS] = np.concatenate(parts, axis=1)
+    notes = found.notes
+    if bare := _add_biases(tensors):
+        notes += (f"zeros for the biases that {bare} projections do not have",)
+    return dataclasses.replace(found, tensors=tensors, hints=hints, notes=notes)
+
+
+def _add_biases(tensors: dict[str, np.ndarray]) -> int:
+    """Zeros where attention has no biases (`qkv_bias=False`); returns how many."""
+    bare = [
+        name.removesuffix("kernel")
+        for name in tensors
+        if re.search(r"(/(query|key|value|out)|^embedding)/kernel$", name)
+        and name.removesuffix("kernel") + "bias" not in tensors
+    ]
+    for name in bare:
+        kernel = tensors[f"{name}kernel"]
+        per_head = re.search("/(query|key|value)/$", name)
+        shape = kernel.shape[1:] if per_head else kernel.shape[-1:]
+        tensors[f"{name}bias"] = np.zeros(shape, np.float32)
+    return len(bare)

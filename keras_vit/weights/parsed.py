@@ -1,29 +1,34 @@
 """A checkpoint under canonical names, and the config that its tensors show."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from keras_vit import configs
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+    ResNetConfig,
+    ViTConfig,
+)
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.weights.sources import Source
 
 Grid: TypeAlias = tuple[int, int]
 # What the tensors' shapes say, whatever a config.json says.
+VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 VIT_SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedCheckpoint:
     """A checkpoint that has been read: canonical tensors, and the model for them."""
 
     where: str
     tensors: Mapping[str, np.ndarray]
-    config: ViTConfig | ResNetConfig
+    config: CheckpointConfig
     num_channels: int
     num_classes: int | None
     num_positions: int | None  # Of patches, in a learned table; None: there is none.
@@ -31,14 +36,16 @@ class ParsedCheckpoint:
     dialect: str = "official"
     numerics: str = "paper"
     notes: tuple[str, ...] = ()  # What was assumed, for the report.
-    dropped_classes: int | None = None  # Of a head in the file that is left out.
     preprocessing: Preprocessing = OFFICIAL
     labels: tuple[str, ...] | None = None
     sha256: str | None = None
     source: Source | None = None  # None: tensors of a model.
 
 
-def _shape(tensors: Mapping[str, np.ndarray], name: str, dims: int) -> tuple[int, ...]:
+def shape_of(
+    tensors: Mapping[str, np.ndarray], name: str, dims: int
+) -> tuple[int, ...]:
+    """The shape of a tensor; raises KeyError where it has not so many axes."""
     shape = tensors[name].shape
     if len(shape) != dims or 0 in shape:
         raise KeyError(f"{name}, which is {shape} and should have {dims} axes")
@@ -59,12 +66,12 @@ def infer_vit(
         ValueError: if `hints` contradict the tensors.
         KeyError: if a tensor is missing, or has another number of axes.
     """
-    patch_size, _, channels, hidden_size = _shape(tensors, "embedding/kernel", 4)
+    patch_size, _, channels, hidden_size = shape_of(tensors, "embedding/kernel", 4)
     axial = any(name.startswith("Transformer/encoderblock_0/row/") for name in tensors)
     block = "Transformer/encoderblock_0" + ("/row" if axial else "")
     attention = f"{block}/MultiHeadDotProductAttention_0"
-    _, num_heads, _ = _shape(tensors, f"{attention}/query/kernel", 3)
-    _, mlp_dim = _shape(tensors, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
+    _, num_heads, _ = shape_of(tensors, f"{attention}/query/kernel", 3)
+    _, mlp_dim = shape_of(tensors, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
     position, positions, grid = _infer_positions(tensors, attention)
     tokens = tensors["cls"].shape[1] if "cls" in tensors else 0
     resnet = None
@@ -73,17 +80,17 @@ def infer_vit(
         channels = tensors["conv_root/kernel"].shape[2]
     fields = {
         "patch_size": patch_size,
-        "num_layers": _count(tensors, "Transformer/encoderblock_{i}/", 0),
+        "num_layers": count_of(tensors, "Transformer/encoderblock_{i}/", 0),
         "hidden_size": hidden_size,
         "mlp_dim": mlp_dim,
         "num_heads": num_heads,
         "classifier": _infer_classifier(tensors, tokens, hidden_size),
-        "representation_size": _width(tensors, "pre_logits"),
+        "representation_size": width_of(tensors, "pre_logits"),
         "resnet": resnet,
         "position": position,
         "position_at": _infer_position_at(tensors),
         "attention": "axial" if axial else "full",
-        **hints,
+        **{field: hints[field] for field in hints.keys() & VIT_FIELDS},
     }
     if tokens and "num_registers" not in hints:
         own = configs.CLASS_TOKENS[fields["classifier"]]
@@ -102,7 +109,7 @@ def infer_vit(
         tensors=tensors,
         config=config,
         num_channels=channels,
-        num_classes=_width(tensors, "head"),
+        num_classes=width_of(tensors, "head"),
         num_positions=positions,
         grid=grid,
     )
@@ -166,19 +173,19 @@ def infer_resnet(
         tensors=tensors,
         config=config,
         num_channels=tensors["conv_root/kernel"].shape[2],
-        num_classes=_width(tensors, "head"),
+        num_classes=width_of(tensors, "head"),
         num_positions=None,
     )
 
 
 def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
-    width = _shape(tensors, "conv_root/kernel", 4)[-1]
+    width = shape_of(tensors, "conv_root/kernel", 4)[-1]
     unit: configs.Unit = "v1" if "gn_root/scale" in tensors else "v2"
     attention = "block1/unit1/attention/row/query/kernel"
-    stages = range(1, _count(tensors, "block{i}/", 1) + 1)
+    stages = range(1, count_of(tensors, "block{i}/", 1) + 1)
     return ResNetConfig(
         num_layers=tuple(
-            _count(tensors, f"block{stage}/unit{{i}}/", 1) for stage in stages
+            count_of(tensors, f"block{stage}/unit{{i}}/", 1) for stage in stages
         ),
         width=width,
         unit="axial" if attention in tensors else unit,
@@ -187,7 +194,7 @@ def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
     )
 
 
-def _count(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
+def count_of(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
     """How many numbers `pattern` finds for {i}; raises where one is left out."""
     number = pattern.replace("{i}", "([0-9]{1,4})")
     found = {int(match[1]) for name in tensors if (match := re.match(number, name))}
@@ -197,12 +204,12 @@ def _count(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
     return len(found)
 
 
-def _width(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
+def width_of(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
     """The outputs of a dense layer, None where the file has none."""
     if not {f"{layer}/kernel", f"{layer}/bias"} & tensors.keys():
         return None
-    _shape(tensors, f"{layer}/kernel", 2)
-    return _shape(tensors, f"{layer}/bias", 1)[0]
+    shape_of(tensors, f"{layer}/kernel", 2)
+    return shape_of(tensors, f"{layer}/bias", 1)[0]
 
 
 def vit_sizes(config: ViTConfig) -> dict[str, Any]:

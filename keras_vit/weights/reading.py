@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from keras_vit import configs
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    CheckpointConfig,
+)
 from keras_vit.facts import Preprocessing
 from keras_vit.families import FAMILIES, family_of
 from keras_vit.files import file_sha256
-from keras_vit.weights import names
+from keras_vit.weights import names, plain
 from keras_vit.weights.config_json import (
     PREPROCESSING_FIELDS,
     RESNET_FIELDS,
@@ -38,6 +40,7 @@ def read(
     overrides: Mapping[str, Any] | None = None,
     num_heads: int | None = None,
     renamed: Renaming | None = None,
+    fold: bool = False,
 ) -> ParsedCheckpoint:
     """Reads a checkpoint of any dialect.
 
@@ -50,6 +53,7 @@ def read(
         overrides: fields of the config, stronger than anything in the file.
         num_heads: k of the model to be filled, for a file that does not state it.
         renamed: the names of a dialect for those of the file.
+        fold: whether to multiply LayerScale into the layers before it.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -69,6 +73,7 @@ def read(
             file,
             where,
             heads=chosen.get("num_heads", num_heads),
+            map_heads=chosen.get("map_heads"),
             patches=None if likely is None else math.prod(likely),
             embedded=stated.facts.get("embedded_tokens"),
             architecture=stated.architecture,
@@ -79,19 +84,26 @@ def read(
         _warn_of_architecture(stated.architecture, where)
     _warn_of_missing_config(source, stated)
     asked = overrides or {}
-    parsed = infer(found.tensors, where, _hints(found, chosen, stated.facts))
+    hints = _hints(found, chosen, stated.facts)
+    if fold:
+        found = dataclasses.replace(found, tensors=plain.folded(found.tensors))
+    if found.is_translated and not plain.is_shown(found.tensors, hints):
+        found = names.as_paper(found)
+    parsed = infer(found.tensors, where, hints)
     if likely is not None and math.prod(likely) == parsed.num_positions:
         grid = likely  # A config of another resolution than the table's tells nothing.
     elif likely is not None and parsed.num_positions is None:
         grid = likely  # Of no table: the size that it was trained for.
     _check_facts(parsed, found.traits, stated.facts, asked)
+    beside = _in_words_of(parsed.config, beside)
+    asked = _in_words_of(parsed.config, asked)
     told = {key: value for key, value in beside.items() if key not in asked}
     _check_sizes(parsed.config, told, where)
     own = numerics or found.numerics
     fields = configs.numerics_of(parsed.config, own)
     if numerics is not None:  # Stronger than the file beside, as it was asked for.
         beside = {key: value for key, value in beside.items() if key not in fields}
-    given = {**fields, **beside, **(overrides or {})}
+    given = {**fields, **beside, **asked}
     _check_normalization(stated.fields, parsed)
     return dataclasses.replace(
         parsed,
@@ -100,7 +112,6 @@ def read(
         dialect=found.dialect,
         numerics=own,
         notes=found.notes,
-        dropped_classes=found.dropped_classes,
         preprocessing=Preprocessing(
             **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
         ),
@@ -108,6 +119,18 @@ def read(
         sha256=sha256.result(),
         source=source,
     )
+
+
+def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A `ViTConfig`'s GELU as a `PlainViTConfig`'s activation, or that one as this."""
+    found = dict(fields)
+    if not hasattr(config, "gelu") and "gelu" in found:
+        gelu = found.pop("gelu")
+        found.setdefault("activation", configs.GELUS.get(gelu, gelu))
+    elif not hasattr(config, "activation") and "activation" in found:
+        gelus = {activation: gelu for gelu, activation in configs.GELUS.items()}
+        found["gelu"] = gelus[found.pop("activation")]
+    return found
 
 
 def _sha256(source: Source) -> str | None:
@@ -185,7 +208,7 @@ def _hints(
     if facts.get("unpooled"):
         token = found.traits.get("class_token")
         hints["classifier"] = "token_unpooled" if token else "unpooled"
-    for key in ("classifier", "num_registers", "position"):
+    for key in {"classifier", "num_registers", "position", *plain.SWITCHES}:
         if key in chosen:
             hints[key] = chosen[key]
     is_other = hints.get("classifier") != found.hints.get("classifier")
@@ -207,7 +230,14 @@ def _check_facts(
     if parsed.num_classes is not None:
         shown["num_classes"] = parsed.num_classes
     shown |= sizes
-    if "mlp_dim" in sizes and (ratio := facts.get("mlp_ratio")) is not None:
+    if "norm" in facts:
+        shown["norm"] = getattr(config, "norm", "layer_norm")
+    gated = getattr(config, "gated_mlp", False)  # Each library counts in its own way.
+    if (
+        not gated
+        and "mlp_dim" in sizes
+        and (ratio := facts.get("mlp_ratio")) is not None
+    ):
         shown["mlp_ratio"] = config.mlp_dim / config.hidden_size
         if int(config.hidden_size * ratio) == config.mlp_dim:  # As timm rounds.
             shown["mlp_ratio"] = ratio
@@ -229,6 +259,10 @@ _FACTS = {  # Of a config.json, in words.
     "layer_scale": "init_values (LayerScale)",
     "positions": "pos_embed (a table)",
     "map_head": "global_pool 'map'",
+    "head_norm": "fc_norm",
+    "norm": "norm_layer",
+    "mlp_norm": "scale_mlp_norm",
+    "attention_norm": "scale_attn_norm",
 }
 
 
@@ -270,9 +304,7 @@ def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _check_sizes(
-    config: ViTConfig | ResNetConfig, told: Mapping[str, Any], where: str
-) -> None:
+def _check_sizes(config: CheckpointConfig, told: Mapping[str, Any], where: str) -> None:
     """A config.json is not to build a model that its file cannot fill."""
     for key, shown in family_of(config).sizes_shown(config).items():
         value = told.get(key)
@@ -285,8 +317,8 @@ def _check_sizes(
 
 
 def _replaced(
-    config: ViTConfig | ResNetConfig, given: Mapping[str, Any], where: str
-) -> ViTConfig | ResNetConfig:
+    config: CheckpointConfig, given: Mapping[str, Any], where: str
+) -> CheckpointConfig:
     """The config with the fields given; those of a hybrid's stem go to the stem."""
     own = {field.name for field in dataclasses.fields(config)}
     changes = {key: value for key, value in given.items() if key in own}
@@ -313,9 +345,10 @@ def infer(
         ValueError: if they are not those of a ViT or a ResNet.
     """
     try:
+        hints = hints or {}
         for family in FAMILIES.values():
-            if family.tensor in tensors:
-                parsed: ParsedCheckpoint = family.infer(tensors, where, hints or {})
+            if family.tensor in tensors and family.shown(tensors, hints):
+                parsed: ParsedCheckpoint = family.infer(tensors, where, hints)
                 return parsed
         raise KeyError("embedding/kernel")
     except (KeyError, IndexError, TypeError) as error:

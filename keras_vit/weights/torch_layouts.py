@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit.configs import ResNetConfig, ViTConfig
+from keras_vit.configs import PlainViTConfig, ResNetConfig, ViTConfig
 from keras_vit.weights import names, variables
 
 
@@ -54,7 +54,7 @@ def timm_vit(
     del num_classes  # timm states it elsewhere.
     _check_vit(config, "timm", ("token", "gap", "map", "distilled"))
     architecture, words = _timm_vit_words(config, image_size)
-    written = names.TIMM.write(_split_tokens(tensors, config))
+    written = names.TIMM.write(split_tokens(tensors, config))
     first = "patch_embed.proj"
     if config.resnet is not None:
         first = "patch_embed.backbone.stem.conv"
@@ -102,7 +102,7 @@ def hf_vit(
     if config.representation_size is not None and num_classes:
         raise refuse("hf", "a head behind pre_logits")
     dialect = names.HF_DEIT if config.classifier == "distilled" else names.HF
-    written = dialect.write(_split_tokens(tensors, config))
+    written = dialect.write(split_tokens(tensors, config))
     words = _hf_vit_words(config, image_size)
     kind = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT"}[
         words["model_type"]
@@ -163,8 +163,8 @@ def _check_fields(
             raise refuse(format, f"{field}={getattr(config, field)!r}")
 
 
-def _split_tokens(
-    tensors: dict[str, np.ndarray], config: ViTConfig
+def split_tokens(
+    tensors: dict[str, np.ndarray], config: ViTConfig | PlainViTConfig
 ) -> dict[str, np.ndarray]:
     """`cls` as the tokens that torch libraries know, DeiT's head as its two."""
     if "cls" in tensors:
@@ -176,7 +176,8 @@ def _split_tokens(
             "reg_token": cls[:, own:],
         }
         tensors |= {name: token for name, token in split.items() if token.shape[1]}
-    tensors["pos_embed"] = tensors.pop(variables.POSITIONS)
+    if variables.POSITIONS in tensors:
+        tensors["pos_embed"] = tensors.pop(variables.POSITIONS)
     if config.classifier == "distilled" and "head/kernel" in tensors:
         kernel, bias = tensors.pop("head/kernel") * 2, tensors.pop("head/bias")
         for name, half in zip(("head", "head_dist"), np.split(kernel, 2), strict=True):
@@ -194,7 +195,7 @@ def _timm_vit_words(
         "embed_dim": config.hidden_size,
         "depth": config.num_layers,
         "num_heads": config.num_heads,
-        "mlp_ratio": _ratio(config.mlp_dim, config.hidden_size),
+        "mlp_ratio": ratio(config.mlp_dim, config.hidden_size),
         "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
     }
     architecture = "vit_base_patch16_224"
@@ -223,7 +224,7 @@ def _timm_vit_words(
     return architecture, arguments
 
 
-def _ratio(mlp_dim: int, hidden_size: int) -> float:
+def ratio(mlp_dim: int, hidden_size: int) -> float:
     """What timm multiplies the hidden size by, and rounds down."""
     ratio = mlp_dim / hidden_size
     exact = int(hidden_size * ratio) == mlp_dim

@@ -25,9 +25,16 @@ from keras_vit.layers import (
     StdConv2D,
     TransformerBlock,
 )
+from keras_vit.layers.plain import PlainAttention, PlainBlock, PlainMlp
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 RESNET_NORMS = ("gn_root", "gn_final")
+NORMS = {  # Outside of the blocks: layers and their canonical names.
+    "encoder_norm": "Transformer/encoder_norm",
+    "pre_norm": "Transformer/pre_norm",
+    "embedding_norm": "embedding_norm",
+    "head_norm": "head_norm",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +81,15 @@ def of_layer(layer: keras.layers.Layer) -> Iterator[Entry]:
     elif isinstance(layer, AddPositionEmbs):
         for table in layer.weights:
             yield _plain(f"Transformer/{layer.name}/{table.name}", table)
+    elif isinstance(layer, PlainBlock):
+        yield from _plain_block(f"Transformer/{layer.name}", layer)
     elif isinstance(layer, TransformerBlock):
         yield from _block(f"Transformer/{layer.name}", layer)
     elif isinstance(layer, AxialBlock):
         for block in layer.sublayers():
             yield from _block(f"Transformer/{layer.name}/{block.name}", block)
-    elif layer.name == "encoder_norm":
-        yield from _norm("Transformer/encoder_norm", layer)
+    elif layer.name in NORMS:
+        yield from _norm(NORMS[layer.name], layer)
     elif isinstance(layer, MAPHead):
         yield from _map_head(layer.name, layer)
     elif layer.name in ("pre_logits", "head"):
@@ -98,10 +107,14 @@ def _plain(name: str, variable: Any) -> Entry:
 
 def _dense(name: str, layer: Any) -> Iterator[Entry]:
     yield _plain(f"{name}/kernel", layer.kernel)
-    yield _plain(f"{name}/bias", layer.bias)
+    if layer.bias is not None:
+        yield _plain(f"{name}/bias", layer.bias)
 
 
 def _norm(name: str, layer: Any) -> Iterator[Entry]:
+    if isinstance(layer, keras.layers.RMSNormalization):
+        yield _plain(f"{name}/scale", layer.scale)
+        return
     yield _plain(f"{name}/scale", layer.gamma)
     yield _plain(f"{name}/bias", layer.beta)
 
@@ -137,6 +150,43 @@ def _attention(name: str, attention: SelfAttention) -> Iterator[Entry]:
         yield _plain(f"{name}/relative_embedding", attention.relative_embedding)
 
 
+def _plain_block(name: str, block: PlainBlock) -> Iterator[Entry]:
+    yield from _norm(f"{name}/LayerNorm_0", block.layer_norm_0)
+    attention = f"{name}/MultiHeadDotProductAttention_0"
+    yield from _plain_attention(attention, block.attention)
+    yield from _norm(f"{name}/LayerNorm_1", block.layer_norm_1)
+    yield from _plain_mlp(f"{name}/MlpBlock_0", block.mlp)
+    for i, scale in enumerate((block.layer_scale_0, block.layer_scale_1)):
+        if scale is not None:
+            yield _plain(f"{name}/LayerScale_{i}/gamma", scale.gamma)
+
+
+def _plain_attention(name: str, attention: PlainAttention) -> Iterator[Entry]:
+    heads = attention.num_heads
+    yield from _heads(name, ("query", "key", "value"), attention.qkv, heads)
+    for matrix in ("query", "value"):
+        bias = getattr(attention, f"{matrix}_bias")
+        if bias is not None:
+            yield Entry(
+                bias, (f"{name}/{matrix}/bias",), (heads, bias.shape[0] // heads)
+            )
+    for part in ("query_norm", "key_norm", "layer_norm"):
+        if (norm := getattr(attention, part)) is not None:
+            yield from _norm(f"{name}/{norm.name}", norm)
+    yield from _out(name, attention.out, heads)
+    for table in ("frequencies", "relative_position_bias"):
+        if (variable := getattr(attention, table)) is not None:
+            yield _plain(f"{name}/{table}", variable)
+
+
+def _plain_mlp(name: str, mlp: PlainMlp) -> Iterator[Entry]:
+    yield from _mlp(name, mlp)
+    if mlp.gate is not None:
+        yield from _dense(f"{name}/Gate", mlp.gate)
+    if mlp.layer_norm is not None:
+        yield from _norm(f"{name}/LayerNorm_0", mlp.layer_norm)
+
+
 def _map_head(name: str, head: MAPHead) -> Iterator[Entry]:
     yield _plain(f"{name}/probe", head.probe)
     attention = f"{name}/MultiHeadDotProductAttention_0"
@@ -154,6 +204,8 @@ def _heads(
     inputs, outputs = dense.kernel.shape
     per_head = (heads, outputs // len(matrices) // heads)
     for part, shape in (("kernel", (inputs, *per_head)), ("bias", per_head)):
+        if getattr(dense, part) is None:
+            continue
         names = tuple(f"{name}/{matrix}/{part}" for matrix in matrices)
         yield Entry(getattr(dense, part), names, shape)
 
@@ -162,4 +214,5 @@ def _out(name: str, dense: Any, heads: int) -> Iterator[Entry]:
     inputs, outputs = dense.kernel.shape
     shape = (heads, inputs // heads, outputs)
     yield Entry(dense.kernel, (f"{name}/out/kernel",), shape)
-    yield Entry(dense.bias, (f"{name}/out/bias",), (outputs,))
+    if dense.bias is not None:
+        yield Entry(dense.bias, (f"{name}/out/bias",), (outputs,))

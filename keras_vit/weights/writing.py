@@ -232,7 +232,8 @@ def _warn_of_numerics(config: Any, library: str) -> None:
     theirs = configs.numerics_of(config, library)
     if library == "hf":
         theirs.pop("layer_norm_epsilon", None)  # Its config says it.
-    theirs.pop("gelu", None)  # Both configs say it.
+    for stated in ("gelu", "activation"):  # In both configs.
+        theirs.pop(stated, None)
     differing = [
         f"{field}={value!r}"
         for field, value in theirs.items()

@@ -127,9 +127,6 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
     "hf_bit_same": ("Bit", "Model", BIT | {"global_padding": "same"}, {}),
 }
 REFUSED = {  # Families that we do not compute: what the error says.
-    "timm_fc_norm": "a LayerNorm after the mean",
-    "timm_swiglu": r"a gated MLP \(SwiGLU\)",
-    "timm_clip": "a LayerNorm before the first block",
     "hf_quick_gelu": "hidden_act='quick_gelu'",
     "hf_swiglu": "SwiGLU",
     "hf_bit_same": 'global_padding="SAME"',
@@ -190,7 +187,7 @@ def run(model, pixels):
     out = model(torch.from_numpy(np.ascontiguousarray(scaled)))
     if isinstance(out, torch.Tensor):
         return out.numpy()
-    if "logits" in out and "dinov2" not in getattr(model, "base_model_prefix", ""):
+    if "logits" in out:
         return out.logits.numpy()
     return out.pooler_output.numpy()
 
@@ -252,8 +249,6 @@ def _make_hf(family, folder, seed):
     processor = getattr(transformers, f"{PROCESSORS.get(kind, 'Bit')}ImageProcessor")
     processor().save_pretrained(folder)
     pixels = images(seed, *size, getattr(config, "num_channels", 3))
-    if kind.startswith("Dinov2") and head != "Model":
-        return model.base_model, pixels  # Its head is left out.
     return model, pixels
 
 

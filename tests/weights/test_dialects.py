@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit import weights
-from keras_vit.configs import NUMERICS, ResNetConfig, ViTConfig
+from keras_vit.configs import GELUS, NUMERICS, ResNetConfig, ViTConfig
 from keras_vit.families import family_of
+from keras_vit.models import plain_vit
 from keras_vit.weights import torch_layouts
 from keras_vit.weights.architecture import config_of
 from tests.conftest import REFERENCE
@@ -34,7 +35,6 @@ class Expected:
 HF = Expected("hf", "hf", epsilon=1e-12)
 TIMM = Expected("timm", "timm")
 BARE = "zeros for the biases that 6 projections do not have"
-LEFT_OUT = "DINOv2's head, on class token and mean, left out"
 FIXTURES = {
     "timm_vit": TIMM,
     "timm_vit_gap": TIMM,
@@ -51,7 +51,7 @@ FIXTURES = {
     "hf_vit_hybrid": HF,
     "hf_tf_vit": dataclasses.replace(HF, dialect="hf-tf"),
     "keras_hub": Expected("keras-hub", "timm"),
-    "tfvit_reg": Expected("tfvit", "timm", notes=(LEFT_OUT,)),
+    "tfvit_reg": Expected("tfvit", "timm"),
 }
 ATOL = 1e-5
 TINY = ViTConfig(patch_size=4, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=4)
@@ -73,8 +73,8 @@ def outputs(model, images):
 
 
 def build(name, images, **arguments):
-    if name == "tfvit_reg":  # Its head is one that no model here has.
-        arguments["classes"] = 0
+    if name == "tfvit_reg":  # Of it the outputs are kept that its head does not read.
+        arguments |= {"classes": 0, "classifier": "token"}
     return keras_vit.from_checkpoint(
         source(name), image_size=images.shape[1:3], **arguments
     )
@@ -90,19 +90,20 @@ def test_outputs_are_the_librarys(name, agree):
         ours = keras.ops.convert_to_numpy(keras.ops.softmax(ours))
     agree(f"{name}: outputs", ours, theirs, ATOL)
     report, expected = model.provenance, FIXTURES[name]
-    assert report.left_out == report.fresh == ()
+    head = ("head/bias", "head/kernel") if name == "tfvit_reg" else ()
+    assert (report.left_out, report.fresh) == (head, ())
     assert report.dialect == expected.dialect
     assert report.numerics[0] == f"{expected.numerics} numerics"
-    assert [word for word in report.numerics if word in (BARE, LEFT_OUT)] == list(
-        expected.notes
-    )
+    assert [word for word in report.numerics if word == BARE] == list(expected.notes)
     assert not [word for word in report.numerics if "assumed" in word]
     config = config_of(model)
-    if isinstance(config, ViTConfig):
-        assert config.gelu == expected.gelu
+    if not isinstance(config, ResNetConfig):
+        activations = getattr(config, "gelu", None), getattr(config, "activation", None)
+        assert activations in ((expected.gelu, None), (None, GELUS[expected.gelu]))
         assert config.layer_norm_epsilon == expected.epsilon
-    resnet = config.resnet if isinstance(config, ViTConfig) else config
-    if resnet is not None:
+    resnet = getattr(config, "resnet", None)
+    if resnet is not None or isinstance(config, ResNetConfig):
+        resnet = resnet or config
         for field, value in NUMERICS["timm"][resnet.unit].items():
             assert getattr(resnet, field) == value
 
@@ -118,7 +119,8 @@ def test_load_into_a_built_model(name):
         config, image_size=images.shape[1:3], num_classes=units if has_head else None
     )
     report = weights.load(model, source(name))
-    assert {row.status for row in report.rows} == {"loaded"}
+    unused = {"unused"} if name == "tfvit_reg" else set()
+    assert {row.status for row in report.rows} - unused == {"loaded"}
     np.testing.assert_array_equal(outputs(model, images), outputs(expected, images))
 
 
@@ -256,13 +258,10 @@ def test_a_shard_of_another_model(tmp_path):
 
 H = np.zeros((8, 16), np.float32)
 REFUSED = {  # A tensor that shows the part: the reason.
-    "blocks.0.mlp.w12.weight": "SwiGLU",
-    "blocks.0.mlp.fc1_g.weight": "SwiGLU",
-    "encoder.layer.0.mlp.weights_in.weight": "SwiGLU",
-    "encoder.layer.0.mlp.gate_proj.weight": "SwiGLU",
-    "fc_norm.weight": r"a LayerNorm after the mean \(D\.3's comes before\)",
-    "norm_pre.weight": r"a LayerNorm before the first block \(CLIP\)",
-    "blocks.0.attn.q_norm.weight": "normalised queries and keys",
+    "blocks.0.attn.lambda_q1": "differential attention",
+    "blocks.0.attns.0.norm.weight": "parallel attentions and MLPs in a block",
+    "blocks.0.in_proj.weight": r"attention and MLP in parallel \(ViT-22B\)",
+    "patch_embed.backbone.0.bn.running_mean": "BatchNorm",
 }
 
 
@@ -279,19 +278,19 @@ def test_packed_swiglu_is_told_by_its_shapes(tmp_path):
     fc2 = np.zeros((16, 16), np.float32)
     refuses(
         changed("timm_vit", tmp_path, **{"blocks.0.mlp.fc2.weight": fc2}),
-        r"Dense_1/kernel is \(16, 16\), not \(32, 16\)",
+        r"Dense_0/kernel is \(16, 32\), not \(16, 16\)",
     )
 
 
 @pytest.mark.parametrize(
     ("name", "config", "match"),
     [
-        ("hf_vit_sharded", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'"),
+        ("hf_vit_sharded", {"hidden_act": "relu"}, "hidden_act='relu'"),
         ("hf_vit_sharded", {"pooler_act": "relu"}, 'pooler_act="relu"'),
         ("hf_bit", {"global_padding": "same"}, 'global_padding="same"'),
         ("hf_bit", {"num_groups": 16}, "num_groups=16"),
         ("hf_bit", {"output_stride": 16}, "output_stride=16"),
-        ("timm_vit", {"model_args": {"act_layer": "silu"}}, "act_layer='silu'"),
+        ("timm_vit", {"model_args": {"act_layer": "relu"}}, "act_layer='relu'"),
     ],
 )
 def test_configs_of_what_is_not_computed_here(name, config, match, tmp_path):
@@ -358,9 +357,9 @@ def test_timms_names_tell_what_its_files_do_not(tmp_path):
 
 def test_timms_mlp_ratio_is_rounded_down_by_timm():
     for mlp_dim, hidden_size in ((3072, 768), (61, 56), (4304, 1152), (1952, 112)):
-        ratio = torch_layouts._ratio(mlp_dim, hidden_size)
+        ratio = torch_layouts.ratio(mlp_dim, hidden_size)
         assert int(hidden_size * ratio) == mlp_dim
-    assert torch_layouts._ratio(3072, 768) == 4
+    assert torch_layouts.ratio(3072, 768) == 4
 
 
 def test_timm_has_no_distilled_hybrid(tmp_path):
@@ -468,7 +467,7 @@ def test_an_unknown_architecture_is_never_ignored(tmp_path):
 
 @pytest.mark.parametrize(
     "architecture",
-    ["test_vit3", "vit_giant_patch14_dinov2", "vit_intern300m_patch14_448"],
+    ["vit_dwee_patch16_reg1_gap_256", "vit_base_mci_224", "vit_1b_patch16_sapiens2"],
 )
 def test_architectures_of_other_layers(architecture, tmp_path):
     refuses(
@@ -530,13 +529,13 @@ FACTS = [  # fixture, where in its config.json, what it states, the error.
     ("timm_vit_gap", "model_args", {"global_pool": "token"}, "class_token"),
     ("timm_vit", "model_args", {"global_pool": "max"}, 'global_pool="max"'),
     ("timm_vit", "model_args", {"global_pool": "avgmax"}, 'global_pool="avgmax"'),
-    ("timm_vit", "model_args", {"qk_norm": True}, "qk_norm=true"),
-    ("timm_vit", "model_args", {"pre_norm": True}, "pre_norm=true"),
-    ("timm_vit", "model_args", {"fc_norm": True}, "fc_norm=true"),
-    ("timm_vit", "model_args", {"final_norm": False}, "final_norm=false"),
-    ("timm_vit", "model_args", {"pool_include_prefix": True}, "include_prefix=true"),
-    ("timm_vit", "model_args", {"scale_mlp_norm": True}, "scale_mlp_norm=true"),
-    ("timm_vit", "model_args", {"norm_layer": "rmsnorm"}, 'norm_layer="rmsnorm"'),
+    ("timm_vit", "model_args", {"qk_norm": True}, "qk_norm False"),
+    ("timm_vit", "model_args", {"pre_norm": True}, "pre_norm False"),
+    ("timm_vit", "model_args", {"fc_norm": True}, "fc_norm False"),
+    ("timm_vit", "model_args", {"final_norm": False}, "final_norm True"),
+    ("timm_vit", "model_args", {"pool_include_prefix": True}, "pool_prefix=True"),
+    ("timm_vit", "model_args", {"scale_mlp_norm": True}, "scale_mlp_norm False"),
+    ("timm_vit", "model_args", {"norm_layer": "rmsnorm"}, "norm_layer 'layer_norm'"),
     ("timm_vit", "model_args", {"block_fn": "Parallel"}, 'block_fn="Parallel"'),
     ("timm_vit", "model_args", {"attn_layer": "diff"}, 'attn_layer="diff"'),
     ("timm_vit", "model_args", {"pos_embed": "rope"}, 'pos_embed="rope"'),
@@ -614,24 +613,24 @@ def test_tokens_without_positions_are_as_stated(embedded, patches, tmp_path):
     assert read.input_shape == (None, side, side, 3)
 
 
-DROPPED = "classifier of 5 classes that reads the class token and the mean"
-
-
 @pytest.mark.parametrize("classes", [None, 5, 3])
-def test_a_dropped_classifier_is_a_warning(classes, tmp_path):
-    """DINOv2's linear head: it was left out, and classes=5 gave a head of zeros."""
-    head = {
-        "classifier.weight": np.ones((5, 32), np.float32),
-        "classifier.bias": np.ones(5, np.float32),
-    }
+def test_dinov2s_classifier_is_loaded(classes, tmp_path):
+    """Its linear head reads the class token and the mean of the patches together."""
+    kernel = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32)
+    head = {"classifier.weight": kernel, "classifier.bias": np.ones(5, np.float32)}
     folder = changed("hf_dinov2_reg_model", tmp_path, **head)
-    with pytest.warns(UserWarning, match=DROPPED):
-        model = keras_vit.from_checkpoint(folder, classes=classes)
-    assert ("head" in {layer.name for layer in model.layers}) == bool(classes)
-    keras_vit.from_checkpoint(folder, classes=0)  # Features, as asked.
-    into = keras_vit.vit(config_of(model), image_size=(32, 32), num_classes=5)
-    with pytest.warns(UserWarning, match=DROPPED):
-        weights.load(into, folder)
+    images, _ = io("hf_dinov2_reg_model")
+    model = keras_vit.from_checkpoint(folder, classes=classes)
+    features = keras_vit.from_checkpoint(folder, classes=0)
+    assert config_of(model).classifier == "token_gap"
+    expected = outputs(features, images) @ kernel.T + 1
+    if classes == 3:
+        expected = np.zeros((len(images), 3))
+    np.testing.assert_allclose(outputs(model, images), expected, atol=ATOL)
+    into = plain_vit(config_of(model), image_size=(32, 32), num_classes=5)
+    weights.load(into, folder)
+    kept = keras_vit.from_checkpoint(folder)
+    np.testing.assert_array_equal(outputs(into, images), outputs(kept, images))
 
 
 def rewritten(name, tmp_path, rename, reshape=lambda name, value: value):

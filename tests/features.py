@@ -289,6 +289,22 @@ COMMANDS = tuple(
             {"tensorflow": "test_cli.py::test_predict_prints_a_table"},
         ),
         (
+            "embed",
+            "test_embed_and_search",
+            {
+                "tensorflow": "test_cli_embedding.py::"
+                "test_embeddings_are_the_tokens_of_the_equations"
+            },
+        ),
+        (
+            "search",
+            "test_embed_and_search",
+            {
+                "tensorflow": "test_cli_embedding.py::"
+                "test_search_prints_cosines_and_writes_thumbnails"
+            },
+        ),
+        (
             "inspect",
             "test_inspect",
             {"tensorflow": "test_cli_inspect.py::test_of_a_run"},

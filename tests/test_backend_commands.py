@@ -43,6 +43,19 @@ def test_predict(shell, photos, trained):  # noqa: F811
     assert [row["top"][0]["class"] for row in rows] == ["light"] * 5
 
 
+def test_embed_and_search(shell, photos, trained, tmp_path):  # noqa: F811
+    index, page = tmp_path / "embeddings.npz", tmp_path / "page.html"
+    folder = photos / "test"
+    code, out, err = shell("embed", folder, "--model", trained, "--output", index)
+    assert code == 0, err
+    assert "15 embeddings of width" in out
+    query = min((folder / "light").iterdir())
+    code, out, err = shell("search", index, query, "--output", page, "--top", 2)
+    assert code == 0, err
+    assert out.splitlines()[0] == f"1.0000  {query}"
+    assert page.read_text().count("data:image/jpeg;base64,") == 3
+
+
 def test_evaluate(shell, trained):  # noqa: F811
     code, out, err = shell("evaluate", "--model", trained)
     assert code == 0, err

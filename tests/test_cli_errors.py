@@ -22,6 +22,7 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --subset 0.1 "
     "--output OUT",
     "demo": "--steps 1 --output OUT",
+    "embed": f"FOLDER --weights {MINI} --output OUT/embeddings.npz",
     "evaluate": f"--weights {MINI} --data digits",
     "export": f"{MINI} OUT",
     "fewshot": f"--weights {MINI} --data digits --shots 1 --seeds 1",
@@ -34,6 +35,7 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --output OUT",
     "recipes": "cifar10",
     "runs show": "nothing",
+    "search": f"EMBEDDINGS PHOTO --weights {MINI} --output OUT/search.html",
     "serve": "OUT",
     "transfer": f"{TRAINING} --runs 1 --output OUT",
     "vtab": f"--show --weights {MINI} --output OUT",

@@ -27,6 +27,7 @@ SHOWS = {  # In smoke size: how many pictures, and words among what is printed.
     ),
     "hybrid": (2, ("pool_root  (16, 16, 64)", "cls        (5, 192)", "6,337,704")),
     "look_inside": (5, ("(160, 32, 32, 3) -1.0 1.0", "page.html, ")),
+    "dense_features": (3, ("block_4          (2, 14, 14, 96)", "nearest patch: ")),
     "few_shot": (1, ("721 images to train on", "random weights: linear probe")),
     "masked_patches": (1, ("50% corrupted", "from scratch: ", "with 20 labels")),
     "export_and_serve": (1, ("- 0.00 not a whole JPEG", "of 359 PNG files")),

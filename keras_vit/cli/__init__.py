@@ -12,12 +12,13 @@ from keras_vit.cli.shell import app, console, tell, visible_warning
 # In the order of `keras-vit --help`.
 # isort: off
 from keras_vit.cli import training, evaluating, transferring, subsets, inspecting
-from keras_vit.cli import costing, exporting, serving, doctor, files, welcome
+from keras_vit.cli import embedding, costing, exporting, serving, doctor, files, welcome
 # isort: on
 
 __all__ = [
     "costing",
     "doctor",
+    "embedding",
     "evaluating",
     "exporting",
     "files",

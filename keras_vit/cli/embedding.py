@@ -1,0 +1,159 @@
+"""`keras-vit embed | search`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from keras_vit.cli.fields import given, grouped
+from keras_vit.cli.loaders import image_files, open_model, predicts_patches, read_image
+from keras_vit.cli.options import Images, OpenedModel
+from keras_vit.cli.shell import app, console, errors
+from keras_vit.files import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@app.command(epilog="Example: keras-vit embed photos --output embeddings.npz")
+@grouped
+def embed(
+    *,
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder of images; those in its folders are read too."),
+    ],
+    asked: OpenedModel,
+    output: Annotated[
+        Path, typer.Option(help="The .npz to write: paths, embeddings, the model.")
+    ] = Path("embeddings.npz"),
+    token: Annotated[
+        Literal["cls", "mean", "cls+mean"] | None,
+        typer.Option(
+            help="The class token, the mean of the patches, or both side by side "
+            "[default: cls, without a class token mean].",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Images = 32,
+) -> None:
+    """Writes an embedding of every image of a folder, for `keras-vit search`.
+
+    The file is written when all images are embedded, whole or not at all. Images that
+    cannot be read are left out and printed.
+    """
+    import numpy as np
+
+    from keras_vit.evaluation import retrieval
+    from keras_vit.evaluation.features import progress
+
+    if output.suffix != ".npz":
+        raise ValueError(
+            f"Expected --output with the suffix .npz. Received: --output {output}"
+        )
+    if not folder.is_dir():
+        raise ValueError(f"Expected a folder of images. Received: {str(folder)!r}")
+    files = image_files(folder)
+    network, _ = _open(asked)
+    embedder, kind = retrieval.embedder(network, token)
+    paths: list[str] = []
+    vectors: list[np.ndarray] = []
+    batches = list(range(0, len(files), batch_size))
+    for start in progress(batches, "embedding", len(batches), True):
+        some = list(_readable(files[start : start + batch_size], network))
+        if not some:
+            continue
+        images = np.stack([image for _, image in some])
+        filled = np.resize(images, (batch_size, *images.shape[1:]))  # One compilation.
+        found = np.asarray(embedder.predict_on_batch(filled))[: len(some)]
+        for (file, _), vector in zip(some, found, strict=True):
+            if not np.isfinite(vector).all():
+                raise ValueError(
+                    f"Expected finite embeddings. Received: NaN or infinity for "
+                    f"{printable(file)}. Check the weights and the preprocessing"
+                )
+            paths.append(str(file.relative_to(folder)))
+            vectors.append(vector)
+    if not paths:
+        raise ValueError(
+            "Expected JPEG, PNG, GIF, BMP or WebP images. Received: "
+            f"{len(files)} files in {str(folder)!r}, none of which can be read"
+        )
+    words = {
+        name: str(Path(value).absolute())
+        if name in ("model", "weights") and Path(str(value)).exists()
+        else value
+        for name, value in given(asked).items()
+    }
+    retrieval.Embeddings(
+        np.stack(vectors).astype(np.float32),
+        tuple(paths),
+        str(folder.absolute()),
+        retrieval.identity(network, embedder, kind),
+        words,
+    ).save(output)
+    left_out = len(files) - len(paths)
+    console.print(
+        f"wrote {printable(output)}: {len(paths)} embeddings of width "
+        f"{vectors[0].size}" + (f"; left out: {left_out}" if left_out else "")
+    )
+
+
+@app.command(epilog="Example: keras-vit search embeddings.npz some.jpg --top 20")
+@grouped
+def search(
+    *,
+    embeddings: Annotated[Path, typer.Argument(help="What `keras-vit embed` wrote.")],
+    photo: Annotated[Path, typer.Argument(help="The image to compare with.")],
+    asked: OpenedModel,
+    top: Annotated[int, typer.Option(min=1, help="Images to find.")] = 10,
+    output: Annotated[Path, typer.Option(help="The page of thumbnails.")] = Path(
+        "search.html"
+    ),
+) -> None:
+    """Finds the images that are most like a photo, by the cosine of embeddings.
+
+    Prints cosines and paths, and writes a page of thumbnails. The model is that of the
+    embeddings, unless it is named; a different one is refused.
+    """
+    import dataclasses
+
+    import numpy as np
+
+    from keras_vit.evaluation import retrieval
+    from keras_vit.files import replacing
+
+    known = retrieval.Embeddings.load(embeddings)
+    if photo.is_dir() or not photo.exists():
+        raise ValueError(f"Expected an image. Received: {str(photo)!r}")
+    if not given(asked):
+        names = {field.name for field in dataclasses.fields(OpenedModel)}
+        words = {key: at for key, at in known.opened.items() if key in names}
+        asked = OpenedModel(**words)
+    network, _ = _open(asked)
+    embedder, token = retrieval.embedder(network, known.token)
+    known.check(retrieval.identity(network, embedder, token))
+    query = np.asarray(embedder.predict_on_batch(read_image(photo, network)[None]))[0]
+    found = known.nearest(query, top)
+    for path, cosine in found:
+        console.print(f"{cosine:.4f}  {printable(str(known.file(path)))}")
+    text = retrieval.page(photo, found, known)
+    with replacing(output) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    console.print(f"wrote {printable(output)}")
+
+
+def _open(asked: OpenedModel) -> tuple[Any, dict[str, Any]]:
+    """The model as it is; of masked patch prediction its backbone."""
+    network, details = open_model(asked, purpose="any")
+    return (network.backbone if predicts_patches(network) else network), details
+
+
+def _readable(files: list[Path], network: Any) -> "Iterator[tuple[Path, np.ndarray]]":
+    """Files and their images; names the ones that cannot be read."""
+    for file in files:
+        try:
+            yield file, read_image(file, network)
+        except ValueError as error:
+            errors.print(f"left out {error}")

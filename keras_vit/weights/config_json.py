@@ -525,18 +525,68 @@ def _check_hf(config: _Json, **built: Any) -> None:
 
 # The models of transformers whose layers are those here.
 _HF_TYPES = {
-    *("vit", "deit", "vit_msn", "vit-hybrid", "vit_hybrid"),
-    *("dinov2", "dinov2_with_registers", "bit"),
+    *("vit", "deit", "vit_msn", "vit-hybrid", "vit_hybrid", "vit_mae", "ijepa"),
+    *("dinov2", "dinov2_with_registers", "dinov3_vit", "bit"),
+    *("beit", "data2vec-vision"),
+}
+# What a class of transformers has where its config.json leaves a field out.
+_CLIP = {
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "num_attention_heads": 12,
+}
+_SIGLIP = {**_CLIP, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_DINOV3 = {"hidden_act": "gelu", "layer_norm_eps": 1e-5}
+_HF_TOWERS: dict[str, dict[str, Any]] = {  # Image towers, by the model they are in.
+    **dict.fromkeys(("clip", "metaclip_2", "chinese_clip", "altclip"), _CLIP),
+    **dict.fromkeys(("siglip", "siglip2"), _SIGLIP),
+}
+_TOWER = "_vision_model"
+_HF_REFUSED = {  # Families of transformers that no layer here computes.
+    "swin": "windows and stages (Swin)",
+    "swinv2": "windows and stages (Swin)",
+    "pvt": "stages (PVT)",
+    "pvt_v2": "stages (PVT)",
+    "cvt": "convolutional stages (CvT)",
+    "levit": "convolutional stages (LeViT)",
+    "mobilevit": "convolutional stages (MobileViT)",
+    "mobilevitv2": "convolutional stages (MobileViT)",
+    "efficientformer": "convolutional stages (EfficientFormer)",
+    "hiera": "stages (Hiera)",
+    "mvitv2": "stages (MViT)",
+    "convnext": "convolutions (ConvNeXt)",
+    "convnextv2": "convolutions (ConvNeXt)",
+    "dinov3_convnext": "convolutions (ConvNeXt)",
+    "sam": "windowed attention (SAM)",
+    "sam_vision_model": "windowed attention (SAM)",
+    "vitdet": "windowed attention (ViTDet)",
+    "yolos": "detection tokens (YOLOS)",
+    "vivit": "video (ViViT)",
+    "videomae": "video (VideoMAE)",
+    "timesformer": "video (TimeSformer)",
+    "vjepa2": "video (V-JEPA 2)",
+    "aimv2": "a layout of its own (AIMv2): timm's copy is read",
+    "aimv2_vision_model": "a layout of its own (AIMv2): timm's copy is read",
+    "pixtral": "images of any size (Pixtral)",
 }
 
 
 def _hf_config(config: _Json) -> Stated:
     kind = config.take("model_type", _TEXT)
-    if kind not in _HF_TYPES:
+    if (kind or "").removesuffix(_TOWER) in _HF_TOWERS:
+        return _hf_tower(config)
+    if kind in _HF_REFUSED:
         raise ValueError(
-            f"Expected model_type to be one of {', '.join(sorted(_HF_TYPES))}: models "
-            "of transformers that the layers here compute. Received: "
-            f"model_type={kind!r} in {str(config.file)!r}"
+            "Expected a plain ViT or a ResNet of this library's layers. Received: "
+            f"model_type={kind!r}, with {_HF_REFUSED[kind]}, in {str(config.file)!r}. "
+            "transformers computes it"
+        )
+    if kind not in _HF_TYPES:
+        known = ", ".join(sorted({*_HF_TYPES, *_HF_TOWERS}))
+        raise ValueError(
+            f"Expected model_type to be one of {known}: models of transformers that "
+            f"the layers here compute. Received: model_type={kind!r} in "
+            f"{str(config.file)!r}"
         )
     labels = config.take("id2label", _OBJECT)
     names = {} if labels is None else _hf_labels(labels)
@@ -554,14 +604,15 @@ def _hf_config(config: _Json) -> Stated:
         _check_hf(backbone, layer_type="bottleneck", embedding_dynamic_padding=True)
         _check_hf(backbone, global_padding="SAME", **_HF_RESNET)
         facts.pop("num_channels", None)  # Of the pixels or of the map.
-    if config.take("use_swiglu_ffn", _BOOL):
-        raise ValueError(
-            "Expected use_swiglu_ffn=false: no layer here computes SwiGLU. "
-            f"Received: use_swiglu_ffn=true in {str(config.file)!r}"
-        )
+    if kind == "dinov3_vit":
+        config = _with_defaults(config, _DINOV3)
     _check_hf(config, pooler_act="tanh")
     facts |= _taken(
         config,
+        ("gated_mlp", "use_swiglu_ffn", _BOOL),
+        ("gated_mlp", "use_gated_mlp", _BOOL),
+        ("relative_position", "use_relative_position_bias", _BOOL),
+        ("positions", "use_absolute_position_embeddings", _BOOL),
         ("hidden_size", "hidden_size", _INTEGER),
         ("num_layers", "num_hidden_layers", _INTEGER),
         ("mlp_dim", "intermediate_size", _INTEGER),
@@ -580,10 +631,57 @@ def _hf_config(config: _Json) -> Stated:
         ),
         **_gelu(config, "hidden_act"),
     }
+    if config.take("use_swiglu_ffn", _BOOL):  # Its activation is not hidden_act.
+        fields.pop("gelu", None)
+        fields["activation"] = "silu"
+    if kind == "dinov3_vit":
+        fields["rotary"] = _hf_rotary(config)
+    if kind == "ijepa":
+        fields["classifier"] = "gap"
+    mean = config.take("use_mean_pooling", _BOOL)
+    if kind in ("beit", "data2vec-vision") and mean is not False:
+        fields["final_norm"] = False  # Its norm follows the mean, if there is one.
     size = config.take("image_size", _SIDES)
     if is_hybrid:  # Patches of its map.
         size = (config.take("backbone_featmap_shape", _SHAPE) or [])[2:]
     return Stated(names | fields | _grid(size, patch_size), facts)
+
+
+def _with_defaults(config: _Json, defaults: Mapping[str, Any]) -> _Json:
+    """The object with what the library has where a field is left out."""
+    return _Json(config.file, {**defaults, **config.values})
+
+
+def _hf_rotary(config: _Json) -> RotaryConfig:
+    """DINOv3's rotary positions."""
+    inner = config.inner("rope_parameters")
+    theta = inner.take("rope_theta", _POSITIVE) or config.take("rope_theta", _POSITIVE)
+    return RotaryConfig(kind="centered", temperature=theta or 100.0, half=True)
+
+
+def _hf_tower(config: _Json) -> Stated:
+    """The image tower of a CLIP or a SigLIP, alone or inside."""
+    kind = str(config.values["model_type"])
+    own = config if kind.endswith(_TOWER) else config.inner("vision_config")
+    own = _with_defaults(own, _HF_TOWERS[kind.removesuffix(_TOWER)])
+    fields = {
+        **_taken(
+            own,
+            ("num_heads", "num_attention_heads", _INTEGER),
+            ("layer_norm_epsilon", "layer_norm_eps", _POSITIVE),
+        ),
+        **_gelu(own, "hidden_act"),
+    }
+    facts = _taken(
+        own,
+        ("hidden_size", "hidden_size", _INTEGER),
+        ("num_layers", "num_hidden_layers", _INTEGER),
+        ("mlp_dim", "intermediate_size", _INTEGER),
+        ("num_channels", "num_channels", _INTEGER),
+        ("patch_size", "patch_size", _INTEGER),
+    )
+    size = own.take("image_size", _SIDES)
+    return Stated(fields | _grid(size, facts.get("patch_size")), facts)
 
 
 def _hf_labels(labels: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,20 @@ KERAS_OUT = Layout(  # (k D_h, D) -> (k, D_h, D)
 )
 FLAT = Layout(lambda t, k: t.reshape(-1), lambda t: t)
 ADD_AXIS = Layout(lambda t, k: t[None], lambda t: t[0])
+TOKEN = Layout(lambda t, k: t[None, None], lambda t: t[0, 0])  # (D,) -> (1, 1, D)
 HEAD_HWIO = Layout(lambda t, k: t[0, 0], lambda t: t[None, None])
 HEAD_OIHW = Layout(lambda t, k: t[:, :, 0, 0].T, lambda t: t.T[:, :, None, None])
+
+
+def _patches(t: np.ndarray, k: int) -> np.ndarray:
+    """(D, P P C), P rows of P pixels of C = 3, or OIHW, -> HWIO."""
+    if t.ndim != 2:
+        return CONV.read(t, k)
+    side = math.isqrt(t.shape[1] // 3)
+    return t.T.reshape(side, side, 3, len(t))
+
+
+CONV_OR_PATCHES = Layout(_patches, CONV.write)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,6 +442,15 @@ HF = Dialect(
                 ("mlp.fc1", "mlp.fc2"),
             )
         ),
+        *_dense(MLP + "/{Gate,Dense_0}", "encoder.layer.{i}.mlp.weights_in"),
+        *_dense(f"{MLP}/Dense_1", "encoder.layer.{i}.mlp.weights_out"),
+        Rule(SCALE, "encoder.layer.{i}.lambda_{s+1}"),  # BEiT
+        Rule(
+            f"{ATTENTION}/relative_position_bias",
+            "encoder.layer.{i}.attention.attention.relative_position_bias."
+            "relative_position_bias_table",
+        ),
+        *_norm("head_norm", "pooler.layernorm"),
         *_norm("Transformer/encoder_norm", "layernorm"),
         *_dense("pre_logits", "pooler.dense"),
         *_root(f"{_HF_STEM}.embedder.convolution", f"{_HF_STEM}.embedder.norm"),
@@ -439,13 +460,90 @@ HF = Dialect(
         *_dense("head_dist", "distillation_classifier"),
     ),
     numerics="hf",
-    prefixes=("vit.", "deit.", "dinov2.", "dinov2_with_registers."),
-    ignored=r"embeddings\.mask_token$",  # Of pre-training.
+    prefixes=(
+        *("vit.", "deit.", "dinov2.", "dinov2_with_registers."),
+        *("beit.", "data2vec_vision.", "ijepa."),
+    ),
+    # Of pre-training, and what BEiT's table is read by.
+    ignored=r"embeddings\.mask_token$|^decoder\.|\.relative_position_index$",
 )
 HF_DEIT = dataclasses.replace(  # For writing: DeiT's own prefix and heads.
     HF,
     prefixes=("deit.",),
     rules=tuple(rule for rule in HF.rules if not rule.theirs.startswith("classifier.")),
+)
+
+
+def _hf_attention(theirs: str, out: str) -> list[Rule]:
+    """Attention whose four layers are called q_proj and so on."""
+    return [
+        rule
+        for matrix in ("query", "key", "value")
+        for rule in _dense(
+            f"{ATTENTION}/{matrix}",
+            f"{theirs}.{matrix[0]}_proj",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+        )
+    ] + _dense(f"{ATTENTION}/out", f"{theirs}.{out}", OUT_KERNEL)
+
+
+_DINOV3 = "layer.{i}"
+HF_DINOV3 = Dialect(
+    "hf",
+    (
+        Rule("cls_token", "embeddings.cls_token"),
+        Rule("reg_token", "embeddings.register_tokens"),
+        *_dense("embedding", "embeddings.patch_embeddings", CONV),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_DINOV3}.norm1"),
+        *_hf_attention(f"{_DINOV3}.attention", "o_proj"),
+        Rule(SCALE, f"{_DINOV3}.layer_scale{{s+1}}.lambda1"),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_DINOV3}.norm2"),
+        *_dense(f"{MLP}/Gate", f"{_DINOV3}.mlp.gate_proj"),
+        *_dense(f"{MLP}/Dense_0", f"{_DINOV3}.mlp.up_proj"),
+        *_dense(f"{MLP}/Dense_1", f"{_DINOV3}.mlp.down_proj"),
+        *_norm("Transformer/encoder_norm", "norm"),
+        *_dense("head", "classifier"),
+    ),
+    numerics="hf",
+    prefixes=("dinov3_vit.model.", "dinov3_vit.", "model."),
+    ignored=r"embeddings\.mask_token$|inv_freq$",
+    placed=False,
+)
+_CLIP = "encoder.layers.{i}"
+HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
+    "hf",
+    (
+        Rule("cls_token", "embeddings.class_embedding", TOKEN),
+        Rule("pos_embed", "embeddings.position_embedding.weight", ADD_AXIS),
+        *_dense("embedding", "embeddings.patch_embedding", CONV_OR_PATCHES),
+        *_norm("Transformer/pre_norm", "pre_layrnorm"),
+        *_norm("Transformer/pre_norm", "pre_layernorm"),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_CLIP}.layer_norm1"),
+        *_hf_attention(f"{_CLIP}.self_attn", "out_proj"),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_CLIP}.layer_norm2"),
+        *_dense(f"{MLP}/Dense_0", f"{_CLIP}.mlp.fc1"),
+        *_dense(f"{MLP}/Dense_1", f"{_CLIP}.mlp.fc2"),
+        *_norm("Transformer/encoder_norm", "post_layernorm"),
+        Rule("MAPHead_0/probe", "head.probe"),
+        *_dense(
+            MAP + "/{query,key,value}",
+            "head.attention.in_proj",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+            endings=("_weight", "_bias"),
+        ),
+        *_dense(f"{MAP}/out", "head.attention.out_proj", OUT_KERNEL),
+        *_norm("MAPHead_0/LayerNorm_0", "head.layernorm"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_0", "head.mlp.fc1"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_1", "head.mlp.fc2"),
+        Rule("head/kernel", "visual_projection.weight", DENSE),
+        *_dense("head", "classifier"),
+    ),
+    numerics="hf",
+    prefixes=("vision_model.vision_model.", "vision_model."),
+    ignored=r"^(text_model|text_projection|logit_scale|logit_bias)|position_ids$",
+    placed=False,
 )
 HF_BIT = Dialect(
     "hf",
@@ -599,6 +697,8 @@ MARKS: tuple[tuple[str, Dialect | None], ...] = (
     (r"^patch_embed\.proj\.weight$", TIMM),
     (r"^stem\.conv\.weight$", TIMM_BIT),
     (r"(^|\.)embeddings\.patch_embeddings\.projection\.weight$", HF),
+    (r"(^|\.)embeddings\.patch_embeddings\.weight$", HF_DINOV3),
+    (r"(^|\.)embeddings\.patch_embedding\.weight$", HF_CLIP),
     (r"^(bit\.)?embedder\.convolution\.weight$", HF_BIT),
     (r"/vit/embeddings/patch_embeddings/projection/kernel:0$", HF_TF),
     (r"^patch/embed/patch/embed/kernel:0$", TFVIT),
@@ -616,6 +716,14 @@ REFUSED = {
     r"\.(attns|ffns)\.[0-9]": "parallel attentions and MLPs in a block",
     r"\.(in_proj|attn_out_proj)\.": "attention and MLP in parallel (ViT-22B)",
     r"\.running_mean$": "BatchNorm",
+    r"encoder\.relative_position_bias\.": "relative positions shared by all blocks",
+}
+
+
+# Parts that are no weights of the encoder, in words.
+LEFT_OUT = {
+    r"^decoder\.": "the decoder of pre-training left out",
+    r"^text_model\.": "the text tower left out",
 }
 
 
@@ -718,6 +826,22 @@ def canonical(
         if not re.search(dialect.ignored, name):
             found[name] = tensors[original]
     _check_filled(found, where)
+    left = tuple(
+        note
+        for pattern, note in LEFT_OUT.items()
+        if any(re.search(pattern, name) for name in names)
+    )
+    if left:
+        read = canonical(
+            found,
+            where,
+            heads=heads,
+            map_heads=map_heads,
+            patches=patches,
+            embedded=embedded,
+            architecture=architecture,
+        )
+        return dataclasses.replace(read, notes=(*read.notes, *left))
     if heads is None and dialect.is_fused:
         heads = _usual_heads(dialect, found, where, architecture)
         told = f"num_heads={heads} assumed from hidden_size"
@@ -859,7 +983,7 @@ def _translated(
     found = dialect.translate(_unpacked(tensors), heads, where, map_heads)
     traits = _traits(found)
     if not traits["positions"] and "embedding/kernel" in found:
-        if dialect.placed:
+        if dialect.placed and not traits["relative_position"]:
             raise ValueError(
                 f"Expected position embeddings, as every {dialect.name} checkpoint has "
                 f"them. Received: {where} without"
@@ -885,6 +1009,8 @@ def _translated(
     elif head is not None and embedding is not None and "gn_final/scale" not in found:
         if len(head) == 2 * embedding.shape[-1]:
             hints["classifier"] = "token_gap"
+        elif dialect is HF_CLIP:
+            hints |= _clip_head(found)
         elif dialect is HF and "pre_logits/kernel" in found:
             # ViTForImageClassification has no pooler; old files carry one, unused.
             found = _without(found, "pre_logits")
@@ -892,6 +1018,20 @@ def _translated(
     told = tuple(notes)
     name, numerics = dialect.name, dialect.numerics
     return Canonical(found, name, numerics, hints, told, traits)
+
+
+def _clip_head(found: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What the head of a CLIP or a SigLIP reads; drops the layers that it does not."""
+    if "head/bias" not in found:  # CLIP's projection, of the class token.
+        return {"head_bias": False}
+    hints: dict[str, Any] = {"classifier": "gap"}  # Of the patches.
+    if "cls_token" in found or "cls" in found:
+        for part in ("scale", "bias"):  # Of the pooled token, which is not read.
+            found.pop(f"Transformer/encoder_norm/{part}", None)
+        hints |= {"final_norm": False, "num_registers": 1}
+    for name in [at for at in found if at.startswith("MAPHead_0/")]:
+        del found[name]
+    return hints
 
 
 def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

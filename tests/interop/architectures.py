@@ -158,6 +158,8 @@ def gradient_difference(ours, theirs, where, patches, config):
         own = ours[name]
         if name == variables.POSITIONS and own.shape == gradient.shape:
             used = np.abs(gradient).max(axis=(0, 2)) > 0
+            if not used.any():
+                continue  # MAE's are not trained.
             own, gradient = own[:, used], gradient[:, used]
         size = max(np.abs(gradient).max(), 0.05 * scale)
         worst = max(worst, float(np.abs(own - gradient).max() / size))

@@ -127,8 +127,6 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
     "hf_bit_same": ("Bit", "Model", BIT | {"global_padding": "same"}, {}),
 }
 REFUSED = {  # Families that we do not compute: what the error says.
-    "hf_quick_gelu": "hidden_act='quick_gelu'",
-    "hf_swiglu": "SwiGLU",
     "hf_bit_same": 'global_padding="SAME"',
 }
 FAMILIES = [
@@ -162,6 +160,8 @@ def randomise(model, seed):
     }
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
+        if not parameter.ndim:  # A temperature of CLIP's.
+            continue
         if name in scales or name.endswith(("gamma", "lambda1")):
             parameter.copy_(1 + 0.2 * noise)
         elif parameter.ndim == 1:

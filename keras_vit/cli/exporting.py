@@ -54,8 +54,8 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="A file .tflite, .onnx or .xml, with FILE.labels.txt beside it; of "
-            "savedmodel the folder of versions.",
+            help="A file .tflite, .onnx or .xml, with FILE.labels.txt and "
+            "FILE.facts.json next to it; of savedmodel the folder of versions.",
         ),
     ],
     file_format: Annotated[

@@ -33,6 +33,7 @@ from keras_vit.models.description import (
     ForeignModelError,
     weights_sha256,
 )
+from keras_vit.models.vision import facts_of
 from keras_vit.weights.architecture import config_of
 
 __all__ = ["Card"]
@@ -47,7 +48,8 @@ class Card(CardData):
 
     Attributes:
         name: of the model, as tables show it.
-        model: its variant, sizes, and the sha256 of its weights and of their file.
+        model: its variant, sizes, the sha256 of its weights and of their file, and
+            their source, commit and license where they are known.
         numerics: what it computes with: GELU, epsilons, dtypes, backend, versions.
         preprocessing: what was done to an image.
         data: the data set's name, fingerprint, numbers of images, and classes.
@@ -94,6 +96,7 @@ class Card(CardData):
                 "variant": _variant(config),
                 "parameters": model.count_params(),
                 "weights_sha256": weights_sha256(model),
+                **_origin(model),
                 **_file(weights_file),
             },
             numerics=_numerics(model, config),
@@ -286,6 +289,13 @@ _DAMAGE = (
     *BROKEN_ZIP,
     *(KeyError, TypeError, AttributeError),
 )
+
+
+def _origin(model: keras.Model) -> dict[str, str]:
+    """The source, commit and license of the weights, where they are known."""
+    provenance = facts_of(model).provenance
+    values = {at: getattr(provenance, at) for at in ("source", "revision", "license")}
+    return {at: value for at, value in values.items() if value is not None}
 
 
 def _file(path: str | os.PathLike[str] | None) -> dict[str, str]:

@@ -26,9 +26,9 @@ import tensorflow as tf
 from keras_vit import export_formats
 from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_channels
 from keras_vit.facts import OFFICIAL, Preprocessing
-from keras_vit.files import replacing_all
+from keras_vit.files import replacing_all, write_json
 from keras_vit.layers.embeddings import quantized
-from keras_vit.models.vision import labels_of, preprocessing_of
+from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
 from keras_vit.serving.export_check import drawn_samples
 from keras_vit.serving.on_tensorflow import exported_on_tensorflow
@@ -59,7 +59,7 @@ class ExportedFile:
     images: int
 
     def __str__(self) -> str:
-        size = sum(at.stat().st_size for at in _files(self.path)[:-1]) / 2**20
+        size = sum(at.stat().st_size for at in _files(self.path)[:-2]) / 2**20
         return (
             f"{self.path}: {size:.1f} MiB; without Keras its scores differ by "
             f"{self.difference:.1e} at most, and the best class is Keras's for "
@@ -86,7 +86,8 @@ def export_file(
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
     float32 [B, K], probabilities; B is any number (of LiteRT after
-    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line.
+    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line, and
+    `FILE.facts.json` the config, the preprocessing and the provenance of the model.
 
     What was trained in mixed precision is computed in float32, and LoRA is merged. It
     is renamed into place after a process without Keras has run it: float32 within 1e-4
@@ -138,7 +139,11 @@ def export_file(
         for temporary in temporaries:
             temporary.touch()  # Says now, not in a minute, that it may not be written.
         text = "".join(f"{name}\n" for name in names)
-        temporaries[-1].write_text(text, encoding="utf-8")
+        temporaries[-2].write_text(text, encoding="utf-8")
+        facts = dataclasses.replace(
+            facts_of(model), labels=names, preprocessing=scaling
+        )
+        write_json(temporaries[-1], facts.to_json())
         file_format.write(_from_pixels(plain, scaling), temporaries[0], precision)
         found = run_fresh(file_format.kind, temporaries[0], {"images": trial})
         difference = largest_difference(
@@ -192,9 +197,12 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file and those that go with it, its labels last."""
+    """A file and those that go with it; its labels and its facts are last."""
     weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
-    return [path, *weights, path.with_name(f"{path.name}.labels.txt")]
+    beside = (
+        path.with_name(f"{path.name}.{at}") for at in ("labels.txt", "facts.json")
+    )
+    return [path, *weights, *beside]
 
 
 def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:

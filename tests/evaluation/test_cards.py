@@ -16,6 +16,7 @@ from keras_vit.data import Arrays, Source
 from keras_vit.evaluation import card_pages, cards, comparison, metrics
 from keras_vit.evaluation.cards import Card
 from keras_vit.evaluation.classification import classify, task_of
+from keras_vit.facts import Provenance
 from keras_vit.models.description import weights_sha256
 
 pytestmark = pytest.mark.tensorflow_only
@@ -142,6 +143,19 @@ def test_the_weights_file_is_told(task, tmp_path):
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     )
     assert "file" not in made(task, weights_file=tmp_path).model
+
+
+def test_the_origin_of_the_weights_is_told(task):
+    model = vit(0)
+    found = classify(model, task)
+    assert "source" not in Card.of(model, found, name="mine").model
+    model.facts = dataclasses.replace(
+        model.facts,
+        provenance=Provenance(source="hf://a/b", revision="c" * 40, license="mit"),
+    )
+    card = Card.of(model, found, name="mine")
+    told = {at: card.model[at] for at in ("source", "revision", "license")}
+    assert told == {"source": "hf://a/b", "revision": "c" * 40, "license": "mit"}
 
 
 # Pages.

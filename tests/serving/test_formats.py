@@ -1,5 +1,6 @@
 """LiteRT, ONNX and OpenVINO files against Keras, each in its own runtime."""
 
+import json
 import logging
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.facts import Facts
 from keras_vit.layers import TransformerBlock
 from tests.layers import by_hand
 from tests.models import families
@@ -235,8 +237,14 @@ def test_a_process_without_keras_proves_it(model, onnx_file):
     folder = onnx_file.path.parent
     assert sorted(at.name for at in folder.iterdir()) == [
         "flowers.onnx",
+        "flowers.onnx.facts.json",
         "flowers.onnx.labels.txt",
     ]
+    facts = Facts.from_json(
+        json.loads((folder / "flowers.onnx.facts.json").read_text(encoding="utf-8"))
+    )
+    assert facts.provenance == model.provenance
+    assert (facts.preprocessing, facts.labels) == (SCALE, tuple(LABELS))
     text = (folder / "flowers.onnx.labels.txt").read_text(encoding="utf-8")
     assert text.splitlines() == LABELS
 
@@ -260,6 +268,7 @@ def test_openvino_has_one_output(tmp_path, in_process):
     assert sorted(at.name for at in tmp_path.iterdir()) == [
         "m.bin",
         "m.xml",
+        "m.xml.facts.json",
         "m.xml.labels.txt",
     ]
     found = openvino.Core().read_model(tmp_path / "m.xml")

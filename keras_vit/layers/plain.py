@@ -9,6 +9,7 @@ Glossary of shapes (the paper's letters):
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +21,14 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.configs import PlainViTConfig, RotaryConfig
 from keras_vit.layers import kernels
-from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
-from keras_vit.layers.encoder import TransformerBlock, xavier_uniform
+from keras_vit.layers.embeddings import (
+    Composite,
+    Shape,
+    Tensor,
+    known_length,
+    register,
+)
+from keras_vit.layers.encoder import TransformerBlock, rematerialized, xavier_uniform
 from keras_vit.layers.positions import AddPositionEmbs
 
 QUICK = 1.702  # Of CLIP's GELU (openai/CLIP, model.py).
@@ -147,33 +154,47 @@ class PlacedPositionEmbs(AddPositionEmbs):
         return {**super().get_config(), "num_bare_tokens": self.num_bare_tokens}
 
 
-def rotary_positions(rotary: RotaryConfig, grid: tuple[int, int]) -> np.ndarray:
-    """Positions of the patches, row by row: (rows, columns) -> [N, 2], float64.
+def _library(grid: tuple[Any, Any]) -> Any:
+    """NumPy for a grid of numbers, `keras.ops` for one that comes with the images."""
+    return np if all(isinstance(side, int) for side in grid) else ops
 
-    The two coordinates are in the config's order.
+
+def rotary_positions(rotary: RotaryConfig, grid: tuple[Any, Any]) -> Any:
+    """Positions of the patches, row by row: (rows, columns) -> [N, 2].
+
+    float64 NumPy; a float32 tensor for a grid that comes with the images. The two
+    coordinates are in the config's order.
     """
-    sides = []
+    library, sides = _library(grid), []
     for axis, count in enumerate(grid):
-        at = np.arange(count) + rotary.offset
+        at = library.arange(count)
+        if library is ops:
+            at, count = ops.cast(at, "float32"), ops.cast(count, "float32")
+        at = at + rotary.offset
         if rotary.kind == "centered":
             at = 2 * (at + 0.5) / count - 1
         elif rotary.reference_grid is not None:
             at = at / count * rotary.reference_grid[axis]
         sides.append(at)
-    places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
-    return places if rotary.order == "yx" else places[:, ::-1]
+    places = library.stack(library.meshgrid(*sides, indexing="ij"), axis=-1)
+    places = library.reshape(places, (-1, 2))
+    return places if rotary.order == "yx" else library.flip(places, axis=-1)
 
 
-def rotary_angles(
-    rotary: RotaryConfig, grid: tuple[int, int], head_size: int
-) -> np.ndarray:
-    """Angles that queries and keys are turned by: -> [N, D_h / 2], float64."""
+def rotary_angles(rotary: RotaryConfig, grid: tuple[Any, Any], head_size: int) -> Any:
+    """Angles that queries and keys are turned by: -> [N, D_h / 2].
+
+    float64 NumPy; a float32 tensor for a grid that comes with the images.
+    """
+    library = _library(grid)
     bands = np.arange(head_size // 4) / (head_size // 4)
     frequencies = rotary.temperature**-bands
     if rotary.kind == "centered":
         frequencies *= 2 * math.pi
+    if library is ops:
+        frequencies = frequencies.astype("float32")
     angles = rotary_positions(rotary, grid)[:, :, None] * frequencies
-    return angles.reshape(len(angles), -1)
+    return library.reshape(angles, (-1, head_size // 2))
 
 
 def relative_index(grid: tuple[int, int]) -> np.ndarray:
@@ -270,9 +291,22 @@ class PlainAttention(Composite):
         layers = [self.qkv, self.query_norm, self.key_norm, self.dropout]
         return [at for at in (*layers, self.layer_norm, self.out) if at is not None]
 
-    def call(self, z: Tensor, training: bool | None = None) -> Tensor:
-        tokens, width = z.shape[1:]
-        q, k, v = self._heads(z)
+    def call(
+        self,
+        z: Tensor,
+        places: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """Returns what the tokens attend to.
+
+        Args:
+            z: [B, T, D].
+            places: what the patches are cut from, [B, H, W, C], in a model for images
+                of any size; only its size is read.
+            training: whether attention probabilities are dropped.
+        """
+        tokens, width = known_length(z, 1), z.shape[2]
+        q, k, v = self._heads(z, places)
         dropped = training and self.config.attention_dropout_rate
         if self.relative_position_bias is not None or dropped:
             weights = ops.cast(self._scores(q, k), v.dtype)
@@ -298,47 +332,55 @@ class PlainAttention(Composite):
         q, k, _ = self._heads(z)
         return self._scores(q, k)
 
-    def _heads(self, z: Tensor) -> list[Tensor]:
+    def _heads(self, z: Tensor, places: Tensor | None = None) -> list[Tensor]:
         """Q / sqrt(D_h), k and v with their positions, each [B, k, T, D_h]."""
-        tokens, width = z.shape[1:]
+        tokens, width = known_length(z, 1), z.shape[2]
         qkv = self.qkv(kernels.flatten_tokens(z))
         if self.query_bias is not None:
-            none = ops.zeros_like(self.value_bias)
-            qkv = qkv + ops.concatenate([self.query_bias, none, self.value_bias])
+            query, value = (
+                ops.cast(at, qkv.dtype) for at in (self.query_bias, self.value_bias)
+            )
+            qkv = qkv + ops.concatenate([query, ops.zeros_like(query), value])
         size = width // self.num_heads
         heads = ops.reshape(qkv, (-1, tokens, 3, self.num_heads, size))
         q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if self.config.rotary is not None:
-            q, k = self._turned(q), self._turned(k)
+            angles = self._angles(self._grid_of(places))
+            turns = [ops.cast(f(angles), q.dtype) for f in (ops.cos, ops.sin)]
+            q, k = self._turned(q, *turns), self._turned(k, *turns)
         return [q * size**-0.5, k, v]
 
-    def _turned(self, x: Tensor) -> Tensor:
-        """Queries or keys turned by their rotary positions: [B, k, T, D_h]."""
-        angles = self._angles()
-        cos, sin = (ops.cast(f(angles), x.dtype) for f in (ops.cos, ops.sin))
-        heads, tokens, size = x.shape[1:]
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries or keys turned by the angles of their places: [B, k, T, D_h]."""
+        tokens, size = known_length(x, 2), x.shape[3]
         if self.config.rotary.half:  # type: ignore[union-attr]
             a, b = x[..., : size // 2], x[..., size // 2 :]
             return ops.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        pairs = ops.reshape(x, (-1, heads, tokens, size // 2, 2))
+        pairs = ops.reshape(x, (-1, self.num_heads, tokens, size // 2, 2))
         a, b = pairs[..., 0], pairs[..., 1]
         turned = ops.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        return ops.reshape(turned, (-1, heads, tokens, size))
+        return ops.reshape(turned, (-1, self.num_heads, tokens, size))
 
-    def _angles(self) -> Tensor:
+    def _grid_of(self, places: Tensor | None) -> tuple[Any, Any]:
+        """(rows, columns) of the patches; the layer's own without `places`."""
+        if places is None:
+            return self.grid
+        _, height, width, _ = ops.shape(places)
+        return height // self.config.patch_size, width // self.config.patch_size
+
+    def _angles(self, grid: tuple[Any, Any]) -> Tensor:
         """Of all tokens, 0 before patches: [T, D_h / 2], "mixed" [k, T, D_h / 2]."""
         config, rotary = self.config, self.config.rotary
         assert rotary is not None  # noqa: S101  The caller asked.
-        bare = (config.num_prefix_tokens, 0)
+        bare = ((config.num_prefix_tokens, 0), (0, 0))
         if self.frequencies is None:
             size = config.hidden_size // config.num_heads
-            angles = rotary_angles(rotary, self.grid, size)
-            wide = kernels.wide(self.compute_dtype)
-            return ops.convert_to_tensor(np.pad(angles, (bare, (0, 0))), wide)
+            angles = _library(grid).pad(rotary_angles(rotary, grid, size), bare)
+            return ops.convert_to_tensor(angles, kernels.wide(self.compute_dtype))
         frequencies = kernels.at_least_float32(self.frequencies)
-        places = np.pad(rotary_positions(rotary, self.grid), (bare, (0, 0)))
+        places = _library(grid).pad(rotary_positions(rotary, grid), bare)
         places = ops.convert_to_tensor(places, frequencies.dtype)
         first, second = (
             places[:, axis][:, None] * frequencies[axis][:, None] for axis in (0, 1)
@@ -442,7 +484,7 @@ class PlainMlp(Composite):
         h = self.dropout(h, training=training)
         if self.layer_norm is not None:
             h = self.layer_norm(h)
-        y = ops.reshape(self.dense_1(h), (-1, *z.shape[1:]))
+        y = ops.reshape(self.dense_1(h), (-1, known_length(z, 1), z.shape[2]))
         return self.dropout(y, training=training)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
@@ -516,17 +558,38 @@ class PlainBlock(TransformerBlock):
         ]
         return [layer for layer in layers if layer is not None]
 
-    def _equations(self, z: Tensor, training: bool | None) -> Tensor:
-        z = self._attended(z, training) + z
+    def call(  # type: ignore[override]
+        self, z: Tensor, places: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """Returns the tokens of the next layer.
+
+        Args:
+            z: [B, T, D].
+            places: what the patches are cut from, [B, H, W, C], in a model for images
+                of any size; only its size is read.
+            training: whether units and branches are dropped.
+        """
+        equations = functools.partial(self._equations_on, places)
+        if self.remat and training:
+            return rematerialized(equations, z, self)
+        return equations(z, training)
+
+    def _equations_on(
+        self, places: Tensor | None, z: Tensor, training: bool | None
+    ) -> Tensor:
+        z = self._attended(places, z, training) + z
         post = self.config.post_norm
         y = self.mlp(z if post else self.layer_norm_1(z), training=training)
         if self.layer_scale_1 is not None:
             y = self.layer_scale_1(y)
         return self._branch(self.layer_norm_1(y) if post else y, training) + z
 
-    def _attended(self, z: Tensor, training: bool | None) -> Tensor:
+    def _attended(
+        self, places: Tensor | None, z: Tensor, training: bool | None
+    ) -> Tensor:
         post = self.config.post_norm
-        y = self.attention(z if post else self.layer_norm_0(z), training=training)
+        read = z if post else self.layer_norm_0(z)
+        y = self.attention(read, places, training=training)
         y = self.dropout(y, training=training)
         if self.layer_scale_0 is not None:
             y = self.layer_scale_0(y)

@@ -172,11 +172,6 @@ def _check_any_size(model: keras.Model) -> None:
             )
         if isinstance(layer, TransformerBlock) and layer.relative:
             raise _unmoved(layer.name)
-        if isinstance(layer, PlainBlock) and layer.config.rotary is not None:
-            raise ValueError(
-                "Expected a fixed image_size for rotary positions. Received: a side of "
-                f"None, model={model.name!r} with {layer.name}"
-            )
         if isinstance(layer, AddPositionEmbs) and layer.grid is None:
             raise ValueError(
                 "Expected positions of a known grid, which can be resized (3.2). "
@@ -240,7 +235,7 @@ def _cloned(
                 pads = PadToPatches(layer.patch_size, dtype=policy, name="pad")
                 args = (pads(args[0]),)
             cut.append(args[0])
-        if isinstance(layer, AddPositionEmbs):
+        if isinstance(layer, AddPositionEmbs) or _turns(layer):
             args, kwargs = (args[0], *cut), {}
         return layer(*args, **kwargs)
 
@@ -250,6 +245,11 @@ def _cloned(
         clone_function=clone,
         call_function=call,
     )
+
+
+def _turns(layer: keras.layers.Layer) -> bool:
+    """Whether a block has rotary positions, which are computed from the grid."""
+    return isinstance(layer, PlainBlock) and layer.config.rotary is not None
 
 
 def _grid(model: keras.Model, image_size: Any) -> tuple[int, int]:

@@ -298,10 +298,64 @@ def test_another_resolution(name):
     np.testing.assert_allclose(numpy(larger(found)), numpy(fresh(found)), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in HEAVY else pytest.param(name, marks=pytest.mark.tensorflow_only)
+        for name in CONFIGS
+        if name != "beit"
+    ],
+)
+def test_images_of_any_size(name, tmp_path):
+    """One model and a model of each size: positions resized, rotations computed."""
+    model = build(name)
+    opened = keras_vit.at_resolution(model, (None, None))
+    for size in (SIZE, (16, 12), (4, 20)):
+        of_size = keras_vit.at_resolution(model, size)
+        found = images(1, size)
+        expected = numpy(of_size(found))
+        np.testing.assert_allclose(numpy(opened(found)), expected, atol=1e-5)
+        predicted = opened.predict(found, verbose=0)  # In a graph without a size.
+        np.testing.assert_allclose(predicted, expected, atol=1e-5)
+    opened.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numpy(again(found)), expected, atol=1e-5)
+    back = keras_vit.at_resolution(opened, SIZE)
+    assert [type(at) for at in back.layers] == [type(at) for at in model.layers]
+    np.testing.assert_array_equal(numpy(back(images())), numpy(model(images())))
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("name", CONFIGS)
+def test_feature_maps(name):
+    """Each layer's tokens in their places."""
+    model = build(name)
+    last = [f"encoderblock_{at}" for at in (0, 1)]
+    if model.config.final_norm:
+        last[1] = "encoder_norm"
+    tokens = keras.Model(model.input, [model.get_layer(at).output for at in last])
+    first, second = map(numpy, tokens(images()))
+    maps = keras_vit.feature_maps(model, norm=True)(images())
+    bare = keras_vit.feature_maps(model, layers=(1,), norm=False)(images())
+    prefix = model.config.num_prefix_tokens
+    grid = (2, 2, 3, 16)
+    np.testing.assert_array_equal(
+        numpy(bare["block_1"]), first[:, prefix:].reshape(grid)
+    )
+    found = numpy(maps["block_2"])
+    np.testing.assert_allclose(found, second[:, prefix:].reshape(grid), atol=1e-6)
+    if prefix and model.config.num_class_tokens:
+        np.testing.assert_allclose(
+            numpy(maps["class_token_2"]), second[:, 0], atol=1e-6
+        )
+
+
 @pytest.mark.tensorflow_only
 def test_relative_biases_belong_to_one_grid():
     with pytest.raises(ValueError, match="positions that can be resized"):
         keras_vit.at_resolution(build("beit"), (12, 8))
+    with pytest.raises(ValueError, match="positions that can be resized"):
+        keras_vit.at_resolution(build("beit"), (None, None))
 
 
 @pytest.mark.tensorflow_only

@@ -273,13 +273,30 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "model.xml")
-        with _openvino_deletes_no_name():
+        with _openvino_deletes_no_name(), _openvino_sends_nothing():
             model.export(str(whole), format="openvino", verbose=False)
         found = openvino.Core().read_model(whole)
         for output in found.outputs:
             if "scores" not in output.names:
                 found.remove_result(output.node)
         openvino.serialize(found, path)
+
+
+@contextlib.contextmanager
+def _openvino_sends_nothing() -> Iterator[None]:
+    """Converts without OpenVINO's usage statistics, which it does not send in CI.
+
+    It starts a process for each message, and an imported JAX warns of that.
+    """
+    before = os.environ.get("CI")
+    os.environ["CI"] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CI"]
+        else:
+            os.environ["CI"] = before
 
 
 @contextlib.contextmanager

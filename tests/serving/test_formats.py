@@ -2,6 +2,8 @@
 
 import json
 import logging
+import multiprocessing
+import os
 import sys
 
 import keras
@@ -276,6 +278,17 @@ def test_openvino_has_one_output(tmp_path, in_process):
     assert found.input("images").partial_shape == openvino.PartialShape(
         [-1, *families.SIZE, 3]
     )
+
+
+def test_openvino_sends_no_statistics(tmp_path, in_process, monkeypatch):
+    """OpenVINO starts a process for each message, outside CI."""
+    started = []
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(multiprocessing.Process, "start", lambda it: started.append(it))
+    export_file(families.build("root alone"), tmp_path / "m.xml", verbose=False)
+    assert (tmp_path / "m.xml").is_file()
+    assert not started
+    assert "CI" not in os.environ
 
 
 def test_another_computation_is_not_written(tmp_path, in_process, monkeypatch, model):

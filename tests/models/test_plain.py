@@ -10,6 +10,7 @@ import pytest
 import keras_vit
 from keras_vit import PlainViTConfig, RotaryConfig, weights
 from keras_vit.inspection import attention_scores, costs
+from keras_vit.inspection.page import Page
 from keras_vit.layers import plain
 from keras_vit.weights import variables
 from tests.layers import by_hand
@@ -296,6 +297,16 @@ def test_another_resolution(name):
         layer.set_weights(source.get_layer(layer.name).get_weights())
     found = images(1, (16, 12))
     np.testing.assert_allclose(numpy(larger(found)), numpy(fresh(found)), atol=1e-6)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_page_of_it(name):
+    page = Page.of(build(name), images())
+    has_positions = config(name).position == "1d"
+    assert page.absent.keys() == (set() if has_positions else {"positions"})
+    assert page.attention.shape[1:3] == (2, 2)
+    assert dict(page.facts)["activation"] == config(name).activation
 
 
 @pytest.mark.tensorflow_only

@@ -303,8 +303,11 @@ class PlainAttention(Composite):
         tokens, width = z.shape[1:]
         qkv = self.qkv(kernels.flatten_tokens(z))
         if self.query_bias is not None:
-            none = ops.zeros_like(self.value_bias)
-            qkv = qkv + ops.concatenate([self.query_bias, none, self.value_bias])
+            query, value = (
+                ops.cast(bias, qkv.dtype) for bias in (self.query_bias, self.value_bias)
+            )
+            none = ops.zeros((width,), qkv.dtype)
+            qkv = qkv + ops.concatenate([query, none, value])
         size = width // self.num_heads
         heads = ops.reshape(qkv, (-1, tokens, 3, self.num_heads, size))
         q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)

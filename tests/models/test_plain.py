@@ -74,7 +74,13 @@ CONFIGS = {
     },
     "post norm": {"post_norm": True},
 }
-HEAVY = {"dinov3", "eva02"}  # Others on TensorFlow only: JAX compiles each shape.
+EVERYWHERE = {
+    "dinov3",
+    "eva02",
+    "rope mixed",
+    "beit",
+    "dinov2",
+}  # Others on TensorFlow only: JAX compiles each shape.
 
 
 def config(name):
@@ -97,7 +103,9 @@ def numpy(x):
 
 @pytest.fixture(
     params=[
-        name if name in HEAVY else pytest.param(name, marks=pytest.mark.tensorflow_only)
+        name
+        if name in EVERYWHERE
+        else pytest.param(name, marks=pytest.mark.tensorflow_only)
         for name in CONFIGS
     ]
 )

@@ -568,6 +568,20 @@ class PlainViTConfig(ModelConfig):
         return self.num_class_tokens + self.num_registers
 
     @property
+    def resnet(self) -> None:
+        """No plain ViT has a stem (3.1)."""
+
+    @property
+    def attention(self) -> Attention:
+        """Every token attends to all, as in `ViTConfig`'s "full"."""
+        return "full"
+
+    @property
+    def position_at(self) -> PositionAt:
+        """Positions are added once, as in `ViTConfig`'s "stem" (D.4)."""
+        return "stem"
+
+    @property
     def heads_of_map(self) -> int:
         """Heads of the attention pooling."""
         return self.map_heads or self.num_heads

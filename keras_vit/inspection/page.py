@@ -305,6 +305,9 @@ def _facts(
     patch = facts["stride"] * facts["patch_size"]
     stem = "" if config.resnet is None else ", of a ResNet's feature map"
     variant = variant_of(config)
+    activation = "GELU", str(getattr(config, "gelu", None))
+    if hasattr(config, "activation"):  # Of a plain ViT of a later paper.
+        activation = "activation", str(config.activation)
     return [
         *([] if variant is None else [("variant", variant)]),
         ("parameters", f"{model.count_params():,}"),
@@ -316,7 +319,7 @@ def _facts(
         ("MLP size", str(config.mlp_dim)),
         ("classifier", config.classifier.replace("_", " ")),
         ("positions", config.position),
-        ("GELU", config.gelu),
+        activation,
         ("resize", preprocessing.resizing),
         ("mean", _numbers(preprocessing.mean)),
         ("standard deviation", _numbers(preprocessing.std)),

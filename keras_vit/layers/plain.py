@@ -338,9 +338,10 @@ class PlainAttention(Composite):
         qkv = self.qkv(kernels.flatten_tokens(z))
         if self.query_bias is not None:
             query, value = (
-                ops.cast(at, qkv.dtype) for at in (self.query_bias, self.value_bias)
+                ops.cast(bias, qkv.dtype) for bias in (self.query_bias, self.value_bias)
             )
-            qkv = qkv + ops.concatenate([query, ops.zeros_like(query), value])
+            none = ops.zeros((width,), qkv.dtype)
+            qkv = qkv + ops.concatenate([query, none, value])
         size = width // self.num_heads
         heads = ops.reshape(qkv, (-1, tokens, 3, self.num_heads, size))
         q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)

@@ -84,7 +84,7 @@ def check_size(
         ValueError: if a side is no positive multiple of the patch size, or a hybrid's
             feature map is smaller than a patch.
     """
-    patch_size, resnet = config.patch_size, getattr(config, "resnet", None)
+    patch_size, resnet = config.patch_size, config.resnet
     if resnet is not None:
         least = resnet.stride * (patch_size - 1) + 1
         if min(size) < least:

@@ -981,7 +981,7 @@ def _translated(
     hints: dict[str, Any] = {}
     notes: list[str] = []
     found = dialect.translate(_unpacked(tensors), heads, where, map_heads)
-    traits = _traits(found)
+    traits = _traits(found, tensors)
     if not traits["positions"] and "embedding/kernel" in found:
         if dialect.placed and not traits["relative_position"]:
             raise ValueError(
@@ -1020,6 +1020,10 @@ def _translated(
     return Canonical(found, name, numerics, hints, told, traits)
 
 
+# Names of timm's Eva, whose positions may be rotary, which no tensor shows.
+_OF_EVA = re.compile(r"^blocks\.0\.(gamma_1$|attn\.(q_bias|q_proj)|mlp\.fc1_g)")
+
+
 def _clip_head(found: dict[str, np.ndarray]) -> dict[str, Any]:
     """What the head of a CLIP or a SigLIP reads; drops the layers that it does not."""
     if "head/bias" not in found:  # CLIP's projection, of the class token.
@@ -1049,7 +1053,9 @@ def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def _traits(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _traits(
+    found: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
     """What a config.json may state, too, before tokens and biases are joined."""
     first = ATTENTION.replace("{i}", "0")
     registers = found.get("reg_token")
@@ -1070,6 +1076,7 @@ def _traits(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "mlp_norm": MLP.replace("{i}", "0") + "/LayerNorm_0/scale" in found,
         "gated_mlp": MLP.replace("{i}", "0") + "/Gate/kernel" in found,
         "relative_position": f"{first}/relative_position_bias" in found,
+        "of_eva": any(_OF_EVA.search(name) for name in tensors),
     }
     if cls is None:
         traits["num_registers"] = 0

@@ -85,6 +85,8 @@ def read(
     _warn_of_missing_config(source, stated)
     asked = overrides or {}
     hints = _hints(found, chosen, stated.facts)
+    if not (stated.fields or stated.facts):
+        _check_positions_told(found, asked, str(source))
     if fold:
         found = dataclasses.replace(found, tensors=plain.folded(found.tensors))
     if found.is_translated and not plain.is_shown(found.tensors, hints):
@@ -119,6 +121,20 @@ def read(
         sha256=sha256.result(),
         source=source,
     )
+
+
+def _check_positions_told(
+    found: names.Canonical, asked: Mapping[str, Any], where: str
+) -> None:
+    """Raises where positions may be rotary, and no config.json says so or denies it."""
+    bare = found.hints.get("position") == "none" or found.traits.get("of_eva")
+    if bare and not found.traits["relative_position"] and "rotary" not in asked:
+        raise ValueError(
+            "Expected a config.json next to a file whose positions may be rotary, "
+            f"which no tensor shows. Received: none next to {where}. Put it there, or "
+            "give rotary=keras_vit.RotaryConfig(...), or rotary=None for no rotary "
+            "positions"
+        )
 
 
 def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import timm
 import torch
 
 import keras_vit
-from keras_vit.weights import names, variables
+from keras_vit.weights import names, timm_names, variables
 
 MODULES = (
     "vision_transformer",
@@ -187,7 +187,9 @@ def compare(name, folder, seed=3):
     try:
         model, saved = made(name, arguments)
     except (AssertionError, TypeError, ValueError, RuntimeError) as error:
-        return dataclasses.replace(result, refused=f"not made tiny: {error}"[:300])
+        return dataclasses.replace(
+            result, refused=timm_names.family_refused(name) or f"not made tiny: {error}"
+        )
     model = making.randomise(model, seed)
     timm.models.save_for_hf(model, folder, safe_serialization=True, **saved)
     side = arguments.get("img_size", 64)
@@ -198,7 +200,8 @@ def compare(name, folder, seed=3):
             folder, image_size=pixels.shape[1:3], classes=0
         )
     except ValueError as error:
-        return dataclasses.replace(result, refused=str(error))
+        family = timm_names.family_refused(name)
+        return dataclasses.replace(result, refused=family or str(error))
     theirs, upstream, gradients = their_gradients(model, pixels, None)
     outputs, own = our_gradients(ours, pixels, upstream)
     with torch.no_grad():

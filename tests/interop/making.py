@@ -1,10 +1,11 @@
 """Tiny random checkpoints of every family that timm and transformers know.
 
-The libraries write the files themselves. `python -m tests.interop.making FOLDER` makes
-those of tests/fixtures/dialects (see its README).
+The libraries write the files themselves. `python -m tests.interop.making FOLDER
+[PATTERN]` makes those of tests/fixtures/dialects with PATTERN (see its README).
 """
 
 import importlib.util
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,13 @@ TIMM = {  # family: (architecture, model_args)
     ),
     "timm_fc_norm": ("vit_tiny_patch16_224", P8 | {"global_pool": "avg"}),
     "timm_swiglu": ("vit_giant_patch14_dinov2", P8),
-    "timm_clip": ("vit_base_patch16_clip_224", P8),
+    "timm_clip": ("vit_base_patch16_clip_quickgelu_224", P8),
+    "timm_eva02": ("eva02_tiny_patch14_224", P8 | {"img_size": [32, 48]}),
+    "timm_dinov3": ("vit_small_patch16_dinov3", P8 | {"img_size": [32, 48]}),
+    "timm_beit": ("beit_base_patch16_224", P8),
+    "timm_pe_core": ("vit_pe_core_tiny_patch16_384", P8),
+    "timm_rope_mixed": ("vit_small_patch16_rope_mixed_224", P8),
+    "timm_aimv2": ("aimv2_large_patch14_224", P8),
 }
 STAGES = {"layers": (1, 1), "channels": (256, 512), "width_factor": 0.5}  # 128, 256.
 
@@ -122,6 +129,9 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
         BIT | {"hidden_sizes": [128, 256, 512], "depths": [2, 1, 1]},
         {},
     ),
+    "hf_clip": ("CLIPVision", "Model", VIT, {}),
+    "hf_siglip": ("SiglipVision", "Model", VIT, {}),
+    "hf_dinov3": ("DINOv3ViT", "Model", VIT | {"num_register_tokens": 2}, {}),
     "hf_quick_gelu": ("ViT", "Model", VIT | {"hidden_act": "quick_gelu"}, {}),
     "hf_swiglu": ("Dinov2", "Model", DINO | {"use_swiglu_ffn": True}, {}),
     "hf_bit_same": ("Bit", "Model", BIT | {"global_padding": "same"}, {}),
@@ -147,6 +157,16 @@ FIXTURES = (
     "hf_deit_distilled",
     "hf_dinov2_reg_model",
     "hf_bit",
+    "timm_clip",
+    "timm_eva02",
+    "timm_dinov3",
+    "timm_beit",
+    "timm_pe_core",
+    "timm_rope_mixed",
+    "timm_aimv2",
+    "hf_clip",
+    "hf_siglip",
+    "hf_dinov3",
 )
 
 
@@ -261,6 +281,8 @@ def make(family, folder, seed=0):
 
 if __name__ == "__main__":
     for seed, family in enumerate(FIXTURES):
+        if not re.search(sys.argv[2] if len(sys.argv) > 2 else ".", family):
+            continue
         folder = Path(sys.argv[1]) / family
         pixels, outputs = make(family, folder, seed)
         np.savez(folder / "io.npz", images=pixels, outputs=outputs)

@@ -1,7 +1,11 @@
 """Every architecture of timm's ViT and BiT modules, read by us (`architectures`)."""
 
-import pytest
+import json
 
+import pytest
+import timm
+
+from keras_vit import weights
 from keras_vit.weights import timm_names
 from tests.interop import architectures
 
@@ -24,6 +28,27 @@ def test_outputs_features_and_gradients(name, tmp_path):
         assert result.gradients <= limit
 
 
+def test_configs_of_all_tags(tmp_path):
+    """Each published preprocessing, too: a refusal names the family, or the crop."""
+    read = []
+    for module in architectures.MODULES:
+        for tag in timm.list_models(module=module, pretrained=True):
+            architecture = tag.partition(".")[0]
+            own = timm.get_pretrained_cfg(tag)
+            stated = own.to_dict(remove_source=True, remove_null=True)
+            stated.pop("architecture", None)
+            content = {"architecture": architecture, "pretrained_cfg": stated}
+            (tmp_path / "config.json").write_text(json.dumps(content))
+            squash = stated.get("crop_mode") == "squash" and stated["crop_pct"] != 1
+            if timm_names.family_refused(architecture) or squash:
+                with pytest.raises(ValueError, match=r"with |crop_mode='squash'"):
+                    weights.config_beside(tmp_path)
+                continue
+            weights.config_beside(tmp_path)
+            read.append(tag)
+    assert len(read) >= 420
+
+
 def test_most_tags_are_read(capsys):
     """Runs last: prints the table of the others."""
     with capsys.disabled():
@@ -34,7 +59,5 @@ def test_most_tags_are_read(capsys):
 
 
 def test_every_known_architecture_is_timms():
-    import timm
-
     deprecated = timm.models._registry._deprecated_models
     assert timm_names.HEADS.keys() <= {*architectures.tags(), *deprecated}

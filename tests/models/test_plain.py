@@ -10,6 +10,7 @@ import pytest
 import keras_vit
 from keras_vit import PlainViTConfig, RotaryConfig, weights
 from keras_vit.inspection import attention_scores, costs
+from keras_vit.inspection.page import Page
 from keras_vit.layers import plain
 from keras_vit.weights import variables
 from tests.layers import by_hand
@@ -73,7 +74,13 @@ CONFIGS = {
     },
     "post norm": {"post_norm": True},
 }
-HEAVY = {"dinov3", "eva02"}  # Others on TensorFlow only: JAX compiles each shape.
+EVERYWHERE = {
+    "dinov3",
+    "eva02",
+    "rope mixed",
+    "beit",
+    "dinov2",
+}  # Others on TensorFlow only: JAX compiles each shape.
 
 
 def config(name):
@@ -96,7 +103,9 @@ def numpy(x):
 
 @pytest.fixture(
     params=[
-        name if name in HEAVY else pytest.param(name, marks=pytest.mark.tensorflow_only)
+        name
+        if name in EVERYWHERE
+        else pytest.param(name, marks=pytest.mark.tensorflow_only)
         for name in CONFIGS
     ]
 )
@@ -301,7 +310,9 @@ def test_another_resolution(name):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in HEAVY else pytest.param(name, marks=pytest.mark.tensorflow_only)
+        name
+        if name in ("dinov3", "rope mixed")
+        else pytest.param(name, marks=pytest.mark.tensorflow_only)
         for name in CONFIGS
         if name != "beit"
     ],
@@ -348,6 +359,16 @@ def test_feature_maps(name):
         np.testing.assert_allclose(
             numpy(maps["class_token_2"]), second[:, 0], atol=1e-6
         )
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_page_of_it(name):
+    page = Page.of(build(name), images())
+    has_positions = config(name).position == "1d"
+    assert page.absent.keys() == (set() if has_positions else {"positions"})
+    assert page.attention.shape[1:3] == (2, 2)
+    assert dict(page.facts)["activation"] == config(name).activation
 
 
 @pytest.mark.tensorflow_only

@@ -52,6 +52,16 @@ FIXTURES = {
     "hf_tf_vit": dataclasses.replace(HF, dialect="hf-tf"),
     "keras_hub": Expected("keras-hub", "timm"),
     "tfvit_reg": Expected("tfvit", "timm"),
+    "timm_clip": Expected("timm", "timm", "quick_gelu", 1e-5),
+    "timm_eva02": Expected("timm", "timm", "silu"),
+    "timm_dinov3": Expected("timm", "timm", epsilon=1e-5),
+    "timm_beit": TIMM,
+    "timm_pe_core": Expected("timm", "timm", epsilon=1e-5),
+    "timm_rope_mixed": TIMM,
+    "timm_aimv2": Expected("timm", "timm", "silu", 1e-5),
+    "hf_clip": Expected("hf", "hf", "quick_gelu", 1e-5),
+    "hf_siglip": Expected("hf", "hf", "tanh"),
+    "hf_dinov3": Expected("hf", "hf", epsilon=1e-5),
 }
 ATOL = 1e-5
 TINY = ViTConfig(patch_size=4, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=4)
@@ -99,7 +109,10 @@ def test_outputs_are_the_librarys(name, agree):
     config = config_of(model)
     if not isinstance(config, ResNetConfig):
         activations = getattr(config, "gelu", None), getattr(config, "activation", None)
-        assert activations in ((expected.gelu, None), (None, GELUS[expected.gelu]))
+        assert activations in (
+            (expected.gelu, None),
+            (None, GELUS.get(expected.gelu, expected.gelu)),
+        )
         assert config.layer_norm_epsilon == expected.epsilon
     resnet = getattr(config, "resnet", None)
     if resnet is not None or isinstance(config, ResNetConfig):
@@ -611,6 +624,26 @@ def test_tokens_without_positions_are_as_stated(embedded, patches, tmp_path):
     side = 4 * round(patches**0.5)
     read = keras_vit.from_checkpoint(tmp_path)
     assert read.input_shape == (None, side, side, 3)
+
+
+@pytest.mark.parametrize("name", ["timm_eva02", "timm_dinov3", "hf_dinov3"])
+def test_rotary_positions_are_never_guessed(name, tmp_path):
+    """Without its config.json no tensor shows them: they would be left out silently."""
+    folder = copy(name, tmp_path)
+    images, theirs = io(name)
+    rotary = config_of(keras_vit.from_checkpoint(folder)).rotary
+    (folder / "config.json").unlink()
+    told = {"num_heads": 4, "image_size": images.shape[1:3]}
+    with pytest.raises(ValueError, match=r"positions may be rotary.*give rotary="):
+        keras_vit.from_checkpoint(folder, **told)
+    epsilon = 1e-6 if name == "timm_eva02" else 1e-5
+    told |= {"layer_norm_epsilon": epsilon, "rotary": rotary}
+    if name != "hf_dinov3":
+        told |= {"classifier": "gap", "grid": (4, 6)}
+    model = keras_vit.from_checkpoint(folder, **told)
+    np.testing.assert_allclose(outputs(model, images), theirs, atol=ATOL)
+    none = keras_vit.from_checkpoint(folder, **told | {"rotary": None})
+    assert np.abs(outputs(none, images) - theirs).max() > 1e-3
 
 
 @pytest.mark.parametrize("classes", [None, 5, 3])

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ skip_without("jax")
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
+JAX = tuple(map(int, metadata.version("jax").split(".")[:2]))
 PAGES = ("docs/howto/tpu.md", "docs/scaling.md", "docs/howto/colab.md")
 EVERY = {"--data": "digits", "--batch-size": "64", "--image-size": "32"}
 EVERY |= {"--steps": "2", "--warmup": "0", "--lr": "0.01"}
@@ -71,7 +73,9 @@ def test_there_are_some():
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), commands(), ids=lambda at: " ".join(at) if at[1:] else at
+    ("page", "words"),
+    commands(),
+    ids=lambda at: at if isinstance(at, str) else " ".join(at),
 )
 def test_it_trains_on_eight_devices(page, words, tmp_path):
     line = shrunk(words, tmp_path / "run")
@@ -89,6 +93,10 @@ def test_it_trains_on_eight_devices(page, words, tmp_path):
         capture_output=True,
         text=True,
     )
+    if hosts > 1 and JAX < (0, 10):
+        assert done.returncode == 1
+        assert "in one process, which uses all devices" in done.stderr
+        return
     assert done.returncode == 0, (page, line, done.stderr[-3000:])
     assert "test accuracy" in done.stdout
     assert (tmp_path / "run/model.keras").is_file()

@@ -245,6 +245,13 @@ def _join_on_jax() -> None:
     import jax
 
     if not jax.distributed.is_initialized():
+        if not hasattr(jax.config, "jax_enable_preemption_service"):
+            raise ValueError(
+                "Expected a JAX whose handler of SIGTERM can be left out, so that a "
+                "run of several processes is saved when it is stopped: 0.10 or newer. "
+                f"Received: jax {jax.__version__}. Run `pip install -U jax`, or train "
+                "in one process, which uses all devices of a host"
+            )
         given: dict[str, Any] = {}
         if is_described():
             addresses, own = cluster()
@@ -469,7 +476,7 @@ class _JaxWorkers(Workers):
         super().__init__(strategy)
         mesh = strategy.device_mesh
         self.replicas = mesh.shape[mesh.axis_names.index(strategy.batch_dim_name)]
-        self.count = strategy.num_processes
+        self.count = _processes_of_jax()
         if self.count > 1:
             import jax
 

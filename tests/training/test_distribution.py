@@ -245,11 +245,11 @@ def test_devices_of_jax_train_as_one(
     assert len(where["cut"]) == (12 if model_parallel > 1 else 0)
 
 
-def test_a_process_of_jax_takes_its_share_of_ready_batches():
+def test_a_process_of_jax_takes_its_share_of_ready_batches(monkeypatch):
     skip_without("jax")
     mesh = types.SimpleNamespace(shape=(4,), axis_names=["batch"])
     two = types.SimpleNamespace(device_mesh=mesh, batch_dim_name="batch")
-    two.num_processes = 2
+    monkeypatch.setattr(distribution, "_processes_of_jax", lambda: 2)
     workers = Workers.under(two)
     assert (workers.replicas, workers.count, workers.chief) == (4, 2, True)
     workers.index = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from keras_vit.configs import ResNetConfig, RotaryConfig
+from keras_vit.configs import PlainViTConfig, ResNetConfig, RotaryConfig
 from keras_vit.facts import INTERPOLATIONS, Preprocessing
 from keras_vit.weights import timm_names
 from keras_vit.weights.parsed import VIT_FIELDS, VIT_SIZES, Grid
@@ -17,6 +17,13 @@ from keras_vit.weights.tensors import MAX_JSON
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 PREPROCESSING_FIELDS = {field.name for field in dataclasses.fields(Preprocessing)}
 _FIELDS = VIT_FIELDS | RESNET_FIELDS | PREPROCESSING_FIELDS | {"grid", "labels"}
+# Fields of a plain ViT of a later paper, but for `rotary`.
+_PLAIN = {
+    field.name: getattr(field.type, "__name__", str(field.type))
+    for field in dataclasses.fields(PlainViTConfig)
+    if field.name not in VIT_FIELDS | {"rotary"}
+}
+_FIELDS |= _PLAIN.keys()
 _FIELDS -= {"resnet"}  # Its fields stand beside the others.
 
 
@@ -166,6 +173,11 @@ _OWN: dict[str, _Kind] = {  # The others are text.
     "antialias": _BOOL,
     "crop": _CROP,
     "labels": _NAMES,
+    **{
+        name: {"bool": _BOOL, "int": _COUNT, "float": _NUMBER}[kind.split(" ")[0]]
+        for name, kind in _PLAIN.items()
+        if kind.split(" ")[0] in ("bool", "int", "float")
+    },
 }
 
 

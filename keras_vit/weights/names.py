@@ -14,6 +14,8 @@ A dialect is a list of rules: our name, theirs, and how the tensor's axes differ
 | hf-tf | transformers on TensorFlow | hf's modules in a tf_model.h5, Keras axes |
 | tfvit | tfvit | Keras axes; LayerScale; registers in one token tensor |
 | keras-hub | keras-hub | Keras axes, one number a layer |
+| torchvision | torchvision | query, key and value in one tensor |
+| open_clip | OpenAI's CLIP, OpenCLIP | the image tower, under `visual.` |
 """
 
 import dataclasses
@@ -545,6 +547,62 @@ HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
     ignored=r"^(text_model|text_projection|logit_scale|logit_bias)|position_ids$",
     placed=False,
 )
+_TORCHVISION = "encoder.layers.encoder_layer_{i}"
+_OPEN_CLIP = "transformer.resblocks.{i}"
+# torch.nn.MultiheadAttention has one tensor for all three.
+_IN_ONE = {"endings": ("_weight", "_bias")}
+TORCHVISION = Dialect(
+    "torchvision",
+    (
+        Rule("cls_token", "class_token"),
+        Rule("pos_embed", "encoder.pos_embedding"),
+        *_dense("embedding", "conv_proj", CONV),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_TORCHVISION}.ln_1"),
+        *_dense(
+            ATTENTION + "/{query,key,value}",
+            f"{_TORCHVISION}.self_attention.in_proj",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+            **_IN_ONE,
+        ),
+        *_dense(
+            f"{ATTENTION}/out", f"{_TORCHVISION}.self_attention.out_proj", OUT_KERNEL
+        ),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_TORCHVISION}.ln_2"),
+        *_dense(f"{MLP}/Dense_0", f"{_TORCHVISION}.mlp.0"),
+        *_dense(f"{MLP}/Dense_1", f"{_TORCHVISION}.mlp.3"),
+        *_dense(f"{MLP}/Dense_0", f"{_TORCHVISION}.mlp.linear_1"),  # Its first files.
+        *_dense(f"{MLP}/Dense_1", f"{_TORCHVISION}.mlp.linear_2"),
+        *_norm("Transformer/encoder_norm", "encoder.ln"),
+        *_dense("pre_logits", "heads.pre_logits"),
+        *_dense("head", "heads.head"),
+    ),
+    numerics="timm",  # The exact GELU, 1e-6.
+)
+OPEN_CLIP = Dialect(  # The image tower of OpenAI's CLIP and of OpenCLIP.
+    "open_clip",
+    (
+        Rule("cls_token", "class_embedding", TOKEN),
+        Rule("pos_embed", "positional_embedding", ADD_AXIS),
+        Rule("embedding/kernel", "conv1.weight", CONV),
+        *_norm("Transformer/pre_norm", "ln_pre"),
+        *_norm(f"{BLOCK}/LayerNorm_0", f"{_OPEN_CLIP}.ln_1"),
+        *_dense(
+            ATTENTION + "/{query,key,value}",
+            f"{_OPEN_CLIP}.attn.in_proj",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+            **_IN_ONE,
+        ),
+        *_dense(f"{ATTENTION}/out", f"{_OPEN_CLIP}.attn.out_proj", OUT_KERNEL),
+        *_norm(f"{BLOCK}/LayerNorm_1", f"{_OPEN_CLIP}.ln_2"),
+        *_dense(f"{MLP}/Dense_0", f"{_OPEN_CLIP}.mlp.c_fc"),
+        *_dense(f"{MLP}/Dense_1", f"{_OPEN_CLIP}.mlp.c_proj"),
+        *_norm("Transformer/encoder_norm", "ln_post"),
+        Rule("head/kernel", "proj"),
+    ),
+    numerics="hf",
+)
 HF_BIT = Dialect(
     "hf",
     (
@@ -700,6 +758,8 @@ MARKS: tuple[tuple[str, Dialect | None], ...] = (
     (r"(^|\.)embeddings\.patch_embeddings\.weight$", HF_DINOV3),
     (r"(^|\.)embeddings\.patch_embedding\.weight$", HF_CLIP),
     (r"^(bit\.)?embedder\.convolution\.weight$", HF_BIT),
+    (r"^conv_proj\.weight$", TORCHVISION),
+    (r"^conv1\.weight$", OPEN_CLIP),
     (r"/vit/embeddings/patch_embeddings/projection/kernel:0$", HF_TF),
     (r"^patch/embed/patch/embed/kernel:0$", TFVIT),
     (r"^layers/vi_t_patching_and_embedding/", KERAS_HUB),
@@ -804,7 +864,8 @@ def canonical(
             what += f" (of its image tower: {where}:img)"
         raise ValueError(
             "Expected the tensors of one ViT or ResNet under the names of one dialect "
-            "(official, big_vision, BiT, timm, Hugging Face, TFViT or keras-hub). "
+            "(official, big_vision, BiT, timm, Hugging Face, torchvision, OpenCLIP, "
+            "TFViT or keras-hub). "
             f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ... "
             "from_checkpoint(names=) accepts rules that rename them"
         )
@@ -1009,12 +1070,14 @@ def _translated(
     elif head is not None and embedding is not None and "gn_final/scale" not in found:
         if len(head) == 2 * embedding.shape[-1]:
             hints["classifier"] = "token_gap"
-        elif dialect is HF_CLIP:
+        elif dialect in (HF_CLIP, OPEN_CLIP):
             hints |= _clip_head(found)
         elif dialect is HF and "pre_logits/kernel" in found:
             # ViTForImageClassification has no pooler; old files carry one, unused.
             found = _without(found, "pre_logits")
             notes.append("the pooler, which the classifier does not read, left out")
+    if dialect in (HF_CLIP, OPEN_CLIP):  # CLIP's, or SigLIP's.
+        hints["layer_norm_epsilon"] = 1e-5 if traits["pre_norm"] else 1e-6
     told = tuple(notes)
     name, numerics = dialect.name, dialect.numerics
     return Canonical(found, name, numerics, hints, told, traits)

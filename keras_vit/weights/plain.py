@@ -24,7 +24,7 @@ _EXPRESSED = {
 }
 SWITCHES = FIELDS - {*VIT_SIZES, "num_registers", "classifier"}
 """Fields of a `PlainViTConfig` that are not a variant's size."""
-_DEFAULTS = {
+DEFAULTS = {
     field.name: field.default
     for field in dataclasses.fields(PlainViTConfig)
     if field.name not in VIT_SIZES
@@ -41,12 +41,12 @@ def is_shown(tensors: Mapping[str, np.ndarray], hints: Mapping[str, Any]) -> boo
     if "conv_root/kernel" in tensors or f"{BLOCK}/LayerNorm_0/scale" not in tensors:
         return False
     fields = _switches(tensors) | {
-        field: hints[field] for field in hints.keys() & _DEFAULTS.keys()
+        field: hints[field] for field in hints.keys() & DEFAULTS.keys()
     }
     heads = fields.get("map_heads") not in (None, hints.get("num_heads"))
     width = fields.get("map_mlp_dim") is not None
     return (
-        any(fields[at] != _DEFAULTS[at] for at in fields.keys() - _EXPRESSED)
+        any(fields[at] != DEFAULTS[at] for at in fields.keys() - _EXPRESSED)
         or fields.get("activation") in ("quick_gelu", "silu")
         or fields.get("classifier") == "token_gap"
         or heads

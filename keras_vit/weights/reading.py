@@ -97,13 +97,17 @@ def read(
     elif likely is not None and parsed.num_positions is None:
         grid = likely  # Of no table: the size that it was trained for.
     _check_facts(parsed, found.traits, stated.facts, asked)
+    _warn_of_activation(found, chosen, where)
     beside = _in_words_of(parsed.config, beside)
     asked = _in_words_of(parsed.config, asked)
+    _check_used(parsed.config, asked, where)
     told = {key: value for key, value in beside.items() if key not in asked}
     _check_sizes(parsed.config, told, where)
     own = numerics or found.numerics
     fields = configs.numerics_of(parsed.config, own)
-    if numerics is not None:  # Stronger than the file beside, as it was asked for.
+    if numerics is None:  # Names may tell more than whose they are.
+        fields |= {key: found.hints[key] for key in fields.keys() & found.hints.keys()}
+    else:  # Stronger than the file beside, as it was asked for.
         beside = {key: value for key, value in beside.items() if key not in fields}
     given = {**fields, **beside, **asked}
     _check_normalization(stated.fields, parsed)
@@ -134,6 +138,35 @@ def _check_positions_told(
             f"which no tensor shows. Received: none next to {where}. Put it there, or "
             "give rotary=keras_vit.RotaryConfig(...), or rotary=None for no rotary "
             "positions"
+        )
+
+
+def _warn_of_activation(
+    found: names.Canonical, chosen: Mapping[str, Any], where: str
+) -> None:
+    """No tensor shows whether a CLIP computes the exact GELU or quick-GELU."""
+    is_clip = found.traits.get("pre_norm") and found.dialect in ("hf", "open_clip")
+    if is_clip and not {"gelu", "activation"} & chosen.keys():
+        warnings.warn(
+            f"{where} does not state its activation: the exact GELU is assumed "
+            "(OpenCLIP's). For OpenAI's CLIP give activation='quick_gelu'",
+            stacklevel=4,
+        )
+
+
+def _check_used(config: Any, asked: Mapping[str, Any], where: str) -> None:
+    """Raises for an override that the file's family of models does not have."""
+    own = {field.name for field in dataclasses.fields(config)} | RESNET_FIELDS
+    unused = [
+        f"{name}={value!r}"
+        for name, value in asked.items()
+        if name not in own and value != plain.DEFAULTS.get(name)
+    ]
+    if unused:
+        raise ValueError(
+            f"Expected fields of {family_of(config).title}. Received: "
+            f"{', '.join(unused)} for {where}, which would change nothing. Leave out "
+            "what the model does not have"
         )
 
 

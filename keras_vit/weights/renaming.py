@@ -11,7 +11,12 @@ Names: TypeAlias = dict[str, str]  # The name in the file by the name that is re
 # Put before all names by torch's DataParallel and compile, and by timm's wrappers.
 WRAPPERS = ("module.", "_orig_mod.", "timm_model.")
 # Attributes that hold the ViT in larger models, next to others.
-ATTRIBUTES = (*WRAPPERS, "model.", "vision_model.", "encoder.")
+ATTRIBUTES = (*WRAPPERS, "model.", "vision_model.", "visual.", "encoder.")
+# CLIP's other half, next to "visual.".
+_TEXT_TOWER = re.compile(
+    r"(token_embedding|transformer|ln_final|text)\.|(positional_embedding|"
+    r"text_projection|logit_scale|logit_bias)$"
+)
 
 
 def unwrap(
@@ -20,7 +25,7 @@ def unwrap(
     """Names without the prefixes of a wrapped model.
 
     Tensors without the prefix are of other parts of the model: they are left out, with
-    a warning.
+    a warning, or a note where they are CLIP's text tower.
 
     Args:
         names: of the tensors.
@@ -37,7 +42,9 @@ def unwrap(
     prefix += attributes
     if not prefix:
         return names, ()
-    if others := sorted(name for name in names if not name.startswith(prefix)):
+    outside = sorted(name for name in names if not name.startswith(prefix))
+    text = [name for name in outside if _TEXT_TOWER.match(name)]
+    if others := [name for name in outside if name not in text]:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         warnings.warn(
             f"{where}: the model's names begin with {prefix!r}; left out are "
@@ -45,7 +52,8 @@ def unwrap(
             "that belong to it",
             stacklevel=5,
         )
-    return found, (f"prefix {prefix!r} removed from {len(found)} names",)
+    notes = (f"prefix {prefix!r} removed from {len(found)} names",)
+    return found, (*notes, "the text tower left out") if text else notes
 
 
 def _all_begin(names: Names, prefix: str) -> bool:

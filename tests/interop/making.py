@@ -5,12 +5,14 @@ The libraries write the files themselves. `python -m tests.interop.making FOLDER
 """
 
 import importlib.util
+import json
 import re
 import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 
 
@@ -141,7 +143,7 @@ REFUSED = {  # Families that we do not compute: what the error says.
 }
 FAMILIES = [
     *(family for family in TIMM | HF if family not in REFUSED),
-    *("timm_hybrid", "timm_bit"),
+    *("timm_hybrid", "timm_bit", "torchvision_vit", "open_clip"),
 ]
 PROCESSORS = {"ViT": "ViT", "DeiT": "DeiT"}
 FIXTURES = (
@@ -167,6 +169,8 @@ FIXTURES = (
     "hf_clip",
     "hf_siglip",
     "hf_dinov3",
+    "torchvision_vit",
+    "open_clip",
 )
 
 
@@ -272,9 +276,80 @@ def _make_hf(family, folder, seed):
     return model, pixels
 
 
+def _saved(tensors, folder, **config):
+    """A file of tensors only, with what they do not show in a config.json of ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: at.detach().contiguous() for name, at in tensors.items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _make_torchvision(family, folder, seed):
+    from torchvision.models import VisionTransformer
+
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 16, "mlp_dim": 32}
+    model = VisionTransformer(image_size=32, patch_size=8, num_classes=5, **sizes)
+    randomise(model, seed)
+    _saved(model.state_dict(), folder, num_heads=4)
+    return model, images(seed, 32, 32, 3)
+
+
+def _make_open_clip(family, folder, seed):
+    """OpenAI's names, which timm reads, and timm's outputs."""
+    import timm
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    model = timm.create_model("vit_base_patch16_clip_quickgelu_224", **P8)
+    width, generator = 16, torch.Generator().manual_seed(seed)
+
+    def block(i):
+        attention, mlp = f"transformer.resblocks.{i}.attn", 2 * width
+        return {
+            f"transformer.resblocks.{i}.ln_1.weight": (width,),
+            f"transformer.resblocks.{i}.ln_1.bias": (width,),
+            f"{attention}.in_proj_weight": (3 * width, width),
+            f"{attention}.in_proj_bias": (3 * width,),
+            f"{attention}.out_proj.weight": (width, width),
+            f"{attention}.out_proj.bias": (width,),
+            f"transformer.resblocks.{i}.ln_2.weight": (width,),
+            f"transformer.resblocks.{i}.ln_2.bias": (width,),
+            f"transformer.resblocks.{i}.mlp.c_fc.weight": (mlp, width),
+            f"transformer.resblocks.{i}.mlp.c_fc.bias": (mlp,),
+            f"transformer.resblocks.{i}.mlp.c_proj.weight": (width, mlp),
+            f"transformer.resblocks.{i}.mlp.c_proj.bias": (width,),
+        }
+
+    shapes = {
+        "class_embedding": (width,),
+        "positional_embedding": (17, width),
+        "conv1.weight": (width, 3, 8, 8),
+        **{f"ln_{at}.{part}": (width,) for at in ("pre", "post") for part in PARTS},
+        **block(0),
+        **block(1),
+        "proj": (width, 5),
+    }
+    tensors = {
+        f"visual.{name}": 0.3 * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+    model.load_state_dict(checkpoint_filter_fn(dict(tensors), model))
+    tensors["token_embedding.weight"] = torch.randn(7, width, generator=generator)
+    _saved(tensors, folder, num_heads=4, activation="quick_gelu")
+    return model.eval(), images(seed, 32, 32, 3)
+
+
+PARTS = ("weight", "bias")
+MAKERS = {
+    "timm": _make_timm,
+    "hf": _make_hf,
+    "torchvision": _make_torchvision,
+    "open": _make_open_clip,
+}
+
+
 def make(family, folder, seed=0):
     """Writes a family's files into `folder`; images and the library's outputs."""
-    maker = _make_timm if family.startswith("timm") else _make_hf
+    maker = MAKERS[family.partition("_")[0]]
     model, pixels = maker(family, folder, seed)
     return pixels, run(model, pixels)
 

@@ -62,6 +62,8 @@ FIXTURES = {
     "hf_clip": Expected("hf", "hf", "quick_gelu", 1e-5),
     "hf_siglip": Expected("hf", "hf", "tanh"),
     "hf_dinov3": Expected("hf", "hf", epsilon=1e-5),
+    "torchvision_vit": Expected("torchvision", "timm"),
+    "open_clip": Expected("open_clip", "hf", "quick_gelu", 1e-5),
 }
 ATOL = 1e-5
 TINY = ViTConfig(patch_size=4, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=4)
@@ -725,3 +727,42 @@ def test_group_norms_in_either_shape(shape, tmp_path):
 def test_every_fixture_is_read():
     folders = {path.name for path in DIALECTS.iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} == FIXTURES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("timm_vit", {"qkv_bias": "none"}),
+        ("timm_bit", {"classifier": "gap"}),
+        ("timm_clip", {"representation_size": 8}),
+    ],
+)
+def test_an_override_that_would_change_nothing_is_an_error(name, override):
+    with pytest.raises(ValueError, match="would change nothing"):
+        keras_vit.from_checkpoint(source(name), **override)
+
+
+@pytest.mark.parametrize("name", ["hf_clip", "open_clip"])
+def test_a_clips_activation_is_not_guessed_silently(name, tmp_path):
+    images, theirs = io(name)
+    path = tmp_path / "model.safetensors"
+    shutil.copy(DIALECTS / name / path.name, path)
+    size = images.shape[1:3]
+    with pytest.warns(UserWarning, match="does not state its activation"):
+        keras_vit.from_checkpoint(path, image_size=size, num_heads=4)
+    model = keras_vit.from_checkpoint(
+        path, image_size=size, num_heads=4, activation="quick_gelu"
+    )
+    np.testing.assert_allclose(outputs(model, images), theirs, atol=ATOL)
+
+
+def test_our_own_config_states_the_fields_of_later_papers(tmp_path):
+    path = tmp_path / "model.safetensors"
+    shutil.copy(DIALECTS / "open_clip" / path.name, path)
+    stated = {"num_heads": 4, "activation": "quick_gelu", "layer_norm_epsilon": 1e-3}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    config = keras_vit.from_checkpoint(path).config
+    assert (config.activation, config.layer_norm_epsilon) == ("quick_gelu", 1e-3)
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"gated_mlp": 1}))
+    with pytest.raises(ValueError, match=r"gated_mlp .* to be true or false"):
+        keras_vit.from_checkpoint(path)

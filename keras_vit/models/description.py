@@ -23,6 +23,16 @@ class ForeignModelError(ValueError):
     """A model that is not made of this library's layers, or only contains one."""
 
 
+def check_one_size(model: keras.Model) -> None:
+    """Raises for a model of images whose size is known when they come."""
+    if None in model.inputs[0].shape[1:3]:
+        raise ValueError(
+            "Expected a model for images of one size. Received: "
+            f"model={model.name!r} for images of any. "
+            "keras_vit.at_resolution(model, (H, W)) makes one"
+        )
+
+
 def describe(model: keras.Model) -> dict[str, Any]:
     """The facts of a built ViT, read off its layers: sizes, grid, class token.
 
@@ -38,12 +48,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
     ]
     tokens = [layer for layer in model.layers if isinstance(layer, ClassToken)]
     places = embedding.input.shape[1:3]
-    if None in places:
-        raise ValueError(
-            "Expected a model for images of one size. Received: "
-            f"model={model.name!r} for images of any. "
-            "keras_vit.at_resolution(model, (H, W)) makes one"
-        )
+    check_one_size(model)
     return {
         "stride": stride_of(model),
         "patch_size": embedding.patch_size,

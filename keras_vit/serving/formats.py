@@ -28,6 +28,7 @@ from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_cha
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import replacing_all, write_json
 from keras_vit.layers.embeddings import quantized
+from keras_vit.models.description import check_one_size
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
 from keras_vit.serving.export_check import drawn_samples
@@ -121,6 +122,7 @@ def export_file(
     """
     path = Path(path)
     file_format = format_of(path)
+    check_one_size(model)
     file_format.check(model, precision)
     names = labels_of(model, labels)
     scaling = preprocessing_of(model, preprocessing)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_vit.data.decoding import MAX_PIXELS
 from keras_vit.facts import Facts, Preprocessing
 from keras_vit.files import parse_json, replacing_folder, write_json
+from keras_vit.models.description import check_one_size
 from keras_vit.models.transfer import merge_lora
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, warmup
@@ -126,10 +127,12 @@ def export(
         An `Exported`, with the folder and the differences.
 
     Raises:
-        ValueError: if the model has no head, an argument is impossible, the version is
-            there, or the exported model says something else than Keras.
+        ValueError: if the model has no head or is for images of any size, an argument
+            is impossible, the version is there, or the exported model says something
+            else than Keras.
         OSError: if the folder cannot be written; nothing is left of it then.
     """
+    check_one_size(model)
     model = merge_lora(model)
     served = Served(
         model,

@@ -280,8 +280,14 @@ def test_what_needs_one_size_says_so(opened, tmp_path):
     remedy = r"keras_vit\.at_resolution\(model, \(H, W\)\) makes one"
     with pytest.raises(ValueError, match=remedy):
         inspection.attention_rollout(any_size, images((32, 48)))
-    with pytest.raises(ValueError, match=remedy):
-        keras_vit.serving.export(any_size, tmp_path / "export")
+    resnet = keras_vit.resnet(
+        build("bit").config, image_size=(None, None), num_classes=5
+    )
+    for model in (any_size, resnet):
+        for name in ("export", "model.tflite"):
+            kind = "export_file" if "." in name else "export"
+            with pytest.raises(ValueError, match=remedy):
+                getattr(keras_vit.serving, kind)(model, tmp_path / name)
     for format in ("timm", "hf"):
         with pytest.raises(ValueError, match=remedy):
             keras_vit.weights.save(any_size, tmp_path / format, format=format)

@@ -23,7 +23,6 @@ EFFICIENTNET = EfficientNetConfig(
     width_coefficient=0.25, depth_coefficient=0.1, image_size=48, dropout_rate=0.2
 )
 CHOSEN = ("2d", "map", "distilled", "axial", "hybrid", "bit", "axial resnet")
-NAMES = (*CHOSEN, "efficientnet")
 LABELS = ("oak", "elm", "ash", "bay", "fir")
 STATED = Preprocessing(
     mean=(0.48, 0.46, 0.41),
@@ -47,7 +46,14 @@ def build(name):
     return model
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# Compiled op by op, an EfficientNet costs JAX minutes; test_efficientnet.py is for all.
+@pytest.fixture(
+    scope="module",
+    params=[
+        *CHOSEN,
+        pytest.param("efficientnet", marks=pytest.mark.tensorflow_only),
+    ],
+)
 def model(request):
     return build(request.param)
 
@@ -157,16 +163,18 @@ def test_an_export_keeps_them(model, photos, tmp_path):
         np.testing.assert_allclose([by_name[label] for label in LABELS], row, atol=1e-5)
 
 
-def test_int8(photos, tmp_path):
-    for name in ("2d", "hybrid"):
-        model = build(name)
-        before = outputs(model, model.preprocess(photos))
-        facts = model.facts
-        keras_vit.serving.quantize(model)
-        copy = saved(model, tmp_path)
-        assert copy.facts == model.facts == facts
-        after = outputs(copy, copy.preprocess(photos))
-        assert np.abs(after - before).max() < 0.1 * np.abs(before).max()
+@pytest.mark.parametrize(
+    "name", ["2d", pytest.param("hybrid", marks=pytest.mark.tensorflow_only)]
+)
+def test_int8(name, photos, tmp_path):
+    model = build(name)
+    before = outputs(model, model.preprocess(photos))
+    facts = model.facts
+    keras_vit.serving.quantize(model)
+    copy = saved(model, tmp_path)
+    assert copy.facts == model.facts == facts
+    after = outputs(copy, copy.preprocess(photos))
+    assert np.abs(after - before).max() < 0.1 * np.abs(before).max()
 
 
 def test_for_task_replaces_the_labels_only():

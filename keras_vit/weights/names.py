@@ -1054,6 +1054,8 @@ def _translated(
     head, embedding = found.get("head/kernel"), found.get("embedding/kernel")
     if head is not None:
         _check_shape(found, "head/kernel", (None, None), where)
+    if embedding is not None:
+        _check_shape(found, "embedding/kernel", (None,) * 4, where)
     if {"head/kernel", "head_dist/kernel"} <= found.keys():
         # DeiT averages its two heads: one head on both tokens, each half as large.
         classes = found["head/kernel"].shape[-1]
@@ -1110,8 +1112,8 @@ def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name in tensors:  # A gate, then what it multiplies.
         if not (match := re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)):
             continue
-        units, second = len(tensors[name]), tensors.get(f"{match[1]}fc2.weight")
-        if second is not None and second.ndim == 2 and units == 2 * second.shape[1]:
+        units, second = tensors[name].shape[:1], tensors.get(f"{match[1]}fc2.weight")
+        if second is not None and second.ndim == 2 and units == (2 * second.shape[1],):
             found[f"{match[1]}fc1_packed.{match[2]}"] = found.pop(name)
     return found
 

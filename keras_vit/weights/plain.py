@@ -85,8 +85,8 @@ def _switches(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         fields["qkv_bias"] = "full" if biases["key"] else "qv"
     probe = "MAPHead_0/MlpBlock_0/Dense_0/kernel"
     if has(probe) and has(f"{MLP}/Dense_0/kernel"):
-        widths = [tensors[at].shape[-1] for at in (probe, f"{MLP}/Dense_0/kernel")]
-        fields["map_mlp_dim"] = None if widths[0] == widths[1] else widths[0]
+        own, width = (tensors[at].shape[1:] for at in (probe, f"{MLP}/Dense_0/kernel"))
+        fields["map_mlp_dim"] = own[0] if own and own != width else None
     return fields
 
 

@@ -178,7 +178,13 @@ def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("activation", configs.GELUS.get(gelu, gelu))
     elif not hasattr(config, "activation") and "activation" in found:
         gelus = {activation: gelu for gelu, activation in configs.GELUS.items()}
-        found["gelu"] = gelus[found.pop("activation")]
+        activation = found.pop("activation")
+        if activation not in gelus:
+            raise ValueError(
+                f"Expected the activation {' or '.join(gelus)} of "
+                f"{family_of(config).title}. Received: activation={activation!r}"
+            )
+        found["gelu"] = gelus[activation]
     return found
 
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import shutil
 
 import h5py
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import save_file
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.families import family_of
 from keras_vit.weights import names, variables
+from tests.conftest import FIXTURES
 
 VIT = ViTConfig(patch_size=4, num_layers=2, hidden_size=8, mlp_dim=16, num_heads=2)
 STEM = ResNetConfig(num_layers=(1,), width=32, unit="v1")
@@ -244,7 +246,25 @@ def keras_hub(folder):
     as_json(folder / "task.json", {"config": {"backbone": config, "pooling": "token"}})
 
 
+def fixture(name):
+    """A writer of a fixture's files, of a plain ViT of a later paper."""
+
+    def write(folder):
+        for file in (FIXTURES / "dialects" / name).iterdir():
+            if file.name != "io.npz":
+                shutil.copy(file, folder)
+
+    write.__name__ = name
+    return write
+
+
+LATER = (
+    *("timm_clip", "timm_eva02", "timm_dinov3", "timm_beit", "timm_pe_core"),
+    *("timm_rope_mixed", "timm_aimv2", "hf_clip", "hf_siglip", "hf_dinov3"),
+    *("torchvision_vit", "open_clip"),
+)
 DIALECTS = [
+    *map(fixture, LATER),
     npz,
     npz_linen,
     npz_compressed,

@@ -734,6 +734,7 @@ def test_every_fixture_is_read():
     [
         ("timm_vit", {"qkv_bias": "none"}),
         ("timm_bit", {"classifier": "gap"}),
+        ("timm_bit", {"activation": "gelu"}),
         ("timm_clip", {"representation_size": 8}),
     ],
 )

@@ -133,6 +133,13 @@ def infer(
             f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
             f" Received: {where}, whose cls has {tokens}"
         )
+    if "pre_logits/kernel" in tensors and "head/kernel" not in tensors:
+        raise ValueError(
+            "Expected no hidden layer (pre_logits; transformers' pooler) behind "
+            f"the tokens of {config.family}. Received: {where} with pre_logits of "
+            f"{tensors['pre_logits/kernel'].shape}. from_checkpoint(names="
+            "[(r'^pooler\\..*', None)]) leaves it out"
+        )
     placed = config.position_tokens
     head = tensors.get("head/kernel")
     return ParsedCheckpoint(

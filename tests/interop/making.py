@@ -140,6 +140,7 @@ HF = {  # family: (kind, class, arguments of its config, of save_pretrained)
 }
 REFUSED = {  # Families that we do not compute: what the error says.
     "hf_bit_same": 'global_padding="SAME"',
+    "hf_quick_gelu": "Expected no hidden layer",
 }
 FAMILIES = [
     *(family for family in TIMM | HF if family not in REFUSED),

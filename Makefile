@@ -15,8 +15,8 @@ demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real
 # Halves of about as many seconds each, for two cores.
 SECOND_HALF = tests/training tests/serving tests/data
 SLOW_HALF = tests/training tests/evaluation
-JAX_HALF = tests/models tests/layers tests/test_conformance.py tests/test_reference.py \
-  tests/test_self_supervision.py
+JAX_HALF = tests/models tests/layers tests/weights tests/inspection tests/test_conformance.py \
+  tests/test_reference.py tests/test_self_supervision.py
 
 test: check  ## Lint, types, and the tests on TensorFlow, in two halves for two cores.
 	$(MAKE) --jobs=2 --no-print-directory test-tensorflow at-its-end-test-training

@@ -13,7 +13,7 @@ demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real
 	$(QUIET) $(BIN)/keras-vit demo --output demo
 
 # Halves of about as many seconds each, for two cores.
-SECOND_HALF = tests/training tests/serving tests/data
+SECOND_HALF = tests/training tests/serving tests/data tests/evaluation
 SLOW_HALF = tests/training tests/evaluation
 JAX_HALF = tests/models tests/layers tests/weights tests/inspection tests/test_conformance.py \
   tests/test_reference.py tests/test_self_supervision.py

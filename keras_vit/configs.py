@@ -181,8 +181,43 @@ class ResNetConfig(ModelConfig):
         return dict(NUMERICS[library]["v1" if self.unit == "v1" else "v2"])
 
 
+class TransformerConfig(ModelConfig):
+    """What the configs of ViTs share: Table 1's sizes, tokens before the patches."""
+
+    hidden_size: int
+    num_heads: int
+    num_registers: int
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: the class tokens, if any, then registers."""
+        return self.num_class_tokens + self.num_registers
+
+    def _check_sizes(self) -> None:
+        _validate(
+            self,
+            arguments.integer,
+            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
+        )
+        _validate(self, arguments.integer, "num_registers", least=0)
+        _validate(
+            self,
+            arguments.rate,
+            *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),
+        )
+        _validate(self, arguments.positive, "layer_norm_epsilon")
+
+    def _check_heads(self, name: str, heads: int) -> None:
+        if self.hidden_size % heads:
+            raise ValueError(
+                f"Expected hidden_size to be a multiple of {name} (Appendix A: "
+                f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
+                f"{name}={heads}"
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(ModelConfig):
+class ViTConfig(TransformerConfig):
     """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
 
     Attributes:
@@ -243,29 +278,13 @@ class ViTConfig(ModelConfig):
     num_registers: int = 0
 
     def __post_init__(self) -> None:
-        _validate(
-            self,
-            arguments.integer,
-            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
-        )
-        _validate(self, arguments.integer, "num_registers", least=0)
+        self._check_sizes()
         if self.representation_size is not None:
             _validate(self, arguments.integer, "representation_size")
-        _validate(
-            self,
-            arguments.rate,
-            *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),
-        )
-        _validate(self, arguments.positive, "layer_norm_epsilon")
         _validate(self, arguments.real, "head_bias_init")
         for field, choices in _CHOICES.items():
             _validate(self, arguments.choice, field, choices=get_args(choices))
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                "Expected hidden_size to be a multiple of num_heads (Appendix A: "
-                f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
-                f"num_heads={self.num_heads}"
-            )
+        self._check_heads("num_heads", self.num_heads)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -314,11 +333,6 @@ class ViTConfig(ModelConfig):
     def num_class_tokens(self) -> int:
         """Tokens before the patches that the head reads (D.3)."""
         return CLASS_TOKENS[self.classifier]
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token, if any, then registers."""
-        return self.num_class_tokens + self.num_registers
 
     def numerics_by(self, library: str) -> dict[str, Any]:
         """Its fields as a library computes (section 3.1's GELU and norms).
@@ -387,7 +401,7 @@ class RotaryConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlainViTConfig(ModelConfig):
+class PlainViTConfig(TransformerConfig):
     """A plain ViT of a later paper: Table 1's sizes and what its block has otherwise.
 
     The defaults are the paper's block with the exact GELU. `ViTConfig` is the paper's
@@ -480,23 +494,12 @@ class PlainViTConfig(ModelConfig):
     relative_position: bool = False
 
     def __post_init__(self) -> None:
-        _validate(
-            self,
-            arguments.integer,
-            *("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads"),
-        )
-        _validate(self, arguments.integer, "num_registers", least=0)
+        self._check_sizes()
         for field in ("map_heads", "map_mlp_dim"):
             if getattr(self, field) is not None:
                 _validate(self, arguments.integer, field)
         if self.position_tokens is not None:
             _validate(self, arguments.integer, "position_tokens", least=0)
-        _validate(
-            self,
-            arguments.rate,
-            *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),
-        )
-        _validate(self, arguments.positive, "layer_norm_epsilon")
         if self.layer_scale is not None:
             _validate(self, arguments.real, "layer_scale")
         for field, choices in _PLAIN_CHOICES.items():
@@ -506,16 +509,8 @@ class PlainViTConfig(ModelConfig):
         self._check_together()
 
     def _check_together(self) -> None:
-        for name, heads in (
-            ("num_heads", self.num_heads),
-            ("map_heads", self.heads_of_map),
-        ):
-            if self.hidden_size % heads:
-                raise ValueError(
-                    f"Expected hidden_size to be a multiple of {name} (Appendix A: "
-                    f"D_h = D / k). Received: hidden_size={self.hidden_size}, "
-                    f"{name}={heads}"
-                )
+        self._check_heads("num_heads", self.num_heads)
+        self._check_heads("map_heads", self.heads_of_map)
         if self.rotary is not None:
             arguments.instance("rotary", self.rotary, RotaryConfig)
             if self.hidden_size // self.num_heads % 4:
@@ -561,11 +556,6 @@ class PlainViTConfig(ModelConfig):
     def num_class_tokens(self) -> int:
         """Tokens before the patches that the head reads."""
         return PLAIN_CLASS_TOKENS[self.classifier]
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class tokens, then registers."""
-        return self.num_class_tokens + self.num_registers
 
     @property
     def resnet(self) -> None:

@@ -152,10 +152,7 @@ _PLAIN_VIT = dataclasses.replace(
     shown=Late("weights.plain", "is_shown"),
     infer=Late("weights.plain", "infer"),
     sizes_shown=Late("weights.plain", "sizes"),
-    layouts={
-        "timm": Late("weights.plain_layouts", "timm"),
-        "hf": Late("weights.plain_layouts", "hf"),
-    },
+    layouts={"timm": Late("weights.plain_layouts", "timm")},
     parts=Late("inspection.parts", "plain_vit"),
 )
 FAMILIES: dict[str, Family] = {

@@ -18,7 +18,7 @@ from keras_vit.layers.plain import PlacedPositionEmbs, PlainBlock, norm
 from keras_vit.layers.pooling import TakeTokens
 from keras_vit.models import heads
 from keras_vit.models.vision import VisionModel
-from keras_vit.models.vit import check_size
+from keras_vit.models.vit import images_of
 
 
 def plain_vit(
@@ -58,13 +58,10 @@ def plain_vit(
         (None, 384)
     """
     config = arguments.instance("config", config, PlainViTConfig)
-    height, width = arguments.sides("image_size", image_size, least=0)
-    check_size("image_size", (height, width), config)
-    num_channels = arguments.integer("num_channels", num_channels)
+    images = images_of(config, image_size, num_channels)
     num_classes = arguments.optional(
         arguments.integer, "num_classes", num_classes, least=0
     )
-    images = keras.Input((height, width, num_channels), name="images")
     logits = classify(encode(images, config), config, num_classes)
     return VisionModel(images, logits, name, facts=Facts(config=config))
 

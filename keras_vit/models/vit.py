@@ -58,16 +58,27 @@ def vit(
         86567656
     """
     config = arguments.instance("config", config, ViTConfig)
-    height, width = arguments.sides("image_size", image_size, least=0)
-    check_size("image_size", (height, width), config)
-    num_channels = arguments.integer("num_channels", num_channels)
+    images = images_of(config, image_size, num_channels)
     num_classes = arguments.optional(
         arguments.integer, "num_classes", num_classes, least=0
     )
-    images = keras.Input((height, width, num_channels), name="images")
     tokens = encode(images, config)
     logits = heads.classify(tokens, config, num_classes)
     return VisionModel(images, logits, name, facts=Facts(config=config))
+
+
+def images_of(
+    config: ViTConfig | PlainViTConfig, image_size: tuple[int, int], num_channels: int
+) -> Tensor:
+    """The input of a model, [B, H, W, C], of a size that patches can be cut from.
+
+    Raises:
+        ValueError: if the size or the number of channels is impossible.
+    """
+    height, width = arguments.sides("image_size", image_size, least=0)
+    check_size("image_size", (height, width), config)
+    num_channels = arguments.integer("num_channels", num_channels)
+    return keras.Input((height, width, num_channels), name="images")
 
 
 def check_size(

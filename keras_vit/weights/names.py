@@ -268,6 +268,20 @@ MAP = "MAPHead_0/MultiHeadDotProductAttention_0"
 _GAMMA = ("/gamma", "/beta")
 
 
+def _projections(theirs: str) -> list[Rule]:
+    """Query, key and value called q_proj, k_proj and v_proj."""
+    return [
+        rule
+        for matrix in ("query", "key", "value")
+        for rule in _dense(
+            f"{ATTENTION}/{matrix}",
+            f"{theirs}.{matrix[0]}_proj",
+            HEADS_KERNEL,
+            HEADS_BIAS,
+        )
+    ]
+
+
 def _units(theirs: str) -> list[Rule]:
     """The bottleneck units of a torch ResNet: conv1, norm1, ..., downsample."""
     unit = "block{b}/unit{u}"
@@ -329,16 +343,7 @@ TIMM = Dialect(
             HEADS_KERNEL,
             HEADS_BIAS,
         ),
-        *(
-            rule
-            for matrix in ("query", "key", "value")
-            for rule in _dense(
-                f"{ATTENTION}/{matrix}",
-                f"blocks.{{i}}.attn.{matrix[0]}_proj",
-                HEADS_KERNEL,
-                HEADS_BIAS,
-            )
-        ),
+        *_projections("blocks.{i}.attn"),
         Rule(f"{ATTENTION}/query/bias", "blocks.{i}.attn.q_bias", HEADS_BIAS),
         Rule(f"{ATTENTION}/value/bias", "blocks.{i}.attn.v_bias", HEADS_BIAS),
         *_norm(f"{ATTENTION}/query_norm", "blocks.{i}.attn.q_norm"),
@@ -479,15 +484,9 @@ HF_DEIT = dataclasses.replace(  # For writing: DeiT's own prefix and heads.
 def _hf_attention(theirs: str, out: str) -> list[Rule]:
     """Attention whose four layers are called q_proj and so on."""
     return [
-        rule
-        for matrix in ("query", "key", "value")
-        for rule in _dense(
-            f"{ATTENTION}/{matrix}",
-            f"{theirs}.{matrix[0]}_proj",
-            HEADS_KERNEL,
-            HEADS_BIAS,
-        )
-    ] + _dense(f"{ATTENTION}/out", f"{theirs}.{out}", OUT_KERNEL)
+        *_projections(theirs),
+        *_dense(f"{ATTENTION}/out", f"{theirs}.{out}", OUT_KERNEL),
+    ]
 
 
 _DINOV3 = "layer.{i}"
@@ -513,6 +512,8 @@ HF_DINOV3 = Dialect(
     placed=False,
 )
 _CLIP = "encoder.layers.{i}"
+# torch.nn.MultiheadAttention has one tensor for all three.
+_IN_ONE = ("_weight", "_bias")
 HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
     "hf",
     (
@@ -533,7 +534,7 @@ HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
             "head.attention.in_proj",
             HEADS_KERNEL,
             HEADS_BIAS,
-            endings=("_weight", "_bias"),
+            endings=_IN_ONE,
         ),
         *_dense(f"{MAP}/out", "head.attention.out_proj", OUT_KERNEL),
         *_norm("MAPHead_0/LayerNorm_0", "head.layernorm"),
@@ -549,8 +550,6 @@ HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
 )
 _TORCHVISION = "encoder.layers.encoder_layer_{i}"
 _OPEN_CLIP = "transformer.resblocks.{i}"
-# torch.nn.MultiheadAttention has one tensor for all three.
-_IN_ONE = {"endings": ("_weight", "_bias")}
 TORCHVISION = Dialect(
     "torchvision",
     (
@@ -563,7 +562,7 @@ TORCHVISION = Dialect(
             f"{_TORCHVISION}.self_attention.in_proj",
             HEADS_KERNEL,
             HEADS_BIAS,
-            **_IN_ONE,
+            endings=_IN_ONE,
         ),
         *_dense(
             f"{ATTENTION}/out", f"{_TORCHVISION}.self_attention.out_proj", OUT_KERNEL
@@ -592,7 +591,7 @@ OPEN_CLIP = Dialect(  # The image tower of OpenAI's CLIP and of OpenCLIP.
             f"{_OPEN_CLIP}.attn.in_proj",
             HEADS_KERNEL,
             HEADS_BIAS,
-            **_IN_ONE,
+            endings=_IN_ONE,
         ),
         *_dense(f"{ATTENTION}/out", f"{_OPEN_CLIP}.attn.out_proj", OUT_KERNEL),
         *_norm(f"{BLOCK}/LayerNorm_1", f"{_OPEN_CLIP}.ln_2"),
@@ -887,22 +886,11 @@ def canonical(
         if not re.search(dialect.ignored, name):
             found[name] = tensors[original]
     _check_filled(found, where)
-    left = tuple(
+    notes += tuple(
         note
         for pattern, note in LEFT_OUT.items()
         if any(re.search(pattern, name) for name in names)
     )
-    if left:
-        read = canonical(
-            found,
-            where,
-            heads=heads,
-            map_heads=map_heads,
-            patches=patches,
-            embedded=embedded,
-            architecture=architecture,
-        )
-        return dataclasses.replace(read, notes=(*read.notes, *left))
     if heads is None and dialect.is_fused:
         heads = _usual_heads(dialect, found, where, architecture)
         told = f"num_heads={heads} assumed from hidden_size"

@@ -10,6 +10,7 @@ import numpy as np
 from keras_vit import configs
 from keras_vit.configs import (
     CheckpointConfig,
+    PlainViTConfig,
     ResNetConfig,
     ViTConfig,
 )
@@ -50,6 +51,16 @@ def shape_of(
     if len(shape) != dims or 0 in shape:
         raise KeyError(f"{name}, which is {shape} and should have {dims} axes")
     return tuple(shape)
+
+
+def check_tokens(config: ViTConfig | PlainViTConfig, tokens: int, where: str) -> None:
+    """Raises unless a file has the tokens before the patches that its config has."""
+    if tokens != config.num_prefix_tokens:
+        raise ValueError(
+            f"Expected {config.num_prefix_tokens} tokens before the patches "
+            f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
+            f" Received: {where}, whose cls has {tokens}"
+        )
 
 
 def infer_vit(
@@ -96,12 +107,7 @@ def infer_vit(
         own = configs.CLASS_TOKENS[fields["classifier"]]
         fields["num_registers"] = max(tokens - own, 0)
     config = ViTConfig(**fields)
-    if tokens != config.num_prefix_tokens:
-        raise ValueError(
-            f"Expected {config.num_prefix_tokens} tokens before the patches "
-            f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
-            f" Received: {where}, whose cls has {tokens}"
-        )
+    check_tokens(config, tokens, where)
     if positions is not None and position != "2d":
         positions -= config.num_prefix_tokens
     return ParsedCheckpoint(

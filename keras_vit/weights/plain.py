@@ -8,7 +8,13 @@ import numpy as np
 
 from keras_vit import configs
 from keras_vit.configs import PlainViTConfig
-from keras_vit.weights.parsed import VIT_SIZES, ParsedCheckpoint, count_of, shape_of
+from keras_vit.weights.parsed import (
+    VIT_SIZES,
+    ParsedCheckpoint,
+    check_tokens,
+    count_of,
+    shape_of,
+)
 from keras_vit.weights.variables import NORMS, POSITIONS
 
 BLOCK = "Transformer/encoderblock_0"
@@ -127,12 +133,7 @@ def infer(
         own = configs.PLAIN_CLASS_TOKENS[fields["classifier"]]
         fields["num_registers"] = max(tokens - own, 0)
     config = PlainViTConfig(**fields)
-    if tokens != config.num_prefix_tokens:
-        raise ValueError(
-            f"Expected {config.num_prefix_tokens} tokens before the patches "
-            f"(classifier={config.classifier!r}, num_registers={config.num_registers})."
-            f" Received: {where}, whose cls has {tokens}"
-        )
+    check_tokens(config, tokens, where)
     if "pre_logits/kernel" in tensors and "head/kernel" not in tensors:
         raise ValueError(
             "Expected no hidden layer (pre_logits; transformers' pooler) behind "

@@ -1,6 +1,6 @@
 """Plain ViTs of later papers as timm lays them out, where its `VisionTransformer` does.
 
-transformers has a class for each paper; `format="hf"` refuses them.
+transformers has a class for each paper: no layout of it is here.
 """
 
 from typing import Any
@@ -11,12 +11,6 @@ from keras_vit.configs import PlainViTConfig
 from keras_vit.weights import names
 from keras_vit.weights.torch_layouts import Layout, ratio, refuse, split_tokens
 
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "silu",
-}
 _NORMS = {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}
 _POOLS = {"token": "token", "gap": "avg", "map": "map"}
 # What timm's VisionTransformer has no argument for, and the value it computes.
@@ -69,7 +63,6 @@ def timm(
         }
     own = {"cls_token", "dist_token"} & written.keys()
     registers = config.num_prefix_tokens - len(own)
-    pools = _POOLS[config.classifier]
     norm = _NORMS[config.norm]
     words: dict[str, Any] = {
         "img_size": list(image_size),
@@ -78,14 +71,14 @@ def timm(
         "depth": config.num_layers,
         "num_heads": config.num_heads,
         "mlp_ratio": ratio(config.mlp_dim * (1 + config.gated_mlp), config.hidden_size),
-        "act_layer": _ACTIVATIONS[config.activation],
+        "act_layer": config.activation,
         "norm_layer": norm,
         "embed_norm_layer": norm if config.embedding_norm else None,
         "class_token": bool(own),
         "reg_tokens": registers,
         "no_embed_class": placed == 0,
         "pos_embed": "learn" if "pos_embed" in written else "none",
-        "global_pool": pools,
+        "global_pool": _POOLS[config.classifier],
         "pool_include_prefix": config.pool_prefix,
         "fc_norm": config.head_norm,
         "final_norm": config.final_norm or config.head_norm,
@@ -104,18 +97,3 @@ def timm(
         )
     kind = "vit_giant_patch14_dinov2" if config.gated_mlp else "vit_base_patch16_224"
     return Layout(written, kind, words, "patch_embed.proj", "head")
-
-
-def hf(
-    config: PlainViTConfig,
-    tensors: dict[str, np.ndarray],
-    image_size: tuple[int, int],
-    num_classes: int,
-) -> Layout:
-    """Refuses: transformers has a class for each paper.
-
-    Raises:
-        ValueError: always.
-    """
-    del config, tensors, image_size, num_classes
-    raise refuse("hf", "a plain ViT of a later paper, a PlainViTConfig")

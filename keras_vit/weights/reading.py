@@ -86,7 +86,7 @@ def read(
     asked = overrides or {}
     hints = _hints(found, chosen, stated.facts)
     if not (stated.fields or stated.facts):
-        _check_positions_told(found, asked, str(source))
+        _check_positions_told(found, asked, where)
     if fold:
         found = dataclasses.replace(found, tensors=plain.folded(found.tensors))
     if found.is_translated and not plain.is_shown(found.tensors, hints):

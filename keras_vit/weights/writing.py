@@ -21,12 +21,12 @@ from keras_vit.families import family_of
 from keras_vit.files import replacing, replacing_all
 from keras_vit.layers import AddPositionEmbs
 from keras_vit.layers.embeddings import quantized
-from keras_vit.models.description import describe
+from keras_vit.models.description import check_one_size, describe
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import names, variables
 from keras_vit.weights.architecture import config_of
 from keras_vit.weights.reading import infer
-from keras_vit.weights.torch_layouts import Layout
+from keras_vit.weights.torch_layouts import Layout, refuse
 
 FORMATS = ("npz", "timm", "hf")
 # What a file of tensors does not tell, and `infer` takes from the paper.
@@ -294,14 +294,13 @@ def _layout(
     """The family's layout of another library, and K (0 without a head)."""
     classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
     family = family_of(config)
-    if family.has_patches and None in model.input_shape[1:3]:
-        raise ValueError(
-            f"Expected a model for images of one size, which format={format!r} states. "
-            f"Received: model={model.name!r} for {model.input_shape}. "
-            "keras_vit.at_resolution(model, (H, W)) makes one"
-        )
-    write = family.layouts[format]
-    layout: Layout = write(config, tensors, model.input_shape[1:3], classes)
+    if family.has_patches:
+        check_one_size(model)
+    if format not in family.layouts:
+        raise refuse(format, family.title)
+    layout: Layout = family.layouts[format](
+        config, tensors, model.input_shape[1:3], classes
+    )
     _warn_of_numerics(config, format)
     return layout, classes
 

@@ -273,6 +273,8 @@ class PlainAttention(Composite):
         config = self.config
         size = config.hidden_size // config.num_heads
         self.frequencies = self.relative_position_bias = None
+        if config.rotary is not None:
+            self.turns = self._turns(self.grid)
         if config.rotary is not None and config.rotary.kind == "mixed":
             self.frequencies = self.add_weight(
                 name="frequencies",
@@ -280,6 +282,7 @@ class PlainAttention(Composite):
                 initializer=_mixed(config.rotary.temperature),
             )
         if config.relative_position:
+            self.index = relative_index(self.grid).reshape(-1)
             offsets = math.prod(2 * side - 1 for side in self.grid)
             self.relative_position_bias = self.add_weight(
                 name="relative_position_bias",
@@ -348,7 +351,7 @@ class PlainAttention(Composite):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if self.config.rotary is not None:
-            angles = self._angles(self._grid_of(places))
+            angles = self._angles(places)
             turns = [ops.cast(f(angles), q.dtype) for f in (ops.cos, ops.sin)]
             q, k = self._turned(q, *turns), self._turned(k, *turns)
         return [q * size**-0.5, k, v]
@@ -364,27 +367,33 @@ class PlainAttention(Composite):
         turned = ops.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
         return ops.reshape(turned, (-1, self.num_heads, tokens, size))
 
-    def _grid_of(self, places: Tensor | None) -> tuple[Any, Any]:
-        """(rows, columns) of the patches; the layer's own without `places`."""
-        if places is None:
-            return self.grid
-        _, height, width, _ = ops.shape(places)
-        return height // self.config.patch_size, width // self.config.patch_size
+    def _turns(self, grid: tuple[Any, Any]) -> Any:
+        """Angles of all tokens, of "mixed" their places: [T, D_h / 2] or [T, 2].
 
-    def _angles(self, grid: tuple[Any, Any]) -> Tensor:
-        """Of all tokens, 0 before patches: [T, D_h / 2], "mixed" [k, T, D_h / 2]."""
+        Those before the patches have 0.
+        """
         config, rotary = self.config, self.config.rotary
         assert rotary is not None  # noqa: S101  The caller asked.
-        bare = ((config.num_prefix_tokens, 0), (0, 0))
-        if self.frequencies is None:
+        if rotary.kind == "mixed":
+            found = rotary_positions(rotary, grid)
+        else:
             size = config.hidden_size // config.num_heads
-            angles = _library(grid).pad(rotary_angles(rotary, grid, size), bare)
-            return ops.convert_to_tensor(angles, kernels.wide(self.compute_dtype))
+            found = rotary_angles(rotary, grid, size)
+        return _library(grid).pad(found, ((config.num_prefix_tokens, 0), (0, 0)))
+
+    def _angles(self, places: Tensor | None) -> Tensor:
+        """Of all tokens: [T, D_h / 2], "mixed" [k, T, D_h / 2]."""
+        turns = self.turns
+        if places is not None:
+            _, height, width, _ = ops.shape(places)
+            patch_size = self.config.patch_size
+            turns = self._turns((height // patch_size, width // patch_size))
+        if self.frequencies is None:
+            return ops.convert_to_tensor(turns, kernels.wide(self.compute_dtype))
         frequencies = kernels.at_least_float32(self.frequencies)
-        places = _library(grid).pad(rotary_positions(rotary, grid), bare)
-        places = ops.convert_to_tensor(places, frequencies.dtype)
+        turns = ops.convert_to_tensor(turns, frequencies.dtype)
         first, second = (
-            places[:, axis][:, None] * frequencies[axis][:, None] for axis in (0, 1)
+            turns[:, axis][:, None] * frequencies[axis][:, None] for axis in (0, 1)
         )
         return first + second
 
@@ -394,7 +403,7 @@ class PlainAttention(Composite):
         if self.relative_position_bias is not None:
             table = ops.cast(self.relative_position_bias, q.dtype)
             tokens = q.shape[2]
-            bias = ops.take(table, relative_index(self.grid).reshape(-1), axis=0)
+            bias = ops.take(table, self.index, axis=0)
             bias = ops.reshape(bias, (tokens, tokens, self.num_heads))
             logits = logits + ops.transpose(bias, (2, 0, 1))
         return kernels.attention_softmax(logits)

@@ -154,7 +154,7 @@ def _open_sides(config: Any, tensor: Tensor | None, shape: Any) -> tuple[Any, ..
 
 
 def _opened(model: VisionModel, sides: tuple[Any, ...]) -> VisionModel:
-    """The model for images of the size that they have when they come, if asked for."""
+    """The model for images of any size, if a side is None."""
     if not sides:
         return model
     with uninitialized():
@@ -383,10 +383,10 @@ class ViTBuilder(Builder[ViTConfig]):
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
             input_shape: (H, W, C). H and W must be multiples of the patch size; in a
                 hybrid they are free. With pretrained weights, positions are resized
-                (section 3.2) and the first kernel is adapted to C. H and W that are
-                None are those of the images when they come, as in
-                `keras_vit.at_resolution`, but not with axial attention. Default: the
-                size of the weights, else (224, 224, 3).
+                (section 3.2) and the first kernel is adapted to C. A side of None
+                accepts images of any size, as in `keras_vit.at_resolution`; axial
+                attention needs a fixed size. Default: the size of the weights, else
+                (224, 224, 3).
             pooling: with `include_top=False`: None returns all tokens [B, T, D],
                 "token" the class token, "avg" and "max" the mean and maximum over the T
                 tokens.
@@ -532,9 +532,9 @@ def from_checkpoint(
             keras-hub); "file.npz:img" is one tower of a big_vision file. Or a
             repository of the Hugging Face Hub, "hf://ORG/NAME[@REVISION]" or
             "timm:NAME", or the URL of a weights file.
-        image_size: (H, W) in pixels the model is built for; None for a side that is
-            that of the images when they come, as in `keras_vit.at_resolution`. Default:
-            the size of the file's own position grid, else (224, 224).
+        image_size: (H, W) in pixels that the model is built for. A side of None accepts
+            images of any size, as in `keras_vit.at_resolution`. Default: the size of
+            the file's own position grid, else (224, 224).
         classes: K; another number than the file's makes a new head, without
             `pre_logits`. Default: the file's; without a head, features.
         num_channels: C of the images; the first kernel is adapted to it, so that gray

@@ -62,8 +62,8 @@ class Family:
         check_size: the argument's name, (H, W), config; raises for an impossible size.
         any_size: whether H and W may be None.
         has_patches: whether images are cut into patches: positions, attention.
-        resizes: whether its positions can be resized in the graph, for images of a size
-            that is known when they come.
+        resizes: whether its positions can be resized in the graph, for images of any
+            size.
         tensor: the name of a tensor that every checkpoint of it has and no family above
             it has; None if `infer` cannot read it.
         shown: canonical tensors, hints -> whether they are of it, where `tensor` is

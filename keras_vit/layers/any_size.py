@@ -1,4 +1,4 @@
-"""Images of a size that is known when they come: positions and padding (3.2)."""
+"""Positions and padding for images of any size (3.2)."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def _linear(old: int, new: Any) -> Tensor:
 
 
 def _sincos2d(grid: tuple[Any, Any], depth: int) -> Tensor:
-    """`positions.sincos2d` of a grid that is known when images come: [R, S, D]."""
+    """`positions.sincos2d` of a grid read off images of any size: [R, S, D]."""
     quarter = ops.cast(ops.arange(depth // 4), "float32") / (depth // 4 - 1)
     omega = ops.power(10_000.0, -quarter)
     y, x = (ops.cast(ops.arange(at), "float32")[:, None] * omega for at in grid)

@@ -155,14 +155,14 @@ class PlacedPositionEmbs(AddPositionEmbs):
 
 
 def _library(grid: tuple[Any, Any]) -> Any:
-    """NumPy for a grid of numbers, `keras.ops` for one that comes with the images."""
+    """NumPy for a grid of numbers, `keras.ops` for one read off images of any size."""
     return np if all(isinstance(side, int) for side in grid) else ops
 
 
 def rotary_positions(rotary: RotaryConfig, grid: tuple[Any, Any]) -> Any:
     """Positions of the patches, row by row: (rows, columns) -> [N, 2].
 
-    float64 NumPy; a float32 tensor for a grid that comes with the images. The two
+    float64 NumPy; a float32 tensor for a grid read off images of any size. The two
     coordinates are in the config's order.
     """
     library, sides = _library(grid), []
@@ -184,7 +184,7 @@ def rotary_positions(rotary: RotaryConfig, grid: tuple[Any, Any]) -> Any:
 def rotary_angles(rotary: RotaryConfig, grid: tuple[Any, Any], head_size: int) -> Any:
     """Angles that queries and keys are turned by: -> [N, D_h / 2].
 
-    float64 NumPy; a float32 tensor for a grid that comes with the images.
+    float64 NumPy; a float32 tensor for a grid read off images of any size.
     """
     library = _library(grid)
     bands = np.arange(head_size // 4) / (head_size // 4)

@@ -24,7 +24,7 @@ class ForeignModelError(ValueError):
 
 
 def check_one_size(model: keras.Model) -> None:
-    """Raises for a model of images whose size is known when they come."""
+    """Raises for a model of images of any size."""
     if None in model.inputs[0].shape[1:3]:
         raise ValueError(
             "Expected a model for images of one size. Received: "

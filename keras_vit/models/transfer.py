@@ -121,9 +121,9 @@ def at_resolution(
     Args:
         model: of this library; left as it is.
         image_size: (H, W) in pixels; each a multiple of the patch size, but for a
-            hybrid or a ResNet, whose maps round up. A side that is None is that of the
-            images when they come: positions are interpolated in the model, from the
-            same table for every size.
+            hybrid or a ResNet, whose maps round up. A side of None accepts images
+            of any size: positions are interpolated in the model, from the same table
+            for every size.
         pad: whether a side that is None may be of any number of pixels: images are
             padded by zeros below and to the right, after normalization, to a multiple
             of the patch size. Otherwise other sizes are errors.

@@ -166,7 +166,7 @@ def _check_used(config: Any, asked: Mapping[str, Any], where: str) -> None:
         raise ValueError(
             f"Expected fields of {family_of(config).title}. Received: "
             f"{', '.join(unused)} for {where}, which would change nothing. Leave out "
-            "what the model does not have"
+            "fields that the model does not have"
         )
 
 

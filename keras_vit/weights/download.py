@@ -7,55 +7,45 @@ size and its own CRCs when it arrives, and against the sha256 recorded then (in
 `KERAS_VIT_WEIGHTS` names one's own mirror: a directory, or a base URL.
 """
 
-import contextlib
+import dataclasses
 import errno
 import functools
 import glob
-import hashlib
-import http.client
 import os
-import re
-import shutil
-import urllib.error
-import urllib.request
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import quote, unquote
+from typing import Any
+from urllib.parse import quote
 
-from rich import progress
-from rich.console import Console
-
-from keras_vit.files import BROKEN_ZIP, file_sha256, replacing
+from keras_vit.files import cache_dir, file_sha256, replacing
+from keras_vit.lock_file import one_process
+from keras_vit.weights.hashes import (
+    Entry,
+    lock_path,
+    locked,
+    pinned,
+    problem_of,
+    record_of,
+    recorded,
+    warn_if_unlocked,
+    write_lock,
+    write_record,
+)
+from keras_vit.weights.mirrors import (
+    DownloadError,
+    MirrorError,
+    Part,
+    receive,
+    remove,
+    say,
+    size_problem,
+    storing,
+)
 from keras_vit.weights.registry import Checkpoint, Format, select
 
 FORMATS: tuple[Format, ...] = ("npz", "timm", "hf")  # The official file first.
-CHUNK = 2**20  # Bytes a read asks for at most.
-
-
-class DownloadError(OSError):
-    """A weights file could not be had, kept or trusted; not in the paper.
-
-    Args:
-        message: what was expected, what was received, and what to do.
-        failures: each URL with its reason, where mirrors were tried; an attribute of
-            the error, too.
-    """
-
-    def __init__(self, message: str, failures: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__(message)
-        self.failures = tuple(failures)
-
-
-class _MirrorError(Exception):
-    """Why one mirror did not deliver; the next one is tried."""
-
-
-def cache_dir() -> Path:
-    """`$KERAS_HOME/keras_vit`; KERAS_HOME is ~/.keras unless set."""
-    return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
 def locate(checkpoint: Checkpoint, formats: Sequence[Format] = FORMATS) -> Path:
@@ -73,11 +63,14 @@ def locate(checkpoint: Checkpoint, formats: Sequence[Format] = FORMATS) -> Path:
             file in the cache is not what was downloaded.
     """
     directory, _ = _own_mirror()
-    for name in [_file_name(checkpoint, dialect) for dialect in formats]:
+    formats = _locked_formats(checkpoint, formats)
+    for dialect in formats:
+        name = _file_name(checkpoint, dialect)
         own = _own_files(directory, name)
         for path in (*own, cache_dir() / name):
             if path.is_file():
-                _verify(path, None if path in own else checkpoint.sha256)
+                sha256 = None if path in own else checkpoint.sha256
+                _verify(path, sha256, _urls(checkpoint, dialect))
                 _warn_of_size(path, checkpoint)
                 return path
     return _obtain(checkpoint, cache_dir(), formats)
@@ -113,14 +106,30 @@ def fetch(
             the directory is not what was downloaded.
     """
     root = Path(to)
-    paths = [_obtain(row, root, formats) for row in select(variant, tag)]
-    files = [record.with_suffix("") for record in sorted(root.rglob("*.sha256"))]
-    lines = [
-        f"{_recorded(file)}  {file.relative_to(root).as_posix()}" for file in files
+    paths = [
+        _obtain(row, root, _locked_formats(row, formats))
+        for row in select(variant, tag)
     ]
-    with _storing(root), replacing(root / "SHA256SUMS") as sums:
+    files = [record.with_suffix("") for record in sorted(root.rglob("*.sha256"))]
+    lines = [f"{recorded(file)}  {file.relative_to(root).as_posix()}" for file in files]
+    with storing(root), replacing(root / "SHA256SUMS") as sums:
         sums.write_text("\n".join(lines) + "\n")
     return paths
+
+
+def lock(path: Path | None = None) -> tuple[Path, int, int, list[Path]]:
+    """Writes a lock file of what is in the cache and in one's own directory.
+
+    Args:
+        path: of the lock file; None: KERAS_VIT_LOCK, else keras-vit.lock.
+
+    Returns:
+        Its path, and what `hashes.write_lock` returns.
+    """
+    directory, _ = _own_mirror()
+    path = lock_path() if path is None else path
+    roots = [at for at in (cache_dir(), directory) if at is not None]
+    return path, *write_lock(path, roots)
 
 
 def download(
@@ -129,40 +138,51 @@ def download(
     *,
     size_bounds: tuple[int, int] | None = None,
     sha256: str | None = None,
+    published: Sequence[str] = (),
     timeout: float = 30.0,
 ) -> Path:
     """Downloads the first of `urls` that delivers; resumes what an earlier call began.
 
-    A destination that is there already is verified and kept.
+    A destination that is there already is verified and kept. Where there is a lock
+    file, the file has to be the one that it has, and mirrors of the Hugging Face Hub
+    are asked for its commit.
 
     Args:
         urls: the mirrors, in the order in which they are tried.
         destination: the file's final name, given to it only once it is verified.
         size_bounds: the smallest and the largest size to accept, in bytes.
         sha256: the expected hash; else the one recorded at the first download.
+        published: the URLs of which `urls` are copies, if they are others.
         timeout: seconds without a byte after which a mirror has failed.
 
     Raises:
+        ValueError: if the lock file is damaged.
         DownloadError: if no mirror delivers or the disk cannot keep the file.
     """
     destination = Path(destination)
+    published = published or urls
+    entries = locked(published)
     failures: list[tuple[str, str]] = []
-    with _storing(destination.parent, size_bounds and size_bounds[1]):
+    with storing(destination.parent, size_bounds and size_bounds[1]):
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(destination):
+        with one_process(destination, "downloads", say):
             if destination.is_file():
-                _verify(destination, sha256)
+                _verify(destination, sha256, published)
                 return destination
             for url in urls:
-                part = _part(destination, url)
+                part = Part.of(destination, url)
+                asked = pinned(url, entries.get(url))
                 try:
-                    _receive(url, part, size_bounds, timeout)
-                    digest = _inspect(part, destination, size_bounds, sha256)
-                except _MirrorError as error:
-                    failures.append((url, str(error)))
-                    _say(f"{url}: {error}")
+                    commit = receive(asked, part, size_bounds, timeout)
+                    entry = _inspect(part, destination, size_bounds, sha256, entries)
+                except MirrorError as error:
+                    failures.append((asked, str(error)))
+                    say(f"{asked}: {error}")
                 else:
-                    _publish(part, destination, digest)
+                    source = url if url in published else published[0]
+                    entry = dataclasses.replace(entry, commit=commit)
+                    _publish(part, destination, source, entry)
+                    warn_if_unlocked(entries, source)
                     return destination
     raise DownloadError(_none_left(destination.name, failures), failures)
 
@@ -193,6 +213,17 @@ def _file_name(checkpoint: Checkpoint, dialect: Format) -> str:
     return f"{checkpoint.path.removesuffix('.npz')}.{dialect}.safetensors"
 
 
+def _urls(checkpoint: Checkpoint, dialect: Format) -> list[str]:
+    return [at.url for at in checkpoint.mirrors if at.format == dialect]
+
+
+def _locked_formats(
+    checkpoint: Checkpoint, formats: Sequence[Format]
+) -> Sequence[Format]:
+    """The dialects in the lock file, if any is: others are not the same bytes."""
+    return [at for at in formats if locked(_urls(checkpoint, at))] or formats
+
+
 def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Path:
     """Downloads into `root`, from one's own base URL first, then from the mirrors."""
     directory, base = _own_mirror()
@@ -203,7 +234,7 @@ def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Pa
         if dialect == "npz":
             official["size_bounds"] = checkpoint.size_bounds()
             official["sha256"] = checkpoint.sha256
-        public = [m.url for m in checkpoint.mirrors if m.format == dialect]
+        public = _urls(checkpoint, dialect)
         if dialect != "npz" and not public:
             continue  # Nobody keeps a copy in it.
         own = [f"{base}/{quote(name)}"] if base else []
@@ -212,7 +243,7 @@ def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Pa
             if not urls:
                 continue
             try:
-                path = download(urls, root / name, **checks)
+                path = download(urls, root / name, published=public, **checks)
             except DownloadError as error:
                 if not error.failures:
                     raise  # The disk, not a mirror.
@@ -249,51 +280,40 @@ def _warn_of_size(path: Path, checkpoint: Checkpoint) -> None:
         )
 
 
-def _record(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _recorded(path: Path) -> str | None:
-    record = _record(path)
-    if not record.is_file():
-        return None
-    text = record.read_bytes()[:1000].decode(errors="replace")
-    match = re.match(r"[0-9a-f]{64}(?!\S)", text)
-    if match is None:
-        raise DownloadError(
-            f"Expected {record} to begin with a sha256. Received: {text[:80]!r}. "
-            f"Delete it and {path} to download both again."
-        )
-    return match[0]
-
-
-def _verify(path: Path, sha256: str | None) -> None:
+def _verify(path: Path, sha256: str | None, urls: Sequence[str]) -> None:
     """Raises unless `path` is what was downloaded, or whole where nothing says."""
-    expected = sha256 or _recorded(path)
-    if expected is None:
-        if problem := _content_problem(path, path.suffix):
-            raise DownloadError(
-                f"Expected {path} to be a whole weights file. Received: {problem}. "
-                f"Delete or replace {path}."
-            )
-    elif (actual := file_sha256(path)) != expected:
+    entries = locked(urls)
+    expected = sha256 or recorded(path)
+    if expected is None and (problem := _content_problem(path, path.suffix)):
+        raise DownloadError(
+            f"Expected {path} to be a whole weights file. Received: {problem}. "
+            f"Delete or replace {path}."
+        )
+    warn_if_unlocked(entries, next(iter(urls), path.name))
+    if expected is None and not entries:
+        return
+    actual = file_sha256(path)
+    if expected is not None and actual != expected:
         raise DownloadError(
             f"Expected {path} to have sha256={expected}, as it did when downloaded. "
             f"Received: sha256={actual}. Delete {path} to download it again (and "
-            f"{_record(path)} too, if the file was replaced on purpose)."
+            f"{record_of(path)} too, if the file was replaced on purpose)."
         )
-
-
-def _size_problem(size: int, bounds: tuple[int, int] | None) -> str | None:
-    if bounds is None or bounds[0] <= size <= bounds[1]:
-        return None
-    return f"wrong size: {size:,} bytes, published {bounds[0]:,} to {bounds[1]:,}"
+    found = Entry(sha256=actual, size=path.stat().st_size)
+    if problem := problem_of(found, entries):
+        raise DownloadError(
+            f"Expected {path} to be the file that {lock_path()} has. Received: "
+            f"{problem}. Delete {path} and {record_of(path)} to download it again, or "
+            "its entry in the lock file to accept it."
+        )
 
 
 def _content_problem(path: Path, suffix: str) -> str | None:
     """What is wrong with a file's contents, judged by the kind its name promises."""
     with path.open("rb") as file:
         head = file.read(512).lstrip().lower()
+    if not head:
+        return "an empty file"
     if head.startswith((b"<!doctype", b"<html", b"<?xml")):
         return f"an HTML or XML page, not a {suffix} (a login or proxy page?)"
     if suffix == ".safetensors":
@@ -317,213 +337,43 @@ def _zip_problem(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
             empty = not archive.namelist()
-    except BROKEN_ZIP as error:
+    except Exception as error:  # Of zipfile, or of any decompressor, lzma's too.
+        # bz2's OSError has no number, that of a seek to nowhere is EINVAL.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
         return f"not a whole zip archive, which a .npz is ({error})"
     if member:
         return f"the CRC of its member {member} is wrong"
     return "a .npz without arrays" if empty else None
 
 
-@contextlib.contextmanager
-def _storing(directory: Path, needed: int | None = None) -> Iterator[None]:
-    """An error of the disk becomes one that says where, how much, and what to do."""
-    try:
-        yield
-    except DownloadError:
-        raise
-    except OSError as error:
-        room = f"{needed:,} bytes" if needed else "the file"
-        raise DownloadError(
-            f"Expected {directory} to be writable, with room for {room}. "
-            f"Received: {error}. Make room there, or set KERAS_HOME to a directory on "
-            "another disk (the cache is $KERAS_HOME/keras_vit)."
-        ) from error
-
-
-@contextlib.contextmanager
-def _lock(destination: Path) -> Iterator[None]:
-    """One process at a time downloads `destination`; a symbolic link is refused."""
-    from filelock import FileLock, Timeout  # 30 ms, which a cached file does without.
-
-    path = destination.with_name(f"{destination.name}.lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        _say(f"Waiting for another process that downloads {destination}")
-        lock.acquire()
-    except OSError as error:
-        if error.filename:  # The file cannot be opened, which is not about locks.
-            raise
-        _say(f"No lock on this file system ({error}): download once at a time")
-    try:
-        yield
-    finally:
-        # While the lock is held: whoever gets it next sees that the file has no name.
-        with contextlib.suppress(PermissionError):  # Windows keeps an open file.
-            path.unlink(missing_ok=True)
-        lock.release()
-
-
-def _part(destination: Path, url: str) -> Path:
-    """Each mirror has its own partial file: theirs need not be the same bytes."""
-    key = hashlib.sha256(url.encode()).hexdigest()[:12]
-    return destination.with_name(f"{destination.name}.{key}.part")
-
-
-def _validator_file(part: Path) -> Path:
-    """Keeps the ETag or date of what `part` is the beginning of, for If-Range."""
-    return part.with_name(f"{part.name}.validator")
-
-
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _validator_file(part).unlink(missing_ok=True)
-
-
 def _inspect(
-    part: Path,
+    part: Part,
     destination: Path,
     size_bounds: tuple[int, int] | None,
     sha256: str | None,
-) -> str:
-    """The sha256 of a download that is what it should be; removes any other."""
-    problem = _content_problem(part, destination.suffix)
-    problem = problem or _size_problem(part.stat().st_size, size_bounds)
-    digest = "" if problem else file_sha256(part)
-    expected = sha256 or _recorded(destination)
+    entries: Mapping[str, Entry],
+) -> Entry:
+    """What a download is that is what it should be; removes any other."""
+    problem = _content_problem(part.path, destination.suffix)
+    problem = problem or size_problem(part.size, size_bounds)
+    digest = "" if problem else file_sha256(part.path)
+    expected = sha256 or recorded(destination)
     if digest and expected and digest != expected:
         problem = f"sha256 is {digest}, expected {expected}"
         if not sha256:
-            problem += f" (of the first download; {_record(destination)} has it)"
-    if problem:
-        _discard(part)
-        raise _MirrorError(problem)
-    return digest
+            problem += f" (of the first download; {record_of(destination)} has it)"
+    if not problem:
+        found = Entry(sha256=digest, size=part.size)
+        if not (problem := problem_of(found, entries)):
+            return found
+    part.discard()
+    raise MirrorError(problem)
 
 
-def _publish(part: Path, destination: Path, digest: str) -> None:
+def _publish(part: Part, destination: Path, url: str, entry: Entry) -> None:
     """The record first: the final name never lacks it."""
-    with replacing(_record(destination)) as record:
-        record.write_text(f"{digest}  {destination.name}\n")
-    os.replace(part, destination)
+    write_record(record_of(destination), destination.name, url, entry)
+    os.replace(part.path, destination)
     for leftover in destination.parent.glob(f"{glob.escape(destination.name)}.*.part*"):
-        leftover.unlink(missing_ok=True)
-
-
-def _receive(
-    url: str, part: Path, size_bounds: tuple[int, int] | None, timeout: float
-) -> None:
-    """Downloads `url` to `part`, from where an earlier call stopped if it can."""
-    response = _request(url, part, timeout)
-    if response is None:
-        return  # The part was whole already.
-    with response:
-        start, total = _extent(response)
-        if start and start != part.stat().st_size:
-            _discard(part)
-            raise _MirrorError(f"a range from {start:,} that was not asked for")
-        if total and (problem := _size_problem(total, size_bounds)):
-            _discard(part)
-            html = "text/html" in response.headers.get("Content-Type", "")
-            raise _MirrorError(problem + (", an HTML page" if html else ""))
-        with _storing(part.parent, total):
-            _write(response, part, start, total, timeout)
-    if total and (size := part.stat().st_size) < total:
-        raise _MirrorError(f"truncated: {size:,} of {total:,} bytes")
-
-
-def _request(url: str, part: Path, timeout: float) -> http.client.HTTPResponse | None:
-    """Asks for what `part` lacks; None where it lacks nothing."""
-    headers = {"User-Agent": "keras_vit"}
-    start = part.stat().st_size if part.is_file() else 0
-    validator = _validator_file(part)
-    if start and validator.is_file():
-        headers |= {"Range": f"bytes={start}-", "If-Range": validator.read_text()}
-    try:
-        request = urllib.request.Request(url, headers=headers)
-        response = urllib.request.urlopen(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code != 416 or "Range" not in headers:
-            raise _MirrorError(f"HTTP {error.code} {error.reason}") from error
-        if error.headers.get("Content-Range") == f"bytes */{start}":
-            return None
-        _discard(part)
-        return _request(url, part, timeout)
-    except (OSError, http.client.HTTPException) as error:
-        raise _MirrorError(_why(error, timeout)) from error
-    return cast(http.client.HTTPResponse, response)
-
-
-def _why(error: Exception, timeout: float) -> str:
-    if isinstance(error, http.client.IncompleteRead):
-        return "truncated: the connection closed before the end"
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError):
-        return f"no answer or no data for {timeout:g} s"
-    return f"{type(error).__name__}: {reason}"
-
-
-def _extent(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """Where the body starts in the file, and the file's size if the server says."""
-    if response.status != 206:
-        length = response.headers.get("Content-Length")
-        return 0, int(length) if length else None
-    content_range = response.headers.get("Content-Range", "")
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range)
-    if not match:
-        raise _MirrorError(f"HTTP 206 with Content-Range {content_range!r}")
-    return int(match[1]), None if match[2] == "*" else int(match[2])
-
-
-def _write(
-    response: http.client.HTTPResponse,
-    part: Path,
-    start: int,
-    total: int | None,
-    timeout: float,
-) -> None:
-    """Appends the body to what `part` has, or begins it anew."""
-    free = shutil.disk_usage(part.parent).free
-    if total and free < total - start:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes free")
-    if not start:
-        _discard(part)
-        etag = response.headers.get("ETag", "W/")  # A weak one cannot say If-Range.
-        date = response.headers.get("Last-Modified")
-        if validator := date if etag.startswith("W/") else etag:
-            _validator_file(part).write_text(validator)
-    with part.open("ab") as file, _progress(response.url, start, total) as bar:
-        for chunk in _chunks(response, timeout):
-            file.write(chunk)
-            bar.advance(bar.task_ids[0], len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _chunks(response: http.client.HTTPResponse, timeout: float) -> Iterator[bytes]:
-    """The body, as it arrives; the network's errors are the mirror's."""
-    try:
-        while chunk := response.read1(CHUNK):
-            yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise _MirrorError(_why(error, timeout)) from error
-
-
-def _say(line: str) -> None:
-    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _progress(url: str, start: int, total: int | None) -> Iterator[progress.Progress]:
-    """A bar on a terminal or in a notebook, else one line."""
-    console = Console(stderr=True)
-    quiet = not (console.is_terminal or console.is_jupyter)
-    if quiet:
-        _say(f"Downloading {url}" + (f" ({total / 2**20:,.1f} MiB)" if total else ""))
-    columns = (*progress.Progress.get_default_columns(), progress.DownloadColumn())
-    with progress.Progress(*columns, console=console, disable=quiet) as bar:
-        name = unquote(url.partition("?")[0].rpartition("/")[2])
-        bar.add_task(name, total=total, completed=start)
-        yield bar
+        remove(leftover)

@@ -16,10 +16,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from keras_vit.files import file_sha256, parse_json
-from keras_vit.weights.download import DownloadError, cache_dir, download
+from keras_vit.files import cache_dir, file_sha256, parse_json
+from keras_vit.weights import hashes
+from keras_vit.weights.download import download
+from keras_vit.weights.mirrors import DownloadError, commit_of
 
 LicenseAllow: TypeAlias = str | Sequence[str] | None
 _SCHEMES = re.compile(r"(hf|https?):/{1,2}(?=[^/])|timm:")  # `Path` makes "//" one "/".
@@ -36,6 +38,7 @@ BESIDE = (
     *("config.json", "preprocessor_config.json"),
     *("task.json", "task.weights.h5"),
 )
+HUB_FILES = "https://huggingface.co/{}/resolve/{}/"  # Whichever HF_ENDPOINT is set.
 MODEL_CARD = "README.md"  # Its metadata has the license.
 
 
@@ -183,8 +186,10 @@ def _from_hub(
 ) -> Source:
     """Downloads what is read of a repository into huggingface_hub's cache."""
     name = f"hf://{repository}" + (f"@{revision}" if revision else "")
-    with explain_hub_error(repository, revision):
-        found = _Repository.find(repository, revision)
+    urls = HUB_FILES.format(repository, quote(revision or "main", safe=""))
+    commit, entries = hashes.locked_repository(name, urls)
+    with explain_hub_error(repository, commit or revision):
+        found = _Repository.find(repository, commit or revision)
         card = found.get([MODEL_CARD])
         license = _license(card[0]) if card else None
         check_license(license, license_allow, name)
@@ -195,7 +200,15 @@ def _from_hub(
             (index,) = found.get([INDEX])
             shards = _shards(index, found.files, name)
         paths = found.get([weights, *shards, *beside])
-    digests = [_verified(path) for path in paths[: 1 + len(shards)]]
+    digests = [_verified(path) for path in paths]
+    for file, at, digest in zip(
+        [weights, *shards, *beside], paths, digests, strict=True
+    ):
+        entry = hashes.Entry(
+            sha256=digest, size=at.stat().st_size, commit=commit_of(found.commit)
+        )
+        _check_lock(urls + quote(file), entry, entries)
+    hashes.warn_if_unlocked(entries, name)
     path = paths[0]
     return Source(
         path=path.parent if beside or path.name in WEIGHTS else path,
@@ -205,6 +218,26 @@ def _from_hub(
         license=license,
         sha256=None if shards else digests[0],
     )
+
+
+def _check_lock(
+    url: str, found: hashes.Entry, entries: Mapping[str, hashes.Entry]
+) -> None:
+    """Compares a file of the Hub with the lock file, and records it for the next."""
+    locked = {url: entries[url]} if url in entries else {}
+    if problem := hashes.problem_of(found, locked):
+        raise DownloadError(
+            f"Expected {url} to be the file that {hashes.lock_path()} has. Received: "
+            f"{problem}. Delete its entry in the lock file to accept it"
+        )
+    key = hashlib.sha256(url.encode()).hexdigest()[:16]
+    record = cache_dir() / "hub" / f"{key}.sha256"
+    try:
+        hashes.write_record(record, unquote(url.rpartition("/")[2]), url, found)
+    except OSError as error:  # The weights are there all the same.
+        warnings.warn(
+            f"{error}. `keras-vit weights lock` will not find {url}", stacklevel=2
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

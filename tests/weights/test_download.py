@@ -4,6 +4,7 @@ import errno
 import hashlib
 import http.server
 import io
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import filelock
@@ -20,7 +22,8 @@ import pytest
 import safetensors.numpy
 
 from keras_vit.weights import download as module
-from keras_vit.weights.download import DownloadError, download, fetch, locate
+from keras_vit.weights.download import download, fetch, locate
+from keras_vit.weights.mirrors import DownloadError
 from keras_vit.weights.registry import BIT_BUCKET, BUCKET, Checkpoint, Mirror, find
 
 pytestmark = pytest.mark.tensorflow_only
@@ -166,7 +169,12 @@ def test_a_download_is_whole_and_recorded(server, target, capsys):
     assert download([f"{server.url}/a.npz"], target) == target
     assert target.read_bytes() == BODY
     digest = hashlib.sha256(BODY).hexdigest()
-    assert Path(f"{target}.sha256").read_text() == f"{digest}  ViT.npz\n"
+    first, second = Path(f"{target}.sha256").read_text().splitlines()
+    assert first == f"{digest}  ViT.npz"
+    found = {"url": f"{server.url}/a.npz", "sha256": digest, "size": len(BODY)}
+    assert json.loads(second.removeprefix("# ")) == found
+    check = ["sha256sum", "--strict", "-c", f"{target}.sha256"]
+    subprocess.run(check, cwd=target.parent, check=True, capture_output=True)
     assert sorted(p.name for p in target.parent.iterdir()) == [
         "ViT.npz",
         "ViT.npz.sha256",
@@ -268,13 +276,25 @@ def damaged():
     return bytes(body)
 
 
+def compressed(method):
+    """A .npz with a member of a method that NumPy does not write, damaged."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("kernel.npy", bytes(range(256)))
+    body = bytearray(buffer.getvalue())
+    body[45:55] = b"\xff" * 10
+    return bytes(body)
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         (damaged(), "CRC of its member kernel.npy"),
+        (compressed(zipfile.ZIP_BZIP2), "not a whole zip archive"),
+        (compressed(zipfile.ZIP_LZMA), "not a whole zip archive"),
         (BODY[:-30], "not a whole zip archive"),
         (b"\x00" * 1000, "not a whole zip archive"),
-        (b"", "not a whole zip archive"),
+        (b"", "an empty file"),
     ],
 )
 def test_content_is_checked(server, target, body, reason):
@@ -346,13 +366,14 @@ def test_read_only_cache(server, target):
 
 
 def test_no_room_is_known_before_the_download(server, target, monkeypatch):
-    usage = shutil.disk_usage("/")._replace(free=1000)
+    """A size is a mirror's claim: a smaller file of the next one may have room."""
+    usage = shutil.disk_usage("/")._replace(free=300_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DownloadError, match="No space left on device: 1,000 bytes"):
-        download([f"{server.url}/a.npz", f"{server.url}/b.npz"], target)
-    assert len(server.log) == 1  # The next mirror would not help.
-    assert not target.exists()
-    assert not parts(target)
+    server.files["/a.npz"] = npz(size=100_000)
+    reason = f"{len(npz(size=100_000)):,} bytes to come, but 300,000 bytes free in "
+    fails(server, target, f"{reason}{re.escape(str(target.parent))} .KERAS_HOME")
+    download([f"{server.url}/a.npz", f"{server.url}/b.npz"], target)
+    assert target.read_bytes() == BODY
 
 
 def test_disk_full(server, target, monkeypatch):
@@ -417,16 +438,19 @@ def test_a_second_process_waits_with_a_message(server, target):
     assert target.read_bytes() == BODY
 
 
-def test_a_symbolic_link_is_refused_as_a_lock(server, target, tmp_path):
-    """Following one could truncate or delete a file elsewhere."""
+@pytest.mark.parametrize("content", ["kept", None])
+def test_a_symbolic_link_is_refused_as_a_lock(server, target, tmp_path, content):
+    """Following one could truncate, create or delete a file elsewhere."""
     target.parent.mkdir()
-    (tmp_path / "other").write_text("kept")
+    if content:
+        (tmp_path / "other").write_text(content)
     link = Path(f"{target}.lock")
     link.symlink_to(tmp_path / "other")
     with pytest.raises(DownloadError, match="symbolic links"):
         download([f"{server.url}/a.npz"], target)
     assert link.is_symlink()
-    assert (tmp_path / "other").read_text() == "kept"
+    assert (tmp_path / "other").exists() == (content is not None)
+    assert content is None or (tmp_path / "other").read_text() == content
     assert not server.log
 
 
@@ -437,7 +461,7 @@ def test_a_file_system_without_locks(server, target, monkeypatch, capsys):
     monkeypatch.setattr("fcntl.flock", fail)
     assert download([f"{server.url}/a.npz"], target).read_bytes() == BODY
     told = capsys.readouterr().err
-    assert "No lock on this file system ([Errno 37] No locks available)" in told
+    assert "No locks on this file system ([Errno 37] No locks available)" in told
     assert not list(target.parent.glob("*.lock"))
 
 
@@ -600,7 +624,8 @@ def test_a_whole_tag_is_fetched(monkeypatch, tmp_path):
     assert path == "imagenet21k/R26+ViT-B_32.npz"
     assert urls == [f"{BUCKET}imagenet21k/R26%2BViT-B_32.npz"]
     row = find("R26+ViT-B/32", "imagenet21k")
-    assert checks == {"size_bounds": row.size_bounds(), "sha256": None}
+    official = {"size_bounds": row.size_bounds(), "sha256": None}
+    assert checks == {**official, "published": urls}
     urls, path, checks = asked[-1]
     assert (urls, path) == ([f"{BIT_BUCKET}BiT-M-R152x4.npz"], "BiT-M-R152x4.npz")
-    assert checks == {"size_bounds": None, "sha256": None}
+    assert checks == {"size_bounds": None, "sha256": None, "published": urls}

@@ -315,6 +315,14 @@ def test_a_file_larger_than_the_disk(hub, monkeypatch):
         sources.resolve("hf://me/small")
 
 
+def test_cached_files_need_no_free_disk(hub, monkeypatch):
+    hub.add("me/small", HF)
+    keras_vit.from_checkpoint("hf://me/small")
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10))
+    keras_vit.from_checkpoint("hf://me/small")
+
+
 def test_a_config_that_contradicts_the_tensors(hub):
     config = json.loads((HF / "config.json").read_text())
     config["hidden_size"] *= 2

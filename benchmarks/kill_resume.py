@@ -4,31 +4,45 @@
     python benchmarks/kill_resume.py --kills 10 --workers 2
     KERAS_BACKEND=jax python benchmarks/kill_resume.py --kills 5 --workers 2
 
-Trains twice with everything that holds state or draws numbers: dropout, crops,
+Trains with everything that holds state or draws numbers: dropout, crops,
 RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. The
-first run is left alone. The second is killed at random moments (one in five times by
-SIGTERM, one in five its newest checkpoint is truncated as well) and started again with
-the same call. With several workers, processes that `keras-vit launch` starts, a kill
-takes the chief, another one, or all; on TensorFlow their momentum is float32. Exits
-with 1 if a weight, a number of the optimizer's state or a line of the history is
-another, or the training was over before the last kill.
+first run is not interrupted. The others are killed at random moments (one in five times
+by SIGTERM, one in five the newest checkpoint is truncated as well) and started again
+with the same call. With several workers a kill hits one of them or all; the others then
+get SIGTERM, as from `keras-vit launch`. On TensorFlow their momentum is float32. Exits
+with 1 if a weight, a number of the optimizer's state or a line of the history differs.
+A run that ends before the last kill is compared, and the next one begins.
+
+The workers are forks of a process that has imported Keras and its backend but used
+neither, so a start does not pay for the imports.
 """
 
 import argparse
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
 
+from keras_vit import launching
 
-def work(folder: str, data: str, steps: int) -> None:
-    """One training in `folder`: from its beginning, or from where it was cut."""
+KILLS_OF_A_RUN = 10  # On average, at least.
+GRACE = 10.0  # Seconds from the others' SIGTERM to their SIGKILL.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["keras_vit.training", "keras_vit.data.pipelines"])
+Workers = list[ForkServerProcess]
+
+
+def work(folder: Path, options: argparse.Namespace, variables: dict[str, str]) -> None:
+    """Trains in `folder`: from the beginning, or from its newest checkpoint."""
+    os.environ.update(variables)
     import keras
     import tensorflow as tf
 
@@ -39,8 +53,6 @@ def work(folder: str, data: str, steps: int) -> None:
     tf.config.experimental.enable_op_determinism()
     strategy = distribution.strategy()
     workers = distribution.Workers.under(strategy)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, f"worker-{workers.index}.pid").write_text(str(os.getpid()))
     keras.utils.set_random_seed(0)
     config = keras_vit.ViTConfig(
         patch_size=4,
@@ -50,14 +62,14 @@ def work(folder: str, data: str, steps: int) -> None:
         num_heads=3,
         dropout_rate=0.1,
     )
-    anywhere = workers.count == 1 or keras.backend.backend() == "jax"
+    alone = workers.count == 1 or keras.backend.backend() == "jax"
     with strategy.scope():
         model = keras_vit.vit(config, image_size=(32, 32), num_classes=10)
     recipe = Recipe(
-        total_steps=steps,
+        total_steps=options.steps,
         base_lr=(0.03,),
         held_out=0.1,
-        warmup_steps=steps // 10,
+        warmup_steps=options.steps // 10,
         batch_size=64,
         image_size=(32, 32),
         ema=0.99,
@@ -65,75 +77,109 @@ def work(folder: str, data: str, steps: int) -> None:
         randaugment=(2, 10),
         random_erasing=0.25,
         mixup=0.2,
-        momentum_dtype="bfloat16" if anywhere else "float32",
+        momentum_dtype="bfloat16" if alone else "float32",
     )
     with strategy.scope():
-        fit(model, recipe, data, output=folder, save_steps=20, verbose=0)
+        fit(
+            model,
+            recipe,
+            options.data,
+            output=folder,
+            save_steps=options.save_steps,
+            verbose=0,
+        )
 
 
-def call(folder: Path, options: argparse.Namespace) -> list[str]:
-    """The command of one training."""
-    arguments = ["--folder", str(folder), "--data", options.data]
-    alone = [sys.executable, __file__, *arguments, "--steps", str(options.steps)]
+def start(folder: Path, options: argparse.Namespace) -> Workers:
+    """The workers of one training."""
     if options.workers == 1:
-        return alone
-    launcher = str(Path(__file__).parents[1] / "keras_vit/launching.py")
-    return [sys.executable, launcher, str(options.workers), *alone]
+        variables: list[dict[str, str]] = [{}]
+    else:
+        variables = launching.environments(options.workers)
+    workers = [FORKS.Process(target=work, args=(folder, options, v)) for v in variables]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+def end(workers: Workers, timeout: float | None = None) -> bool | None:
+    """Whether all succeeded; None after `timeout` seconds.
+
+    A failure of one ends the others.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    running = workers
+    while running:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        if not wait([worker.sentinel for worker in running], left):
+            return None
+        running = [worker for worker in running if worker.is_alive()]
+        if any(worker.exitcode for worker in workers):
+            stop(running)
+            return False
+    return True
+
+
+def stop(workers: Workers) -> None:
+    """SIGTERM, and after `GRACE` SIGKILL."""
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + GRACE
+    for worker in workers:
+        worker.join(max(deadline - time.monotonic(), 0))
+        worker.kill()
+        worker.join()
 
 
 def uncut(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
     """Trains; seconds until the first checkpoint, and from there to the end."""
     began = time.monotonic()
-    process = subprocess.Popen(call(folder, options))
-    while process.poll() is None and not any(folder.glob("checkpoints/*.json")):
-        time.sleep(0.1)
+    workers = start(folder, options)
+    while end(workers, 0.1) is None and not any(folder.glob("checkpoints/*.json")):
+        pass
     first = time.monotonic()
-    if process.wait():
+    if not end(workers):
         raise SystemExit("the training failed without a kill")
     return first - began, time.monotonic() - first
 
 
 def killed(
-    folder: Path, options: argparse.Namespace, starting: float, training: float
+    folder: Path, options: argparse.Namespace, spans: tuple[float, float], kills: int
 ) -> int:
-    """Trains with `options.kills` kills on the way; returns how many there were."""
-    rng = random.Random(options.seed)
-    kills = 0
+    """Trains with at most `kills` kills on the way; returns how many there were."""
+    starting, training = spans
+    rng = random.Random(f"{options.seed} {folder.name}")
+    done = 0
     while True:
-        for told in folder.glob("worker-*.pid"):
-            told.unlink()
-        process = subprocess.Popen(call(folder, options))
-        latest = starting + training / max(options.kills, 1)
-        moment = rng.uniform(starting / 2, latest)
-        patience = moment if kills < options.kills else None
-        try:
-            if process.wait(patience):
-                raise SystemExit(f"the training failed after {kills} kills")
-        except subprocess.TimeoutExpired:
-            kills += 1
-            if kills % 5 == 0:
-                process.terminate()
-                how = "SIGTERM"
-            else:
-                how = f"SIGKILL of {kill(process, folder, rng)}"
-            process.wait()
-            if kills % 5 == 1:
-                truncate_newest(folder)
-            print(f"kill {kills}: {how}", flush=True)
-            continue
-        if not process.returncode and (folder / "history.json").exists():
-            return kills
+        workers = start(folder, options)
+        moment = rng.uniform(starting / 2, starting + training / KILLS_OF_A_RUN)
+        finished = end(workers, moment if done < kills else None)
+        if finished:
+            return done
+        if finished is not None:
+            raise SystemExit(f"{folder.name} failed after {done} kills")
+        done += 1
+        how = kill(workers, rng, gently=done % 5 == 0)
+        if done % 5 == 1:
+            truncate_newest(folder)
+        if options.verbose:
+            print(f"{folder.name}, kill {done}: {how}", flush=True)
 
 
-def kill(process: subprocess.Popen[bytes], folder: Path, rng: random.Random) -> str:
-    """Kills one worker or all; the launcher ends the others. Says which."""
-    victims = sorted(folder.glob("worker-*.pid"))
-    which = rng.randrange(len(victims) + 1)
-    if len(victims) < 2 or which == len(victims):
-        process.kill()
-        return "all"
-    os.kill(int(victims[which].read_text()), signal.SIGKILL)
-    return victims[which].stem
+def kill(workers: Workers, rng: random.Random, gently: bool) -> str:
+    """Ends all workers, or kills one and lets the others end. Returns what was done."""
+    which = rng.randrange(len(workers) + 1)
+    if gently:
+        stop(workers)
+        return "SIGTERM"
+    if len(workers) < 2 or which == len(workers):
+        for worker in workers:
+            worker.kill()
+        end(workers)
+        return "SIGKILL of all"
+    workers[which].kill()
+    end(workers)
+    return f"SIGKILL of worker {which}"
 
 
 def truncate_newest(folder: Path) -> None:
@@ -152,8 +198,19 @@ def final(folder: Path) -> dict[str, np.ndarray]:
     return values | {"history.jsonl": np.frombuffer(lines, np.uint8)}
 
 
+def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> set[str]:
+    """The names of the arrays that differ, or that only one of both has."""
+    return {
+        name
+        for name in ours.keys() | theirs.keys()
+        if name not in ours
+        or name not in theirs
+        or not np.array_equal(ours[name], theirs[name])
+    }
+
+
 def main() -> None:
-    """Trains twice and compares."""
+    """Trains without and with kills, and compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=25, help="kills (default 25)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
@@ -162,31 +219,31 @@ def main() -> None:
     parser.add_argument(
         "--data", default="digits", help="an npz or a folder (default: digits)"
     )
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--save-steps", type=int, default=20, help="between checkpoints (default 20)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="a line for each kill")
     options = parser.parse_args()
-    if options.folder:
-        work(options.folder, options.data, options.steps)
-        return
     with tempfile.TemporaryDirectory() as temporary:
-        alone, cut = Path(temporary, "uncut"), Path(temporary, "cut")
-        starting, training = uncut(alone, options)
-        print(f"uncut: {starting:.0f} s to the first checkpoint, {training:.0f} s more")
-        kills = killed(cut, options, starting, training)
-        ours, theirs = final(cut), final(alone)
-        differing = [
-            name
-            for name in ours.keys() | theirs.keys()
-            if name not in ours
-            or name not in theirs
-            or not np.array_equal(ours[name], theirs[name])
-        ]
+        folder = Path(temporary, "uncut")
+        spans = uncut(folder, options)
+        print("uncut: {:.0f} s to the first checkpoint, {:.0f} s more".format(*spans))
+        expected = final(folder)
+        kills = runs = 0
+        differing: set[str] = set()
+        began = time.monotonic()
+        while kills < options.kills:
+            runs += 1
+            folder = Path(temporary, f"run {runs}")
+            kills += killed(folder, options, spans, options.kills - kills)
+            differing |= differences(final(folder), expected)
+            shutil.rmtree(folder)
+    seconds = time.monotonic() - began
     lost = "different: " + ", ".join(sorted(differing)) if differing else "equal"
-    print(f"{kills} kills, {len(theirs)} arrays of the final state: {lost}")
-    if kills < options.kills:
-        raise SystemExit(
-            f"Expected {options.kills} kills. The training was over after {kills}: "
-            "the machine has become faster. Run it again, or with more --steps"
-        )
+    print(
+        f"{kills} kills of {runs} runs in {seconds:.0f} s, seed {options.seed}: "
+        f"{len(expected)} arrays of the final state: {lost}"
+    )
     sys.exit(bool(differing))
 
 

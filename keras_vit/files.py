@@ -1,12 +1,14 @@
 """Files that are whole or not there."""
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -32,6 +34,11 @@ def printable(text: str | os.PathLike[str]) -> str:
         character if character.isprintable() else f"\\u{ord(character):04x}"
         for character in os.fspath(text)
     )
+
+
+def cache_dir() -> Path:
+    """`$KERAS_HOME/keras_vit`; KERAS_HOME is ~/.keras unless set."""
+    return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
 def may_wait(path: str | os.PathLike[str]) -> bool:
@@ -95,23 +102,59 @@ def parse_json(text: str | bytes) -> Any:
 def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
     """`replacing` for files of one folder that belong together.
 
-    All are written before the first is renamed.
+    All are written before the first is renamed. If a rename fails, those before it are
+    taken back. A process that is killed between two renames leaves files of both.
     """
     temporaries = [
         path.with_name(f".writing-{os.getpid()}-{path.name}") for path in paths
     ]
-    with _explain_os_error(paths):
+    with explain_os_error(paths) as outcome:
         try:
             paths[0].parent.mkdir(parents=True, exist_ok=True)
             yield temporaries
             for temporary in temporaries:
                 _flush(temporary)
-            for temporary, path in zip(temporaries, paths, strict=True):
-                temporary.replace(path)
+            _rename_all(temporaries, paths, outcome)
+            outcome.text = WRITTEN
+            _flush(paths[0].parent)
         finally:
             for temporary in temporaries:
-                if temporary.exists():
-                    temporary.unlink()
+                temporary.unlink(missing_ok=True)
+
+
+def _rename_all(temporaries: list[Path], paths: list[Path], outcome: "Outcome") -> None:
+    """Gives all files their names or, if an operation fails, none."""
+    old = [
+        path.with_name(temporary.name.replace("writing", "replaced", 1))
+        for path, temporary in zip(paths, temporaries, strict=True)
+    ]
+    renamed: list[int] = []
+    try:
+        for place, path in enumerate(paths):
+            if place < len(paths) - 1 and path.exists():  # The last is not taken back.
+                _link(path, old[place])
+            temporaries[place].replace(path)
+            renamed.append(place)
+    except OSError:
+        outcome.text = "some of these files may be new and some old: write them again"
+        for place in renamed:
+            if old[place].exists():
+                old[place].replace(paths[place])
+            else:
+                paths[place].unlink()
+        outcome.text = NOTHING
+        raise
+    finally:
+        for path in old:
+            path.unlink(missing_ok=True)
+
+
+def _link(path: Path, other: Path) -> None:
+    """A second name for a file, or a copy where the file system has no such names."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 @contextlib.contextmanager
@@ -125,7 +168,7 @@ def replacing_folder(
     Without, it is an OSError that it is there, whenever it came.
     """
     path = Path(path)
-    with _explain_os_error([path]):
+    with explain_os_error([path]) as outcome:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(
             tempfile.mkdtemp(prefix=f".writing-{path.name}-", dir=path.parent)
@@ -134,17 +177,33 @@ def replacing_folder(
         try:
             yield temporary
             for file in temporary.rglob("*"):
-                if file.is_file():
+                if file.is_file() or file.is_dir():
                     _flush(file)
             temporary.chmod(0o777 & ~_umask())  # mkdtemp's own is for us alone.
+            _flush(temporary)
             if overwrite and path.exists():
                 path.rename(aside)
             temporary.rename(path)
+            outcome.text = WRITTEN
+            _flush(path.parent)
         finally:
             if aside.exists() and not path.exists():
                 aside.rename(path)
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(aside)
+            _remove(temporary)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a temporary folder; warns of one that stays."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        warnings.warn(
+            f"A temporary folder is left: {str(folder)!r} ({error}). Delete it",
+            stacklevel=2,
+        )
 
 
 def _umask() -> int:
@@ -153,29 +212,68 @@ def _umask() -> int:
     return mask
 
 
-def _flush(file: Path) -> None:
-    """To the disk: what a rename puts in place is there after a power cut."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+def _flush(path: Path) -> None:
+    """Writes a file, or the names in a folder, to the disk.
+
+    After a power cut a name is that of the old content or of the new.
+    """
+    if path.is_dir() and os.name == "nt":  # Windows opens no folder.
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no fsync of folders.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+NOTHING = "nothing was written"
+WRITTEN = "the new files are there, but a power cut may lose them"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The state of the disk, if the next operation fails."""
+
+    text: str = NOTHING
+
+
+class _Explained(OSError):
+    """An error of `explain_os_error`; `reason` is the operating system's."""
+
+    reason = ""
 
 
 @contextlib.contextmanager
-def _explain_os_error(paths: list[Path]) -> Iterator[None]:
-    """An OSError inside says what could not be written, and what to do."""
+def explain_os_error(paths: list[Path]) -> Iterator[Outcome]:
+    """An OSError inside names the paths, the state of the disk and a remedy."""
+    outcome = Outcome()
     try:
-        yield
+        yield outcome
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OSError(
+        reason = error.strerror or str(error)
+        if isinstance(error, _Explained):  # Its own outcome is of a temporary file.
+            reason = error.reason
+        explained = _Explained(
             error.errno,
-            f"Expected room and the right to write {', '.join(map(str, paths))}. "
-            f"Received: {error.strerror or error}. "
+            f"Cannot write {', '.join(map(str, paths))}: {reason}. "
             + ("Free some space" if full else "Choose another folder")
-            + "; nothing was written",
-        ) from error
+            + f"; {outcome.text}",
+        )
+        explained.reason = reason
+        raise explained from error
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
     """Of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    """SHA-256 of a value as JSON with sorted keys, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

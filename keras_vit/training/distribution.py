@@ -32,12 +32,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data.pipelines import Shard
+from keras_vit.environment import versions
 from keras_vit.recipes import Recipe
 from keras_vit.training.rendezvous import (
     cluster,
     different_versions,
     is_described,
-    versions,
     wait_for,
 )
 
@@ -373,6 +373,14 @@ class Workers:
                 "strategy.scope():` around model and `fit`. Received: a model on "
                 f"{count} devices, outside"
             )
+        return cls.current()
+
+    @classmethod
+    def current(cls) -> "Workers":
+        """Those of the models that are built here and now."""
+        devices = None
+        if keras.backend.backend() != "tensorflow":
+            devices = keras.distribution.distribution()
         return cls.under(devices or tf.distribute.get_strategy())
 
     @property

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -11,13 +13,15 @@ from typing import Any, Literal, Unpack
 import keras
 import tensorflow as tf
 
-from keras_vit import arguments
+from keras_vit import arguments, manifest
+from keras_vit.environment import environment
 from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import Recipe
-from keras_vit.training import callbacks, optim, preparing
+from keras_vit.training import callbacks, locking, optim, preparing
 from keras_vit.training import resume as resuming
+from keras_vit.training.certificate import Certificate
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches, BatchesFrom, ValidationData, objective
 from keras_vit.training.results import Result, forget, read_json
@@ -79,8 +83,8 @@ def fit(
             "never" forgets it.
         evaluations: at most so many, equally far apart, the last at the end.
         verbose: as in `model.fit`.
-        **saving: `save_steps`, `save_minutes` and `keep`; see `resume.SaveOptions`.
-            SIGTERM and Ctrl-C save at once.
+        **saving: `save_steps`, `save_minutes`, `keep` and `wait`; see
+            `resume.SaveOptions`. SIGTERM and Ctrl-C save at once.
 
     Returns:
         A `Result`.
@@ -93,7 +97,8 @@ def fit(
             or none of its checkpoints is whole; if the loss is not finite, naming the
             step.
         ImportError: as of `data.open_source`.
-        OSError: if `output` cannot be written to.
+        OSError: if `output` cannot be written to; `RunInUse` if another process trains
+            in it, unless `wait`.
         Preempted: when the process was asked to end, and the run is saved.
     """
     if evaluations < 1:
@@ -104,10 +109,6 @@ def fit(
     folder = None if output is None else Path(output)
     workers = Workers.of(model)
     verbose = verbose if workers.chief else 0
-    if folder is not None and resume == "never":
-        if workers.chief:
-            forget(folder)
-        workers.meet()
     preparing.check_options(model, recipe)
     preprocessing = preprocessing_of(model, preprocessing)
     batches = Batches(
@@ -116,30 +117,39 @@ def fit(
     preparing.note_facts(model, batches)
     recipe = batches.recipe
     workers.check(recipe, batches.batch_size)
-    if folder is not None:  # Fails now rather than after hours.
-        begun = folder / resuming.BEGUN
-        found = preparing.identity(model, recipe, batches)
-        resuming.check_same(begun, found, workers.chief)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(workers.scope())
-        trained = preparing.prepared(model, recipe, batches)
-        stack.enter_context(preparing.training_by(recipe, model, trained, batches))
-        kept = _Saving(None)
+    with contextlib.ExitStack() as held:
         if folder is not None:
-            asked = stack.enter_context(resuming.terminations())
-            kept = _Saving(folder, asked, **saving)
-        result = _Trainings(
-            recipe, model, trained, batches, workers, kept, evaluations, verbose
-        ).follow()
-    if folder is not None and workers.chief:
-        save_model(model, folder / "model.keras")
-        result.write(folder, recipe)
-    workers.meet()  # A process that ends takes the cluster with it.
+            identity = functools.partial(preparing.identity, model, recipe, batches)
+            wait = saving.get("wait", False)
+            held.enter_context(
+                locking.run_folder(
+                    folder,
+                    workers,
+                    wait,
+                    identity,
+                    forget=forget if resume == "never" else None,
+                )
+            )
+
+        def start() -> None:
+            if folder is not None:
+                resuming.keep_start(folder, model, workers)
+
+        with (
+            trainings(model, batches, evaluations, verbose, start) as training,
+            _saving(folder, saving) as kept,
+        ):
+            result = training.follow(kept)
+        if folder is not None and workers.chief:
+            save_model(model, folder / "model.keras")
+            result.write(folder, recipe)
+            manifest.write(folder)
+        workers.meet()  # A process that ends takes the cluster with it.
     return result
 
 
 @dataclasses.dataclass(frozen=True)
-class _Saving:
+class Saving:
     """How the trainings of a run are kept: where, and how often."""
 
     folder: Path | None
@@ -148,14 +158,30 @@ class _Saving:
     save_minutes: float | None = 10
     keep: int = 2
 
-    def within(self, name: str) -> "_Saving":
+    def within(self, name: str) -> "Saving":
         """The same for a training that is a part of the run."""
         folder = None if self.folder is None else self.folder / name
         return dataclasses.replace(self, folder=folder)
 
 
+@contextlib.contextmanager
+def _saving(folder: Path | None, options: resuming.SaveOptions) -> Iterator[Saving]:
+    """In a folder, signals are noted inside."""
+    if folder is None:
+        yield Saving(None)
+        return
+    with resuming.terminations() as asked:
+        yield Saving(
+            folder,
+            asked,
+            options.get("save_steps"),
+            options.get("save_minutes", Saving.save_minutes),
+            options.get("keep", Saving.keep),
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class _Trainings:
+class Trainings:
     """The trainings of one call of `fit`, with what is the same for all of them.
 
     `trained` is `model`, or a part or a twin of it with the same variables.
@@ -166,19 +192,21 @@ class _Trainings:
     trained: keras.Model
     batches: Batches
     workers: Workers
-    kept: _Saving
     evaluations: int
     verbose: int | str
 
-    def follow(self) -> Result:
+    def follow(self, kept: Saving) -> Result:
         """The sweep, where there is one, and the final training."""
-        sweep = self._sweep() if len(self.recipe.base_lr) > 1 else {}
+        sweep = self._sweep(kept) if len(self.recipe.base_lr) > 1 else {}
         base_lr = self.recipe.base_lr[0]
         if sweep:
             base_lr = max(sweep, key=lambda rate: sweep[rate])
             self.batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
-        train, test = self.batches.all()
-        history = self._train(base_lr, train, test, self.kept, best=self.model)
+        made = None
+        if kept.folder is not None:
+            told = facts(self.batches, self.period)
+            made = Certificate(told, self.batches.batch_size)
+        history = self.final(base_lr, kept, made)
         return Result(
             base_lr,
             sweep,
@@ -188,12 +216,37 @@ class _Trainings:
             self.batches.left_out,
         )
 
-    def _sweep(self) -> dict[float, float]:
+    @property
+    def period(self) -> int:
+        """Updates between two evaluations."""
+        steps, most = self.recipe.steps, range(1, self.evaluations + 1)
+        return steps // max(n for n in most if steps % n == 0)
+
+    def final(
+        self,
+        base_lr: float,
+        kept: Saving,
+        certificate: Certificate | None,
+        saved: resuming.Saved | None = None,
+    ) -> list[dict[str, float]]:
+        """The training on all training images; returns its history.
+
+        Args:
+            base_lr: the learning rate.
+            kept: where and how often it is saved.
+            certificate: gets a link for each evaluation.
+            saved: a checkpoint to resume from, where `kept` has no folder.
+        """
+        train, test = self.batches.all()
+        return self._train(
+            base_lr, train, test, kept, self.model, certificate=certificate, saved=saved
+        )
+
+    def _sweep(self, kept: Saving) -> dict[float, float]:
         """Held-out accuracy of every rate, each tried from the same weights."""
-        folder, variables = self.kept.folder, resuming.model_variables(self.model)
+        folder, variables = kept.folder, resuming.model_variables(self.model)
         done: dict[str, float] = {}
         if folder is not None:
-            resuming.keep_start(folder / "start", self.model, self.workers.chief)
             done = read_json(folder / "sweep.json", {})
         start = resuming.capture(variables)
         rest, held_out = self.batches.hold_out()
@@ -203,8 +256,7 @@ class _Trainings:
             share = self.recipe.held_out
             self.batches.say(f"base_lr={base_lr:g} on the held-out {share:.0%}")
             name = f"sweep/{base_lr}"
-            tried = self.kept.within(name)
-            history = self._train(base_lr, rest, held_out, tried)
+            history = self._train(base_lr, rest, held_out, kept.within(name))
             done[str(base_lr)] = history[-1]["val_accuracy"]
             if folder is not None and self.workers.chief:
                 write_json(folder / "sweep.json", done)
@@ -217,8 +269,10 @@ class _Trainings:
         base_lr: float,
         train: BatchesFrom,
         validation: ValidationData,
-        kept: _Saving,
+        kept: Saving,
         best: keras.Model | None = None,
+        certificate: Certificate | None = None,
+        saved: resuming.Saved | None = None,
     ) -> list[dict[str, float]]:
         """`model.fit` for the recipe's steps, with the evaluations on the way.
 
@@ -228,9 +282,7 @@ class _Trainings:
         metrics = preparing.compiled(
             model, self.model, self.recipe, base_lr, self.batches.sparse
         )
-        most = range(1, self.evaluations + 1)
-        evaluations = max(n for n in most if steps % n == 0)
-        period = steps // evaluations
+        period = self.period
         averaged = None if self.recipe.ema is None else resuming.EMACallback(steps)
 
         def save_best() -> None:
@@ -251,6 +303,7 @@ class _Trainings:
             save_best=save_best,
             **vars(kept),
         )
+        keeper.certificate, keeper.certified = certificate, self.model
         schedule = optim.schedule(self.recipe, base_lr)
         watch = callbacks.Watch(keeper, self.batches.batch_size, schedule)
         called = [keeper, *filter(None, [averaged]), watch]
@@ -269,7 +322,11 @@ class _Trainings:
             )
 
         by_hand = keras.callbacks.CallbackList(called, model=model)
-        keeper.resume()
+        keeper.resume(saved)
+        if keeper.step and kept.folder is not None:
+            self.batches.say(
+                f"Resuming {str(kept.folder)!r} from step {keeper.step} of {steps}"
+            )
         if keeper.step == steps and keeper.pending is None:
             return keeper.rows
         self.workers.draw_apart(resuming.generator_states(model))
@@ -291,9 +348,41 @@ class _Trainings:
         if left := -keeper.step % period:
             fit(keeper.step // period + 1, left)
         if keeper.step < steps:
-            fit(evaluations, period)
+            fit(steps // period, period)
         keeper.save()
         return keeper.rows
+
+
+def facts(batches: Batches, period: int) -> dict[str, Any]:
+    """What is the same for all links of a training's certificate."""
+    told = batches.identity()
+    return {
+        "data": told["data"],
+        "seed": told["seed"],
+        "period": period,
+        "environment": environment() | {"replicas": batches.workers.replicas},
+    }
+
+
+@contextlib.contextmanager
+def trainings(
+    model: keras.Model,
+    batches: Batches,
+    evaluations: int,
+    verbose: int | str,
+    start: Callable[[], None],
+) -> Iterator[Trainings]:
+    """The trainings of `fit`; inside, the model is as the recipe trains it.
+
+    `start` gives it its first weights.
+    """
+    recipe, workers = batches.recipe, batches.workers
+    with workers.scope():
+        trained = preparing.prepared(model, recipe, batches, start)
+        with preparing.training_by(recipe, model, trained, batches):
+            yield Trainings(
+                recipe, model, trained, batches, workers, evaluations, verbose
+            )
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import augmentation, pipelines, sources, splits
+from keras_vit.data.decoding import as_written
 from keras_vit.facts import Preprocessing
+from keras_vit.features import FrozenFeatures
 from keras_vit.models.transfer import read_by
 from keras_vit.normalization import value_range
 from keras_vit.recipes import Recipe
@@ -104,6 +106,10 @@ class Batches:
 
     def identity(self) -> dict[str, Any]:
         """What the batches are a function of, as plain values."""
+        return self._identity
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
         told: dict[str, Any] = {
             "seed": self.seed,
             **self.preprocessing.identity(),
@@ -113,6 +119,9 @@ class Batches:
         data = {"name": self.source.name, "fingerprint": self.source.fingerprint()}
         if self.resize != self.recipe.resize:
             told["resize"] = self.resize  # keras_vit 0.1 did not scale it.
+        read = splits.Arrays if self.on_features() else self.source.train
+        if read.order is not None:
+            told["order"] = read.order
         return {**told, "data": data, "classes": self.source.classes}
 
     def say(self, text: str) -> None:
@@ -173,21 +182,18 @@ class Batches:
 
     def read_features(self, model: keras.Model) -> None:
         """Replaces the images by what the head reads of them, computed once."""
-        head_input = keras.Model(model.input, read_by(model, "head"))
+        head_input = keras.Model(model.input, read_by(model, "head"), name=model.name)
         kept = self.source.features if isinstance(self.source, CachedSource) else {}
 
         def features(split: splits.Split | None, what: str) -> Any:
             if split is None or what in kept:
                 return kept.get(what)
-            self.say(f"features of {len(split)} {what} images")
-            batches = pipelines.eval_pipeline(split, batch_size=32, **self.options)
-            labels = split.dataset().map(lambda item: item["label"])
-            kept[what] = splits.Arrays(
-                head_input.predict(
-                    batches.map(lambda image, _: image), verbose=self.verbose
-                ),
-                np.array(list(labels.as_numpy_iterator())),
+            frozen = FrozenFeatures(
+                network=head_input, split=split, preprocessing=self.preprocessing
             )
+            place = ", from the disk" if frozen.on_disk() else ""
+            self.say(f"features of {len(split)} {what} images{place}")
+            kept[what] = splits.Arrays(*frozen.read(bool(self.verbose)))
             return kept[what]
 
         self.source = dataclasses.replace(
@@ -228,7 +234,7 @@ class Batches:
             return functools.partial(
                 pipelines.endless,
                 split,
-                lambda _, item: (item["image"], item["label"]),
+                as_written(lambda _, item: (item["image"], item["label"])),
                 batch_size=recipe.batch_size,
                 seed=self.seed,
             )
@@ -247,6 +253,7 @@ class Batches:
             lambda shard: pipeline(start_step=start_step, shard=shard)
         )
 
+    @as_written
     def _mixed(self, images: Any, labels: Any, seed: Any) -> tuple[Any, Any]:
         """A batch with mixup or CutMix; with both, one of them, as DeiT."""
         recipe, fold_in = self.recipe, tf.random.experimental.stateless_fold_in
@@ -279,6 +286,7 @@ class Batches:
         # Keras divides the sum of a batch by its length, filling included.
         weight = steps * size / len(split)
 
+        @as_written
         def complete(images: Any, labels: Any, *mask: Any) -> tuple[Any, ...]:
             labels = labels if self.sparse else tf.one_hot(labels, self.classes)
             return images, labels, *(weight * one for one in mask)

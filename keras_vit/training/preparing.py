@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -27,10 +27,17 @@ def note_facts(model: keras.Model, batches: Batches) -> None:
         )
 
 
-def prepared(model: keras.Model, recipe: Recipe, batches: Batches) -> keras.Model:
-    """What trains in the model's place: itself, its head, or a twin that shares all."""
+def prepared(
+    model: keras.Model, recipe: Recipe, batches: Batches, start: Callable[[], None]
+) -> keras.Model:
+    """What trains in the model's place: itself, its head, or a twin that shares all.
+
+    `start` gives the model its first weights: LoRA's are among them, and features are
+    computed by them.
+    """
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
+    start()
     part = model
     if batches.on_features():
         batches.read_features(model)

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import secrets
 import socket
 import socketserver
@@ -17,9 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
-
-from keras_vit._version import __version__
 from keras_vit.files import parse_json
 
 LIMIT = 2**20  # Bytes of greetings.
@@ -98,21 +94,6 @@ def _is_address(text: Any) -> bool:
         return False
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdigit() and 0 < int(port) < 2**16
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that have to be equal in all processes of a training."""
-    backend = keras.backend.backend()
-    found = {"python": platform.python_version(), "keras_vit": __version__}
-    found |= {"keras": keras.__version__, "backend": backend}
-    import tensorflow as tf  # It makes the batches on every backend.
-
-    found["tensorflow"] = tf.__version__
-    if backend == "jax":
-        import jax
-
-        found["jax"] = jax.__version__
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +236,7 @@ def wait_for(
         addresses: of the workers, "HOST:PORT".
         own: which of them is this process.
         seconds: how long to wait.
-        versions: of `versions()`, which have to be the same in all.
+        versions: of `environment.versions()`, which have to be the same in all.
 
     Raises:
         ValueError: naming the addresses where no worker was, an index that two

@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from keras_vit import manifest
 from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
-from keras_vit.training import callbacks
+from keras_vit.training import callbacks, certificate
 from keras_vit.training import resume as resuming
 
 FINISHED = "history.json"  # Of a run's folder: written when it ends.
@@ -63,7 +64,8 @@ def finished(folder: Path) -> Result | None:
 
 def forget(folder: Path) -> None:
     """Deletes what a run would go on from."""
-    for name in (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json"):
+    written = (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json")
+    for name in (*written, certificate.FILE, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoints", "start", "sweep", callbacks.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)

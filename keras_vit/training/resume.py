@@ -3,6 +3,7 @@
 Not in the paper.
 
     RUN/begun.json                          what is trained, on what, with what seed
+    RUN/start/step-0000000000.npz, .json    the first weights
     RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
     RUN/checkpoints/step-0000000120.json    its size and sha256
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from keras_vit._lazy import renamed
 from keras_vit.files import file_sha256, parse_json, replacing, write_json
+from keras_vit.training import certificate as certificates
 from keras_vit.training.distribution import Workers
 
 __all__ = [
@@ -55,11 +57,14 @@ class SaveOptions(TypedDict, total=False):
         save_steps: updates between two checkpoints; default: None, `save_minutes` only.
         save_minutes: minutes between two checkpoints, or None; default: 10.
         keep: the number of checkpoints that stay; default: 2.
+        wait: whether to wait while another process trains in the folder, in place of
+            `RunInUse`; default: False.
     """
 
     save_steps: int | None
     save_minutes: float | None
     keep: int
+    wait: bool
 
 
 class Preempted(SystemExit):
@@ -140,8 +145,15 @@ class Checkpoints:
         self._damaged.discard(values.stem)
         self._drop_old()
 
-    def newest(self) -> Saved | None:
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints, whole or not, in order."""
+        return sorted(map(_step, self._manifests()))
+
+    def newest(self, last: int | None = None) -> Saved | None:
         """The newest whole checkpoint; warns of each newer one that is damaged.
+
+        Args:
+            last: the step after which none counts; None: all count.
 
         Returns:
             A `Saved`; None where there are no checkpoints.
@@ -151,6 +163,8 @@ class Checkpoints:
         """
         damaged = []
         for manifest in self._manifests():
+            if last is not None and _step(manifest) > last:
+                continue
             try:
                 saved = _read(manifest)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -186,6 +200,10 @@ class Checkpoints:
             file.unlink(missing_ok=True)
 
 
+def _step(manifest: Path) -> int:
+    return int(manifest.stem.removeprefix("step-"))
+
+
 def _read(manifest: Path) -> Saved:
     told = parse_json(manifest.read_text())
     values = manifest.with_suffix(".npz")
@@ -197,7 +215,7 @@ def _read(manifest: Path) -> Saved:
     with np.load(values, allow_pickle=False) as file:
         variables = dict(file)
     info = parse_json(variables.pop(INFO).tobytes())
-    return Saved(int(manifest.stem.removeprefix("step-")), variables, info)
+    return Saved(_step(manifest), variables, info)
 
 
 def model_variables(model: keras.Model) -> dict[str, Any]:
@@ -280,13 +298,26 @@ def plain(value: np.ndarray) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def keep_start(folder: Path, model: keras.Model, writes: bool) -> None:
-    """Keeps a model's variables, or puts back those that were kept."""
-    checkpoints = Checkpoints(folder)
-    if (saved := checkpoints.newest()) is not None:
+def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
+    """Keeps a model's variables in a run's folder, or puts back those kept there.
+
+    Of a run that has checkpoints none are kept: the training has begun.
+    """
+    starts = Checkpoints(run / "start")
+    begun = bool(Checkpoints(run / "checkpoints").steps())
+    try:
+        saved = starts.newest()
+    except ValueError as error:
+        if not begun:
+            raise
+        warnings.warn(f"{error}, to replay it from step 0", stacklevel=2)
+        return
+    workers.meet()  # All have looked before the chief writes.
+    values = None if saved else capture(model_variables(model))
+    if saved is not None:
         restore(model_variables(model), saved.variables)
-    elif writes:
-        checkpoints.save(0, capture(model_variables(model)), {})
+    elif values is not None and workers.chief and not begun:
+        starts.save(0, values, {})
 
 
 def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> None:
@@ -306,18 +337,49 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
             write_json(path, given)
         return
     try:
-        begun = parse_json(path.read_text())
-    except ValueError as error:
+        begun = dict(parse_json(path.read_text()))
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"Expected a run's own JSON. Received: {str(path)!r} ({error}). Start the "
             "run anew in another folder"
         ) from error
-    if changes := list(_differences(begun, given)):
+    check_order(
+        begun, given, str(path), "or --resume never (resume='never') to begin anew"
+    )
+    check_equal(
+        begun,
+        given,
+        "The run was begun otherwise than it would go on. Expected what "
+        f"{str(path)!r} says",
+        "Give the same again, another folder, or --resume never (resume='never') to "
+        "begin anew",
+    )
+
+
+def check_order(begun: Any, given: Any, where: str, otherwise: str) -> None:
+    """Raises ValueError if the order of an epoch was drawn by a different scheme.
+
+    Args:
+        begun: The run's stored identity; keras_vit 0.1 did not store the order.
+        given: The identity of the present call.
+        where: File that contains `begun`.
+        otherwise: Remedy other than the version that began the run.
+    """
+    was, is_now = (facts.get("order") for facts in (begun, given))
+    if was != is_now:
+        drawn = "the shuffle of keras_vit 0.1" if was is None else repr(was)
         raise ValueError(
-            "The run was begun otherwise than it would go on. Expected what "
-            f"{str(path)!r} says. Received: {'; '.join(changes[:12])}. Give the same "
-            "again, another folder, or --resume never (resume='never') to begin anew"
+            f"Expected a run whose images come in the order {is_now!r}. Received: "
+            f"{where!r} of a run with {drawn}. Use the version of keras_vit and the "
+            f"--distribute that it was begun with, {otherwise}"
         )
+
+
+def check_equal(begun: Any, given: Any, expected: str, remedy: str) -> None:
+    """Raises ValueError, naming each value of `begun` that is another in `given`."""
+    given = json.loads(json.dumps(given))
+    if changes := list(_differences(begun, given)):
+        raise ValueError(f"{expected}. Received: {'; '.join(changes[:12])}. {remedy}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -547,6 +609,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.rows: list[dict[str, float]] = []
         self.best = -math.inf
         self.pending: dict[str, float] | None = None  # Of a period to be evaluated.
+        self.certificate: certificates.Certificate | None = None
+        self.certified: keras.Model | None = None  # None: what trains.
         self._checkpoints: Checkpoints | None = None
         if folder is not None:
             self._checkpoints = Checkpoints(folder / "checkpoints", keep)
@@ -554,14 +618,16 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._saved_step = 0
         self._tried_at, self._tried_step = time.monotonic(), 0
 
-    def resume(self) -> None:
-        """Puts the newest whole checkpoint, if there is one, into the model and here.
+    def resume(self, saved: Saved | None = None) -> None:
+        """Puts a checkpoint into the model and here: the folder's newest whole one.
 
         Lines of the history after it, which are to come again, are dropped.
+
+        Args:
+            saved: the checkpoint, where there is no folder; None: from the beginning.
         """
-        if self.folder is None or self._checkpoints is None:
-            return
-        saved = self._checkpoints.newest()
+        if self._checkpoints is not None:
+            saved = self._checkpoints.newest()
         if saved is not None:
             values = dict(saved.variables)
             self._cut = [
@@ -572,10 +638,12 @@ class CheckpointCallback(keras.callbacks.Callback):
             self.rows = saved.info["rows"]
             self.best = saved.info["best"]
             self.pending = saved.info["pending"]
+            if self.certificate is not None:
+                self.certificate.links += saved.info.get("links", [])
         self.workers.check_step(self.step)
-        if self.workers.chief:
-            with replacing(self.folder / HISTORY) as temporary:
-                temporary.write_text("".join(map(_line, self.rows)))
+        if self.certificate is not None and not self.certificate.links:
+            self._certify(self.certificate, {})
+        self._write_lines()
 
     def save(self) -> None:
         """Writes a checkpoint of this moment."""
@@ -588,6 +656,8 @@ class CheckpointCallback(keras.callbacks.Callback):
             for place, variable in enumerate(metrics)
         }
         info = {"rows": self.rows, "best": self.best, "pending": self.pending}
+        if self.certificate is not None:
+            info["links"] = self.certificate.links
         if self.workers.chief:
             self._checkpoints.save(self.step, values, info)
         self._saved_step = self.step
@@ -627,6 +697,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.pending = None
         row = {"step": self.step, **(logs or {})}
         self.rows.append({key: float(value) for key, value in row.items()})
+        if self.certificate is not None:
+            self._certify(self.certificate, self.rows[-1])
         score = row.get("val_accuracy", row.get("accuracy", -math.inf))
         if self.by_loss:
             score = -row.get("val_loss", row["loss"])
@@ -635,15 +707,32 @@ class CheckpointCallback(keras.callbacks.Callback):
             if self.save_best is not None:
                 with self._going_on("the best evaluation's model"):
                     self.save_best()
-        if self.folder is not None and self.workers.chief:
-            with (
-                self._going_on("a line of its history"),
-                (self.folder / HISTORY).open("a") as file,
-            ):
-                file.write(_line(self.rows[-1]))
+        with self._going_on("a line of its history"):
+            self._write_lines()
         (due,) = self.workers.any(self._is_due())
         if due and self.step < self.total_steps:
             self._save_in_between()
+
+    def _certify(
+        self, certificate: certificates.Certificate, row: Mapping[str, float]
+    ) -> None:
+        """Adds a link of this moment to a certificate."""
+        synchronize(self.model)
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        variables = training_variables(self.model)
+        variables |= model_variables(self.certified or self.model)
+        certificate.add(self.step, capture(variables), metrics)
+
+    def _write_lines(self) -> None:
+        """Writes the history and the certificate, each whole or not at all."""
+        if self.folder is None or not self.workers.chief:
+            return
+        files: dict[str, list[Any]] = {HISTORY: self.rows}
+        if self.certificate is not None:
+            files[certificates.FILE] = self.certificate.links
+        for name, lines in files.items():
+            with replacing(self.folder / name) as temporary:
+                temporary.write_text("".join(map(_line, lines)))
 
     def _check_finite(self, loss: float) -> None:
         if math.isfinite(loss):
@@ -707,5 +796,5 @@ def _is_metric(name: str) -> bool:
     return name.startswith("metrics/")
 
 
-def _line(row: Mapping[str, float]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row) + "\n"

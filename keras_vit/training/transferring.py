@@ -6,7 +6,9 @@ OUTPUT/run-1, ...     of `fit`: a final run each
 OUTPUT/transfer.json  the result
 """
 
+import contextlib
 import dataclasses
+import functools
 import os
 import statistics
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import arguments, paper
+from keras_vit import arguments, manifest, paper
 from keras_vit._lazy import renamed
 from keras_vit.configs import VARIANTS
 from keras_vit.data.sources import Source, open_source
@@ -28,7 +30,7 @@ from keras_vit.models import at_resolution, for_task
 from keras_vit.models.description import weights_sha256
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
-from keras_vit.training import fitting
+from keras_vit.training import fitting, locking
 from keras_vit.training import resume as resuming
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import CachedSource
@@ -187,7 +189,8 @@ def transfer(
         resume: "auto" goes on with the transfer in `output`, if one was begun there;
             "never" forgets it.
         verbose: as in `model.fit`.
-        **saving: `save_steps`, `save_minutes` and `keep`; see `resume.SaveOptions`.
+        **saving: `save_steps`, `save_minutes`, `keep` and `wait`; see
+            `resume.SaveOptions`.
 
     Returns:
         A `Transfer`.
@@ -197,7 +200,8 @@ def transfer(
             `at_resolution` cannot do as the recipe says, or if the transfer in `output`
             was begun with other weights, data, seed or recipe.
         ImportError: as of `data.open_source`.
-        OSError: if `output` cannot be written to.
+        OSError: if `output` cannot be written to; `RunInUse` if another process trains
+            in it, unless `wait`.
         Preempted: when the process was asked to end, and the run is saved.
     """
     if runs < 1:
@@ -213,53 +217,62 @@ def transfer(
     recipe = (recipe or FINETUNE[compared.row]).for_images(len(source.train))
     workers = Workers.of(model)
     folder = None if output is None else Path(output)
-    if folder is not None:
-        if resume == "never":
-            if workers.chief:
-                _forget(folder)
-            workers.meet()
-        told = _identity(model, source, recipe, seed, preprocessing)
-        resuming.check_same(folder / resuming.BEGUN, told, workers.chief)
-    results: list[Result] = []
-    for run in range(runs):
-        kept = None if folder is None else folder / f"run-{run}"
-        result = None if kept is None else finished(kept)
-        if result is None:
-            if verbose and workers.chief:
-                print(f"run {run + 1} of {runs}, seed {seed + run}")
-            chosen = (results[0].learning_rate,) if results else recipe.base_lr
-            result = fitting.fit(
-                fresh(model, recipe, len(source.classes), seed + run, workers),
-                dataclasses.replace(recipe, base_lr=chosen),
-                source,
-                preprocessing=preprocessing,
-                seed=seed + run,
-                output=kept,
-                verbose=verbose,
-                **saving,
+    with contextlib.ExitStack() as held:
+        if folder is not None:
+            identity = functools.partial(
+                _identity, model, source, recipe, seed, preprocessing
             )
-        results.append(result)
-    accuracies = [r.test_accuracy for r in results if r.test_accuracy is not None]
-    measured = Transfer(
-        data=source.name,
-        learning_rate=results[0].learning_rate,
-        sweep=results[0].sweep,
-        seed=seed,
-        accuracies=tuple(accuracies),
-        test_images=results[0].test_images,
-        mean=statistics.mean(accuracies),
-        std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        expected=compared.expected(model, pretrained_on),
-        differences=(
-            *compared.recipe(recipe),
-            *compared.data(preprocessing),
-            *compared.model(model, pretrained_on),
-            *_differing("runs", runs, RUNS),
-        ),
-    )
-    if folder is not None and workers.chief:
-        measured.write_json(folder / RESULT)
-    workers.meet()
+            wait = saving.get("wait", False)
+            held.enter_context(
+                locking.run_folder(
+                    folder,
+                    workers,
+                    wait,
+                    identity,
+                    forget=_forget if resume == "never" else None,
+                )
+            )
+        results: list[Result] = []
+        for run in range(runs):
+            kept = None if folder is None else folder / f"run-{run}"
+            result = None if kept is None else finished(kept)
+            if result is None:
+                if verbose and workers.chief:
+                    print(f"run {run + 1} of {runs}, seed {seed + run}")
+                chosen = (results[0].learning_rate,) if results else recipe.base_lr
+                result = fitting.fit(
+                    fresh(model, recipe, len(source.classes), seed + run, workers),
+                    dataclasses.replace(recipe, base_lr=chosen),
+                    source,
+                    preprocessing=preprocessing,
+                    seed=seed + run,
+                    output=kept,
+                    verbose=verbose,
+                    **saving,
+                )
+            results.append(result)
+        accuracies = [r.test_accuracy for r in results if r.test_accuracy is not None]
+        measured = Transfer(
+            data=source.name,
+            learning_rate=results[0].learning_rate,
+            sweep=results[0].sweep,
+            seed=seed,
+            accuracies=tuple(accuracies),
+            test_images=results[0].test_images,
+            mean=statistics.mean(accuracies),
+            std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+            expected=compared.expected(model, pretrained_on),
+            differences=(
+                *compared.recipe(recipe),
+                *compared.data(preprocessing),
+                *compared.model(model, pretrained_on),
+                *_differing("runs", runs, RUNS),
+            ),
+        )
+        if folder is not None and workers.chief:
+            measured.write_json(folder / RESULT)
+            manifest.write(folder)
+        workers.meet()
     return measured
 
 
@@ -285,7 +298,7 @@ def _forget(folder: Path) -> None:
     """Deletes what a transfer would go on from."""
     for run in folder.glob("run-*"):
         forget(run)
-    for name in (resuming.BEGUN, RESULT):
+    for name in (resuming.BEGUN, RESULT, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
 
 

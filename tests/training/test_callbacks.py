@@ -108,7 +108,9 @@ def test_a_full_disk_ends_the_scalars_alone(source, run, tmp_path, monkeypatch):
 @pytest.mark.tensorflow_only
 def test_a_full_disk_costs_lines_of_the_history(source, run, tmp_path, monkeypatch):  # noqa: F811
     def full(row):
-        raise OSError(28, "No space left on device")
+        if row["step"]:
+            raise OSError(28, "No space left on device")
+        return json.dumps(row) + "\n"
 
     with monkeypatch.context() as patch:
         patch.setattr(resume, "_line", full)

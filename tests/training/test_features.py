@@ -40,8 +40,9 @@ def test_output_is_whole_and_reloads(source, tmp_path):  # noqa: F811
     model = tiny()
     result = fit(model, recipe(), source, output=tmp_path / "run", verbose=0)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    kept = ["begun.json", "best.keras", "checkpoints"]
-    told = ["history.json", "history.jsonl", "model.keras", "tensorboard"]
+    kept = ["begun.json", "best.keras", "certificate.jsonl", "checkpoints"]
+    told = ["history.json", "history.jsonl", "manifest.json", "model.keras"]
+    told += ["start", "tensorboard"]
     assert names == [*kept, *told]
     written = json.loads((tmp_path / "run/history.json").read_text())
     assert written["history"] == result.history

@@ -141,7 +141,8 @@ def test_a_broken_save_leaves_the_old_file(source, tmp_path, monkeypatch):
         fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
     assert (tmp_path / "best.keras").read_bytes() == b"old"
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["begun.json", "best.keras", "history.jsonl", "tensorboard"]
+    lines = ["certificate.jsonl", "history.jsonl", "start", "tensorboard"]
+    assert names == ["begun.json", "best.keras", *lines]
 
 
 def test_a_full_disk_costs_the_best_model_and_the_last_is_an_error(
@@ -158,7 +159,7 @@ def test_a_full_disk_costs_the_best_model_and_the_last_is_an_error(
     with monkeypatch.context() as patch:
         patch.setattr(keras.Model, "save", full)
         with (
-            pytest.raises(OSError, match=r"right to write .*model\.keras.*Free"),
+            pytest.raises(OSError, match=r"Cannot write .*model\.keras.*Free"),
             pytest.warns(UserWarning, match=goes_on),
         ):
             fit(tiny(), recipe(), source, output=tmp_path, verbose=0)
@@ -171,7 +172,7 @@ def test_a_full_disk_costs_the_best_model_and_the_last_is_an_error(
 
 def test_an_unwritable_output_stops_before_the_training(source, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"right to write .*file.*Choose another folder"):
+    with pytest.raises(OSError, match=r"Cannot write .*file.*Choose another folder"):
         fit(tiny(), recipe(), source, output=tmp_path / "file", verbose=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from keras_vit import __version__
+from keras_vit import __version__, environment
 from keras_vit.training import rendezvous
 
 pytestmark = pytest.mark.tensorflow_only
@@ -186,7 +186,7 @@ def test_what_answers_otherwise_is_nobody():
 
 
 def test_versions_are_those_of_this_process():
-    found = rendezvous.versions()
+    found = environment.versions()
     assert found["keras"] == keras.__version__
     assert found["keras_vit"] == __version__
     assert {"python", "tensorflow", "backend"} < found.keys()

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.facts import OFFICIAL
 from keras_vit.training import fit, resume
+from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 
@@ -230,9 +232,41 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
 
 
 @pytest.mark.tensorflow_only
-def test_goes_on_in_other_parts(begun, source):  # noqa: F811
+def test_a_run_with_the_order_of_0_1_is_refused(begun, source):  # noqa: F811
+    """0.1 shuffled otherwise, and did not write which order it had."""
+    from keras_vit.data import permutation
+
+    facts = json.loads((begun / "begun.json").read_text())
+    assert facts.pop("order") == permutation.VERSION
+    (begun / "begun.json").write_text(json.dumps(facts))
+    message = (
+        r"begun\.json' of a run with the shuffle of keras_vit 0\.1.*--resume never"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(begun, source)
+    assert len(list((begun / "checkpoints").iterdir())) == 4
+
+
+@pytest.mark.tensorflow_only
+def test_streams_and_ready_batches_keep_the_order_of_0_1(source):  # noqa: F811
+    """So their runs of 0.1 can be resumed: the identity is as it was."""
+    from keras_vit.data import permutation, pipelines, splits
+
+    assert splits.TFDS.order is None
+    ready = pipelines.train_pipeline(
+        source.train, image_size=(32, 32), batch_size=8, seed=0
+    )
+    options = (None, OFFICIAL, 0, 0, Workers.of(tiny()))
+    for data, order in ((source, permutation.VERSION), (ready, None)):
+        batches = Batches(tiny(), SETTINGS, data, *options)
+        assert batches.identity().get("order") == order
+
+
+@pytest.mark.tensorflow_only
+def test_goes_on_in_other_parts(begun, source, capsys):  # noqa: F811
     """Another number of devices has others by itself."""
-    train(begun, source, dataclasses.replace(SETTINGS, accumulation_steps=1))
+    train(begun, source, dataclasses.replace(SETTINGS, accumulation_steps=1), verbose=2)
+    assert f"Resuming '{begun}' from step 8 of 22" in capsys.readouterr().out
     everything(begun, SETTINGS.total_steps)
 
 
@@ -249,16 +283,19 @@ def test_a_finished_run_is_left_as_it_is(uncut, source, tmp_path):  # noqa: F811
 
 @pytest.mark.tensorflow_only
 def test_refused_before_the_features_are_read(source, tmp_path, monkeypatch):  # noqa: F811
+    from keras_vit.data import permutation
+
     monkeypatch.setattr(Batches, "read_features", pytest.fail)
     settings = recipe(freeze=True, augment="none")
-    (tmp_path / "begun.json").write_text('{"seed": 1}')
+    begun = {"seed": 1, "order": permutation.VERSION}
+    (tmp_path / "begun.json").write_text(json.dumps(begun))
     with pytest.raises(ValueError, match="otherwise than it would go on"):
         fit(tiny(), settings, source, output=tmp_path, verbose=0)
 
 
 @pytest.mark.tensorflow_only
 def test_a_full_disk_costs_a_warning(source, uncut, tmp_path, monkeypatch):  # noqa: F811
-    real, left = np.savez, [1]
+    real, left = np.savez, [2]  # The start, then step 4.
 
     def full(file, **arrays):
         left[0] -= 1

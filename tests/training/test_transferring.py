@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import manifest
+from keras_vit.features import FrozenFeatures
 from keras_vit.recipes import FINETUNE
 from keras_vit.training import fitting, resume, transfer, transferring
 from keras_vit.weights.architecture import config_of
@@ -68,6 +70,14 @@ def test_the_best_held_out_rate_trains_every_run(uncut):
         assert told["test_images"] == result.test_images == 13
         assert told["test_accuracy"] == result.accuracies[run]
         assert told["history"][-1]["val_accuracy"] == result.accuracies[run]
+
+
+def test_it_is_verified_as_a_whole(uncut):
+    _, folder = uncut
+    places, loose = manifest.inside(folder)
+    assert places == [folder, folder / "run-0", folder / "run-1"]
+    assert loose == []
+    assert all(manifest.verify(place).whole for place in places)
 
 
 def test_runs_differ_by_their_seed(uncut):
@@ -145,8 +155,8 @@ def test_a_frozen_model_is_run_once_and_given_back(
     tmp_path,
     monkeypatch,
 ):
-    predicted, seen = [], []
-    predict, fit = keras.Model.predict, fitting.fit
+    run, seen = [], []
+    read, fit = FrozenFeatures.read, fitting.fit
 
     def watched(model, *arguments, **options):
         gc.collect()
@@ -155,20 +165,20 @@ def test_a_frozen_model_is_run_once_and_given_back(
         return fit(model, *arguments, **options)
 
     def counted(self, *arguments, **options):
-        predicted.append(self)
-        return predict(self, *arguments, **options)
+        run.append(self)
+        return read(self, *arguments, **options)
 
-    monkeypatch.setattr(keras.Model, "predict", counted)
+    monkeypatch.setattr(FrozenFeatures, "read", counted)
     model = tiny(classes=None)
     one = dataclasses.replace(FROZEN, base_lr=(1.0,))
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "fit", watched)
         result = measured(source, tmp_path, one, model=model)
     assert len(seen) == 2
-    assert len(predicted) == 2  # Training and test images, for both runs.
+    assert len(run) == 2  # Training and test images, for both runs.
     alone = keras_vit.for_task(model, 3)
     fitted = fitting.fit(alone, one, source, seed=1, verbose=0)
-    assert len(predicted) == 4
+    assert len(run) == 4
     assert fitted.test_accuracy == result.accuracies[1]
     assert_same(alone.get_weights(), final_weights(tmp_path / "run-1"))
 

@@ -225,7 +225,7 @@ def moments_apart_from_weights(strategy):
 
 def pretend():
     """Another version of Keras, and less patience, where the environment wants it."""
-    wait, real = rendezvous.wait_for, rendezvous.versions
+    wait, real = rendezvous.wait_for, distribution.versions
     seconds = float(os.environ.get("PATIENCE", "600"))
     keras_version = {"keras": os.environ.get("KERAS_VERSION", keras.__version__)}
     distribution.versions = lambda: real() | keras_version

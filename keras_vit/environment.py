@@ -1,0 +1,85 @@
+"""What this process computes with: versions, processor, device, threads."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit._version import __version__
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute."""
+    backend = keras.backend.backend()
+    found = {"python": platform.python_version(), "keras_vit": __version__}
+    found |= {"keras": keras.__version__, "backend": backend}
+    import tensorflow as tf  # It makes the batches on every backend.
+
+    found["tensorflow"] = tf.__version__
+    if backend == "jax":
+        import jax
+
+        found["jax"] = jax.__version__
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Versions, processor, device and threads, on which the bits of a result depend."""
+    backend = keras.backend.backend()
+    found: dict[str, Any] = dict(versions())
+    if backend == "torch":
+        import torch
+
+        found["torch"] = torch.__version__
+    return {
+        **found,
+        "processor": _processor(),
+        "device": _device(backend),
+        "threads": _threads(backend),
+    }
+
+
+def _processor() -> str:
+    """The type of the processor."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _device(backend: str) -> str:
+    """The type of the device that computes."""
+    if backend == "jax":
+        import jax
+
+        return str(jax.devices()[0].device_kind)
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    import tensorflow as tf
+
+    if not (gpus := tf.config.list_physical_devices("GPU")):
+        return "TPU" if tf.config.list_logical_devices("TPU") else "cpu"
+    details = tf.config.experimental.get_device_details(gpus[0])
+    return str(details.get("device_name", "GPU"))
+
+
+def _threads(backend: str) -> int:
+    """The threads that one operation is divided among."""
+    if backend == "torch":
+        import torch
+
+        return torch.get_num_threads()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        chosen = tf.config.threading.get_intra_op_parallelism_threads()
+        if chosen := chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0")):
+            return int(chosen)
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

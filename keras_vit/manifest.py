@@ -1,0 +1,237 @@
+"""The manifest of a finished run or export: every file's size and SHA-256.
+
+    FOLDER/manifest.json   files, versions, the data's fingerprint, and its own hash
+    FILE.manifest.json     the same of a single file and of those that go with it
+
+A folder inside that has a manifest of its own counts by that file alone.
+
+It protects from damage, not from a person who writes both a file and its hash.
+"""
+
+import dataclasses
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_vit._version import __version__
+from keras_vit.files import file_sha256, json_sha256, parse_json, write_json
+
+__all__ = ["Verification", "inside", "verify"]
+
+FILE = "manifest.json"
+# A training's lock, and what `keras-vit runs show` and `data-size` draw later.
+_LEFT_OUT = {FILE, ".lock", ".lock.held", ".writer.json", "curves.png", "data_size.png"}
+_LIBRARIES = ("keras", "tensorflow", "jax", "torch", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What `verify` found (not in the paper).
+
+    Attributes:
+        files: the number of files in the manifest.
+        changed: names of files whose size or SHA-256 differs.
+        missing: names of files that are not there.
+        additional: names of files that are not in a folder's manifest.
+        versions: of the libraries that wrote them.
+        data: the name and the fingerprint of the data; None for an export.
+    """
+
+    files: int
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    additional: tuple[str, ...]
+    versions: dict[str, str]
+    data: Any
+
+    @property
+    def whole(self) -> bool:
+        """Whether every file is as it was written, and no other is there."""
+        return not (self.changed or self.missing or self.additional)
+
+
+def write(folder: Path) -> None:
+    """Writes the manifest of a folder, which is finished."""
+    _write(folder, {name: _entry(folder / name) for name in _names(folder)})
+
+
+def add(folder: Path, name: str) -> None:
+    """Adds a file that was written after the others.
+
+    A manifest of the folder around, which has this one, has it as it is then.
+    """
+    files = _read(folder)["files"]
+    _write(folder, files | {name: _entry(folder / name)})
+    own, around = f"{folder.name}/{FILE}", folder.parent
+    if (around / FILE).exists() and own in _read(around)["files"]:
+        add(around, own)
+
+
+def beside(file: Path) -> Path:
+    """The manifest of a single file."""
+    return file.with_name(f"{file.name}.{FILE}")
+
+
+def write_beside(file: Path, *others: Path) -> None:
+    """Writes the manifest of a single file and of others of its folder."""
+    write_files(beside(file), {at.name: at for at in (file, *others)})
+
+
+def write_files(path: Path, files: Mapping[str, Path]) -> None:
+    """Writes a manifest of files by their names, wherever they are now."""
+    _write_content(path, {name: _entry(at) for name, at in files.items()}, None)
+
+
+def discard(folder: Path) -> None:
+    """Removes the manifest of a run that is called again; it will be written anew.
+
+    Warns of files that are damaged: the new manifest would have them as they are.
+    """
+    if not (folder / FILE).exists():
+        return
+    try:
+        found = verify(folder)
+        damage = ", ".join((*found.changed, *found.missing))
+    except ValueError as error:
+        damage = str(error)
+    if damage:
+        warnings.warn(
+            f"Damaged since {str(folder)!r} was written: {damage}. This call writes "
+            "anew what it needs; restore the others from a copy, or delete the folder",
+            stacklevel=2,
+        )
+    (folder / FILE).unlink()
+
+
+def verify(path: str | os.PathLike[str]) -> Verification:
+    """Compares a finished run or export with its manifest (not in the paper).
+
+    Args:
+        path: the folder of a run, of several runs of one command, or of a version of an
+            export; or an exported or converted file.
+
+    Returns:
+        A `Verification`. The runs in a folder of several count by their manifests only:
+        `inside` finds them.
+
+    Raises:
+        ValueError: if there is no manifest, or it is damaged.
+    """
+    path = Path(path)
+    content = _read(path)
+    files, folder = content["files"], path
+    if path.is_dir():
+        there = set(_names(path))
+    else:
+        folder = path.parent
+        there = {name for name in files if (folder / name).is_file()}
+    return Verification(
+        files=len(files),
+        changed=tuple(
+            name
+            for name in sorted(there & files.keys())
+            if _entry(folder / name) != files[name]
+        ),
+        missing=tuple(sorted(files.keys() - there)),
+        additional=tuple(sorted(there - files.keys())),
+        versions=content["versions"],
+        data=content["data"],
+    )
+
+
+def inside(path: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Finds what has a manifest in a folder (not in the paper).
+
+    Args:
+        path: a folder of runs, of exports or of exported files; or one of these.
+
+    Returns:
+        The paths to verify, `path` itself if there are none; and, of a folder without
+        a manifest of its own, the names of the files that are in no manifest.
+    """
+    path = Path(path)
+    sidecars = sorted(path.rglob(f"*.{FILE}"))
+    files = [at.with_name(at.name.removesuffix(f".{FILE}")) for at in sidecars]
+    folders = sorted(at.parent for at in path.rglob(FILE))
+    if path in folders or not (folders or files):
+        return [path, *(at for at in (*folders, *files) if at != path)], []
+    known = {at.relative_to(path).as_posix() for at in sidecars}
+    known |= {(at / FILE).relative_to(path).as_posix() for at in folders}
+    for file in files:
+        around = file.parent.relative_to(path)
+        known |= {(around / name).as_posix() for name in _read(file)["files"]}
+    return [*folders, *files], [at for at in _names(path) if at not in known]
+
+
+def _names(folder: Path) -> list[str]:
+    """The files of a folder and of those inside it, by their relative names.
+
+    Of a folder with a manifest of its own, only that.
+    """
+    own = {at.parent for at in folder.rglob(FILE)} - {folder}
+    names = []
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        around = own.intersection(path.parents)
+        shown = not around or (path.name == FILE and around == {path.parent})
+        if shown and str(name) not in _LEFT_OUT and path.is_file():
+            names.append(name.as_posix())
+    return sorted(names)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _write(folder: Path, files: dict[str, Any]) -> None:
+    begun = folder / "begun.json"
+    data = parse_json(begun.read_text()).get("data") if begun.exists() else None
+    _write_content(folder / FILE, files, data)
+
+
+def _write_content(path: Path, files: dict[str, Any], data: Any) -> None:
+    content = {"files": files, "versions": _versions(), "data": data}
+    write_json(path, content | {"sha256": json_sha256(content)})
+
+
+def _versions() -> dict[str, str]:
+    """Of the libraries that this process has imported."""
+    found = {"keras_vit": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        if (version := getattr(sys.modules.get(name), "__version__", None)) is not None:
+            found[name] = version
+    if (keras := sys.modules.get("keras")) is not None:
+        found["backend"] = keras.backend.backend()
+    return found
+
+
+def _read(place: Path) -> dict[str, Any]:
+    path = beside(place) if place.is_file() else place / FILE
+    if not place.exists() and beside(place).exists():  # The file is missing.
+        path = beside(place)
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+        expected = content.pop("sha256")
+        if json_sha256(content) != expected or not isinstance(content["files"], dict):
+            raise ValueError("its own sha256 differs")
+    except FileNotFoundError as error:
+        begun = (place / "begun.json").is_file()
+        hint = (
+            f"The run has not ended: keras-vit runs show {place}"
+            if begun
+            else "Name the folder of a run, or of one version of an export, or a file "
+            "that export or convert wrote"
+        )
+        raise ValueError(
+            f"Expected {str(path)!r}, which is written when a run or an export ends. "
+            f"Received: {str(place)!r} without. {hint}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"The manifest is damaged: {str(path)!r} ({error}). Restore it from a copy"
+        ) from error
+    return dict(content)

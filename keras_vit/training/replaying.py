@@ -1,0 +1,319 @@
+"""A segment of a finished run, computed again and compared with its certificate."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vit.data.sources import Source, open_source
+from keras_vit.files import parse_json
+from keras_vit.models.vision import preprocessing_of
+from keras_vit.recipes import Recipe
+from keras_vit.training import certificate, fitting, results
+from keras_vit.training import resume as resuming
+from keras_vit.training.distribution import Workers
+from keras_vit.training.inputs import Batches, objective
+from keras_vit.training.resume import Checkpoints, Saved
+from keras_vit.weights.keras_files import load_model
+
+__all__ = ["Compared", "Replay", "replay"]
+
+TOLERANCE = 1e-3  # Of a metric in a different environment.
+# The bits may differ where one of these does.
+_ENVIRONMENT = (
+    *("backend", "keras", "tensorflow", "jax", "torch", "keras_vit"),
+    *("processor", "device", "threads", "replicas"),
+)
+Verdict = Literal["bit-equal", "within tolerance", "different"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A link of a certificate and the one computed again (not in the paper).
+
+    Attributes:
+        step: of the evaluation.
+        weights: whether the digests of the weights are equal.
+        optimizer: whether the digests of the optimizer's variables are equal.
+        metrics: the largest difference of a metric, relative to 1 or to its value.
+        elsewhere: names of the facts of the environment that differ.
+    """
+
+    step: int
+    weights: bool
+    optimizer: bool
+    metrics: float
+    elsewhere: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Bits in the same environment; in a different one metrics, to 1e-3."""
+        if self.weights and self.optimizer and self.metrics == 0:
+            return "bit-equal"
+        if self.elsewhere and self.metrics <= TOLERANCE:
+            return "within tolerance"
+        return "different"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What `replay` found (not in the paper).
+
+    Attributes:
+        start: the step that was computed from.
+        kept: the steps that the run can be computed from, 0 if it has its start.
+        links: one for each evaluation of the segment.
+    """
+
+    start: int
+    kept: tuple[int, ...]
+    links: tuple[Compared, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no link is different."""
+        return all(link.verdict != "different" for link in self.links)
+
+
+class _Reached(Exception):
+    """The last step of the segment is evaluated."""
+
+
+class _Comparison(certificate.Certificate):
+    """A certificate that is compared, link by link, with another."""
+
+    def __init__(
+        self, expected: Mapping[int, Mapping[str, Any]], last: int, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.expected, self.last = expected, last
+        self.found: list[Compared] = []
+
+    def add(
+        self,
+        step: int,
+        variables: Mapping[str, np.ndarray],
+        metrics: Mapping[str, float],
+    ) -> None:
+        super().add(step, variables, metrics)
+        if step in self.expected:
+            self.found.append(_compared(self.expected[step], self.links[-1]))
+        if step >= self.last:
+            raise _Reached
+
+
+def _compared(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Compared:
+    names = theirs["metrics"].keys() | ours["metrics"].keys()
+    return Compared(
+        step=ours["step"],
+        weights=ours["weights"] == theirs["weights"],
+        optimizer=ours["optimizer"] == theirs["optimizer"],
+        metrics=max((_off(theirs, ours, name) for name in names), default=0.0),
+        elsewhere=tuple(
+            name
+            for name in _ENVIRONMENT
+            if theirs["environment"].get(name) != ours["environment"].get(name)
+        ),
+    )
+
+
+def _off(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> float:
+    """The difference of a metric; infinite where one link lacks it."""
+    a, b = theirs["metrics"].get(name, np.inf), ours["metrics"].get(name, -np.inf)
+    return float(abs(a - b) / max(1.0, abs(a)))
+
+
+def replay(
+    folder: str | os.PathLike[str],
+    *,
+    first: int = 0,
+    last: int | None = None,
+    data: str | Source | None = None,
+    verbose: int | str = "auto",
+) -> Replay:
+    """Computes a segment of a finished run again (not in the paper).
+
+    It starts from the newest whole checkpoint that is not after `first`, else from the
+    run's start, and compares every evaluation after it, up to `last`, with the run's
+    certificate. The run's folder is only read. Digests are equal on the same backend,
+    versions, processor type and number of threads. In a different environment metrics
+    are compared, to 1e-3 of their value or of 1.
+
+    Args:
+        folder: the `output` of `fit`, finished, trained on a source of images.
+        first: the step from which to compute.
+        last: the step of the last evaluation to compare; None: the run's.
+        data: the run's data; None: where `run.json` says that it was.
+        verbose: as in `model.fit`.
+
+    Returns:
+        A `Replay`.
+
+    Raises:
+        ValueError: if the run has not ended, its certificate or a file is damaged, the
+            data is not the run's, or there is no evaluation or start of this kind.
+    """
+    folder = Path(folder)
+    links = certificate.read(folder)
+    steps = [link["step"] for link in links if link["metrics"]]
+    end: int = steps[-1] if last is None and steps else last or 0
+    if end not in steps or not 0 <= first < end:
+        raise ValueError(
+            "Expected a segment from a step to a later evaluation. Received: from "
+            f"{first} to {end}; evaluations: {', '.join(map(str, steps))}"
+        )
+    saved, kept = _start(folder, first)
+    start = 0 if saved is None else saved.step
+    expected = {link["step"]: link for link in links if start <= link["step"] <= end}
+    recipe, learning_rate, begun = _begun(folder)
+    model = load_model(folder / "model.keras")
+    batches = Batches(
+        model,
+        recipe,
+        _source(model, begun, folder, data),
+        None,
+        preprocessing_of(model, None),
+        begun["seed"],
+        verbose,
+        Workers.of(model),
+    )
+    _check_data(folder, begun, batches)
+    comparison = _Comparison(
+        expected,
+        end,
+        facts=fitting.facts(batches, links[-1]["period"]),
+        batch_size=batches.batch_size,
+    )
+    evaluations = recipe.steps // links[-1]["period"]
+
+    def first_weights() -> None:
+        # A checkpoint has all weights, or those of a head that trains on features.
+        if saved is None or batches.on_features():
+            _restore_start(folder, model)
+
+    with fitting.trainings(
+        model, batches, evaluations, verbose, first_weights
+    ) as training:
+        if saved is not None:
+            link = expected.get(start, links[0])
+            _check_weights(saved, link, training)
+            comparison.links = [link]
+        with contextlib.suppress(_Reached):
+            training.final(learning_rate, fitting.Saving(None), comparison, saved)
+    return Replay(start, kept, tuple(comparison.found))
+
+
+def _start(folder: Path, first: int) -> tuple[Saved | None, tuple[int, ...]]:
+    """The checkpoint to compute from, None for the run's start; the steps there are."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    has_start = bool(list((folder / "start").glob("step-*.json")))
+    kept = tuple([0] * has_start + checkpoints.steps())
+    saved = checkpoints.newest(first) if first else None
+    if saved is None and not has_start:
+        raise ValueError(
+            "Expected a step at or after one that the run can be computed from. "
+            f"Received: {first}; kept: {', '.join(map(str, kept)) or 'none'}"
+        )
+    return saved, kept
+
+
+def _begun(folder: Path) -> tuple[Recipe, float, dict[str, Any]]:
+    """The recipe of a finished run, its learning rate, and `begun.json`."""
+    result = results.finished(folder)
+    if result is None:
+        raise ValueError(
+            f"Expected a finished run. Received: {str(folder)!r} without "
+            f"{results.FINISHED}. keras-vit runs show {folder} prints how far it is"
+        )
+    values = parse_json((folder / results.FINISHED).read_text())["recipe"]
+    begun = parse_json((folder / resuming.BEGUN).read_text())
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
+    return Recipe(**fields), result.learning_rate, begun
+
+
+def _source(
+    model: keras.Model,
+    begun: dict[str, Any],
+    folder: Path,
+    data: str | Source | None,
+) -> Source:
+    """The run's data, under the name that it had."""
+    if not isinstance(begun["data"], dict):
+        raise ValueError(
+            "Expected a run on a source of images. Received: a run on ready batches "
+            f"({begun['data']}), which a certificate cannot identify"
+        )
+    if not isinstance(data, Source):
+        path = folder / "run.json"
+        details = parse_json(path.read_text())["details"] if path.exists() else {}
+        data = data or details.get("data")
+        # Images that were left out before are left out again: the fingerprint decides.
+        data = open_source(
+            data or begun["data"]["name"],
+            seed=details.get("seed", begun["seed"]),  # Of a transfer: the first run's.
+            on_corrupt="skip",
+            labels=objective(model) is None,
+        )
+    return dataclasses.replace(data, name=begun["data"]["name"])
+
+
+def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
+    """Raises unless the batches are the run's; the weights are compared later."""
+    own = {"recipe": batches.recipe.identity(), **batches.identity()}
+    where = str(folder / resuming.BEGUN)
+    resuming.check_order(begun, own, where, "or replay a run of this version")
+    resuming.check_equal(
+        {name: value for name, value in begun.items() if name != "model"},
+        own,
+        "Expected the run's own data and recipe",
+        "Name the run's data with --data (data=)",
+    )
+
+
+def _restore_start(folder: Path, model: keras.Model) -> None:
+    """Gives the model the run's first weights, where they are kept."""
+    found = Checkpoints(folder / "start").newest()
+    if found is not None:
+        resuming.restore(resuming.model_variables(model), found.variables)
+
+
+def _check_weights(
+    saved: Saved, link: dict[str, Any], training: fitting.Trainings
+) -> None:
+    """Raises unless the weights at a checkpoint are those of its step's link."""
+    if link["step"] != saved.step:
+        return
+    values = {
+        name: value
+        for name, value in saved.variables.items()
+        if name.startswith("model/")
+    }
+    resuming.restore(resuming.model_variables(training.trained), values)
+    whole = resuming.capture(resuming.model_variables(training.model))
+    if certificate.digest(whole, "model") != link["weights"]:
+        raise ValueError(
+            f"The checkpoint of step {saved.step} is not the certificate's: its "
+            "weights have a different digest. Replay from another step"
+        )
+
+
+def lines(found: Replay) -> Iterator[str]:
+    """What a replay found, in words: a line for each evaluation."""
+    for link in found.links:
+        words = [f"step {link.step}: {link.verdict}"]
+        if link.verdict != "bit-equal":
+            equal = {True: "equal", False: "different"}
+            words.append(f"weights {equal[link.weights]}")
+            words.append(f"optimizer {equal[link.optimizer]}")
+            words.append(f"metrics differ by {link.metrics:.1e} (limit {TOLERANCE:g})")
+        if link.elsewhere:
+            words.append(f"different environment: {', '.join(link.elsewhere)}")
+        yield "; ".join(words)

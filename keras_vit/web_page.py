@@ -27,15 +27,22 @@ def _environment() -> jinja2.Environment:
 
 
 def render(
-    template: str, *, title: str, style: str = "", script: str = "", **facts: Any
+    template: str,
+    *,
+    title: str,
+    style: str = "",
+    script: str = "",
+    connects: bool = False,
+    **facts: Any,
 ) -> str:
-    """Renders a page that can run only `script` and that fetches nothing.
+    """Renders a page that can run only `script` and that fetches nothing by itself.
 
     Args:
         template: file in `keras_vit/templates` that extends `document.html`.
         title: plain text.
         style: CSS in addition to `templates/style.css`.
         script: JavaScript, run after the body is parsed.
+        connects: whether `script` may send requests to the page's own server.
         **facts: the template's other values. Texts are escaped.
 
     Returns:
@@ -47,7 +54,7 @@ def render(
         .get_template(template)
         .render(
             title=title,
-            policy=_policy(css, script),
+            policy=_policy(css, script, connects),
             style=css,
             script=script,
             **facts,
@@ -60,13 +67,14 @@ def _file(name: str) -> str:
     return (folder / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def _policy(style: str, script: str, connects: bool) -> str:
     """Allows pictures inside the page, and this style and script by their hashes."""
     allowed = [
         "default-src 'none'",
         "img-src data:",
         f"style-src {_source(style)}",
         f"script-src {_source(script)}" if script else "",
+        "connect-src 'self'" if connects else "",
         "base-uri 'none'",
         "form-action 'none'",
     ]

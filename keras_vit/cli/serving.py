@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from keras_vit.cli.fields import given
-from keras_vit.cli.shell import app, console
+from keras_vit.cli.shell import app, console, errors
 
 CURL = """\
 (printf '{{"instances": [{{"b64": "'
@@ -28,7 +28,10 @@ def serve(
     ] = None,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="Version, a folder in OUT [default: the newest]."),
+        typer.Option(
+            min=0,
+            help="The only version to serve [default: the newest, and newer ones].",
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Whose connections are taken; 0.0.0.0 is everyone's.")
@@ -60,14 +63,19 @@ def serve(
     max_request_mib: Annotated[
         int, typer.Option(min=1, max=2047, help="A longer request is refused.")
     ] = 32,
+    max_request_seconds: Annotated[
+        int, typer.Option(min=1, help="A request that takes longer is ended.")
+    ] = 30,
 ) -> None:
     """Serves an export on this machine, as TensorFlow Serving would.
 
     REST and gRPC take what the real server takes; Ctrl-C ends it. The warm-up requests
-    are played before it answers.
+    are played before it answers. Without --version it serves the newest version that
+    can be loaded, and looks for a newer one every second.
     """
     from keras_vit.serving import server
     from keras_vit.serving.servable import Batching, Servable
+    from keras_vit.serving.versions import Versions
 
     of_batching = {
         "--max-batch-size": max_batch_size,
@@ -83,8 +91,13 @@ def serve(
         max_batch_size=max_batch_size, batch_timeout_micros=batch_timeout_micros
     )
     gathered = Batching(**options) if batching else None
-    servable = Servable(path, version, gathered)
-    played = servable.warm_up()
+    refresh = None
+    if version is None:
+        versions = Versions(path, gathered, errors.print)
+        servable, played, refresh = versions.current, versions.played, versions.refresh
+    else:
+        servable = Servable(path, version, gathered)
+        played = servable.warm_up()
     name = name or path.resolve().name
 
     def ready() -> None:
@@ -103,6 +116,11 @@ def serve(
         port=port,
         grpc_port=grpc_port,
         threads=2 * gathered.max_batch_size if gathered else None,
-        limits=server.Limits(max_request_bytes=max_request_mib * 2**20),
+        limits=server.Limits(
+            max_request_bytes=max_request_mib * 2**20,
+            max_total_bytes=max(2**29, max_request_mib * 2**20),
+            max_request_seconds=max_request_seconds,
+        ),
+        refresh=refresh,
         ready=ready,
     )

@@ -5,10 +5,14 @@ KServe's V1 protocol shares.
 """
 
 import base64
+import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -38,7 +42,7 @@ class Rest(Transport):
         self._session.headers["content-type"] = "application/json"
         self._session.headers.update(target.headers)
         self._session.auth = self._authorized
-        retries = _Retry(
+        self._retries = _Retry(
             total=target.retries,
             status_forcelist=BUSY,
             allowed_methods=("GET", "POST"),  # Predict changes nothing.
@@ -47,8 +51,9 @@ class Rest(Transport):
             raise_on_status=False,
             respect_retry_after_header=False,  # It knows nothing of the deadline.
         )
+        self._adapter = _Adapter()
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=retries))
+            self._session.mount(scheme, self._adapter)
         self._model = f"{target.url}/v1/models/{target.name}"
         if target.version is not None:
             kind = "labels" if isinstance(target.version, str) else "versions"
@@ -86,16 +91,28 @@ class Rest(Transport):
     def _ask(self, method: str, url: str, asked: str, body: Any = None) -> Any:
         """The answer's JSON."""
         deadline = _Deadline(time.monotonic() + self.target.timeout)
+        data = None if body is None else json.dumps(body, separators=(",", ":"))
+        self._adapter.max_retries = self._retries.until(deadline)
         try:
-            with self._session.request(
-                method,
-                url,
-                data=None if body is None else json.dumps(body, separators=(",", ":")),
-                timeout=deadline,  # type: ignore[arg-type]  # An urllib3.Timeout.
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                text = _read(response, deadline)
+            while True:
+                with self._session.request(
+                    method,
+                    url,
+                    data=data,
+                    timeout=deadline,  # type: ignore[arg-type]  # An urllib3.Timeout.
+                    allow_redirects=False,
+                    stream=True,
+                ) as response:
+                    try:
+                        text = _read(response, deadline)
+                        break
+                    except urllib3.exceptions.ProtocolError as cut:
+                        if deadline.passed():
+                            raise
+                        # urllib3's retries end with an answer's headers.
+                        left = response.raw.retries.increment(method, url, error=cut)
+                self._adapter.max_retries = left
+                left.sleep()
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             if deadline.passed():
                 raise self.target.late(asked) from error
@@ -133,8 +150,78 @@ class Rest(Transport):
         raise self.target.garbled(asked, told)
 
 
+class _Cut:
+    """A connection that is cut at its deadline, also while an answer drips."""
+
+    def getresponse(self) -> Any:
+        """As urllib3's; a socket's own timeout begins anew with every byte."""
+        sock, seconds = self.sock, self.timeout  # type: ignore[attr-defined]
+        moment = time.monotonic() + seconds
+        watch = threading.Timer(seconds, _shut_down, (sock,))
+        watch.daemon = True
+        watch.start()
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        except (OSError, HTTPException) as cut:
+            if time.monotonic() >= moment:
+                raise TimeoutError("the deadline has passed") from cut
+            raise
+        finally:
+            watch.cancel()
+
+
+class _Connection(_Cut, urllib3.connection.HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Cut, urllib3.connection.HTTPSConnection):
+    pass
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+class _Adapter(HTTPAdapter):
+    """An adapter of such connections."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        pools = {"http": _Pool, "https": _SecurePool}
+        self.poolmanager.pool_classes_by_scheme = pools
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It has ended by itself.
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Retry(urllib3.Retry):
-    """Retries what a timeout did not end: another attempt would have no time."""
+    """Retries what a timeout did not end: another attempt would have no time.
+
+    The pauses between them end with a deadline at the latest.
+    """
+
+    deadline: "_Deadline | None" = None
+
+    def until(self, deadline: "_Deadline") -> "_Retry":
+        """A copy with a deadline, which its own copies have as well."""
+        copy = self.new()
+        copy.deadline = deadline
+        return copy
+
+    def new(self, **changes: Any) -> "_Retry":
+        copy: _Retry = super().new(**changes)
+        copy.deadline = self.deadline
+        return copy
+
+    def get_backoff_time(self) -> float:
+        pause = super().get_backoff_time()
+        return pause if self.deadline is None else min(pause, self.deadline.left())
 
     def increment(self, *args: Any, **kwargs: Any) -> Any:
         error = kwargs.get("error")
@@ -154,9 +241,13 @@ class _Deadline(urllib3.Timeout):
     def clone(self) -> "_Deadline":
         return _Deadline(self._moment)
 
+    def left(self) -> float:
+        """Seconds until the moment; 0 when it is past."""
+        return max(self._moment - time.monotonic(), 0.0)
+
     def passed(self) -> bool:
         """Whether the moment is past."""
-        return time.monotonic() >= self._moment
+        return not self.left()
 
 
 def _read(response: requests.Response, deadline: _Deadline) -> bytes | None:
@@ -166,6 +257,11 @@ def _read(response: requests.Response, deadline: _Deadline) -> bytes | None:
         parts.append(part)
         if deadline.passed():
             return None
+    # urllib3 takes half of the headers for all of them, and half of a body likewise.
+    lengths = ("content-length", "transfer-encoding")
+    stated = any(name in response.headers for name in lengths)
+    if response.raw.length_remaining or not (parts or stated):
+        raise urllib3.exceptions.ProtocolError("half an answer")
     return b"".join(parts)
 
 

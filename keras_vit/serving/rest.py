@@ -40,7 +40,7 @@ class Request(NamedTuple):
     by_row: bool  # "instances", so that the answer is "predictions".
 
 
-def parse(body: bytes, dtypes_of: Callable[[str], Dtypes]) -> Request:
+def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Request:
     """Reads the body of a `:predict`.
 
     Args:
@@ -122,7 +122,7 @@ def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
         ) from wrong
 
 
-def _loads(body: bytes) -> dict[str, Any]:
+def _loads(body: bytes | bytearray) -> dict[str, Any]:
     try:
         asked = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as wrong:

@@ -29,7 +29,22 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server(exported):
-    """The same, served with batching."""
-    with serving(exported, "--batching", "--max-request-mib", hostile.MAX_MIB) as one:
+def server(exported, tmp_path_factory):
+    """The same, served with batching, with few file descriptors and a log."""
+    log = tmp_path_factory.mktemp("log") / "stderr"
+    options = ("--batching", "--max-request-mib", hostile.MAX_MIB)
+    with (
+        log.open("wb") as stderr,
+        serving(exported, *options, descriptors="256", stderr=stderr) as one,
+    ):
+        one.log = log
         yield one
+
+
+@pytest.fixture(scope="module")
+def servers(served):
+    """URLs, by protocol, of servers of the module's `served`."""
+    from tests.serving import loopback
+
+    with loopback.rest_server(served) as rest, loopback.grpc_server(served) as rpc:
+        yield {"REST": rest, "gRPC": rpc}

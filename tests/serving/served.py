@@ -18,22 +18,31 @@ def free_port():
 class Server:
     """`keras-vit serve PATH`, once it answers.
 
+    Args:
+        path: the versions' folder.
+        options: of the command.
+        descriptors: the most open files.
+        stderr: a file for what it says.
+
     Attributes:
         url: of REST's model.
         target: of gRPC.
         printed: what it said when it was ready.
     """
 
-    def __init__(self, path, *options):
+    def __init__(self, path, *options, descriptors=None, stderr=subprocess.DEVNULL):
         self.port, grpc_port = free_port(), free_port()
         self.target = f"localhost:{grpc_port}"
         self.name = Path(path).name
         self.url = f"http://localhost:{self.port}/v1/models/{self.name}"
         words = ["serve", path, "--port", self.port, "--grpc-port", grpc_port, *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "keras_vit.cli", *map(str, words)],
+            [
+                *("sh", "-c", 'ulimit -n "$0" && exec "$@"', descriptors or "1024"),
+                *(sys.executable, "-m", "keras_vit.cli", *map(str, words)),
+            ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
@@ -61,8 +70,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(path, *options):
-    server = Server(path, *options)
+def serving(path, *options, **limits):
+    server = Server(path, *options, **limits)
     try:
         yield server
     finally:

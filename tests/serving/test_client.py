@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import keras
@@ -56,13 +57,6 @@ def served(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "birds"
     export(model, folder, LABELS, verbose=False)
     return loopback.Served(folder / "1")
-
-
-@pytest.fixture(scope="module")
-def servers(served):
-    """URLs, by protocol."""
-    with loopback.rest_server(served) as rest, loopback.grpc_server(served) as rpc:
-        yield {"REST": rest, "gRPC": rpc}
 
 
 @pytest.fixture(params=["REST", "gRPC"])
@@ -323,6 +317,27 @@ def test_retries_share_the_deadline(url, served):
         with pytest.raises(TimeoutError, match=r"within 0\.5 s"):
             client.predict([png(0)])
         assert time.monotonic() - start < 1.0
+
+
+def test_pauses_share_the_deadline(servers, served, monkeypatch):
+    """Over REST: five attempts would take pauses of 1.4 s and more."""
+    served.reset()
+    served.faults.extend([UNAVAILABLE] * 9)
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    clock = types.SimpleNamespace(sleep=sleep, time=time.time)
+    monkeypatch.setattr("urllib3.util.retry.time", clock)
+    with (
+        Client(servers["REST"], timeout=0.5, retries=4) as client,
+        pytest.raises(TimeoutError, match=r"within 0\.5 s"),
+    ):
+        client.predict([png(0)])
+    assert pauses
+    assert sum(pauses) <= 0.5
 
 
 def test_the_servers_own_limit(servers, served):

@@ -5,6 +5,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -20,8 +21,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from keras_vit.serving import protos, rest
+from keras_vit.serving import servable as servable_module
 from keras_vit.serving.errors import Refused
 from keras_vit.serving.servable import Batching, Servable
 from tests.serving import hostile
@@ -408,7 +411,8 @@ def test_a_body_that_no_signature_takes(server, case):
         ("POST", "/v1/models/flowers", 400),
         ("POST", "/v1/models/flowers:classify", 400),
         ("GET", "/v1/", 400),
-        ("GET", "/", 404),
+        ("GET", "/other", 404),
+        ("POST", "/", 404),
     ],
 )
 def test_an_address_that_is_none(server, method, path, status):
@@ -538,13 +542,13 @@ def test_more_requests_at_once_than_the_limit(servable, monkeypatch):
 
     limits = server.Limits(max_concurrent_requests=1, max_body_seconds=0.5)
     models = server.Models("flowers", servable, limits)
-    application = server.http_application(models, threads=1)
-    release = threading.Event()
+    application = server.http_application(models)
+    release = asyncio.Event()
     run = models.predict_json
 
-    def held(*asked):
-        assert release.wait(30)
-        return run(*asked)
+    async def held(*asked):
+        await asyncio.wait_for(release.wait(), 30)
+        return await run(*asked)
 
     monkeypatch.setattr(models, "predict_json", held)
     path = "/v1/models/flowers:predict"
@@ -587,12 +591,213 @@ def test_more_images_than_the_limit(servable):
     models = server.Models("flowers", servable, server.Limits(max_images=2))
     three = {"image_bytes": np.array([b""] * 3, dtype=object)}
     with pytest.raises(Refused, match=r"2 images in .* Received: 3") as refused:
-        models.predict(predict_request(three))
+        asyncio.run(models.predict(predict_request(three).SerializeToString()))
     assert refused.value.code == "INVALID_ARGUMENT"
     with pytest.raises(Refused, match="max_images") as refused:
-        models.predict_json("flowers", None, hostile.row(b"", b"", b""))
+        by_rest(models, b"", b"", b"")
     assert refused.value.http_status == 400
-    assert models.predict_json("flowers", None, hostile.row(b"", b""))
+    assert by_rest(models, b"", b"")
+
+
+def by_rest(models, *files):
+    """The answer to a body, whose client stays."""
+    body = hostile.row(*files)
+    return asyncio.run(models.predict_json("flowers", None, body, stays))
+
+
+async def stays():
+    return False
+
+
+def images_in_parts(monkeypatch, servable, seconds):
+    """Makes every image of a request a part that takes a while; returns those run."""
+    ran, run = [], servable.run
+
+    def slow(signature, inputs, outputs=()):
+        ran.append(inputs)
+        time.sleep(seconds)
+        return run(signature, inputs, outputs)
+
+    monkeypatch.setattr(servable_module, "PART_IMAGES", 1)
+    monkeypatch.setattr(servable, "run", slow)
+    return ran
+
+
+@pytest.mark.parametrize("protocol", ["REST", "gRPC"])
+def test_a_request_ends_between_its_images_when_its_time_is_over(
+    servable, monkeypatch, protocol
+):
+    from keras_vit.serving import server
+
+    limits = server.Limits(max_request_seconds=0.5)
+    models = server.Models("flowers", servable, limits, threads=1)
+    ran = images_in_parts(monkeypatch, servable, 0.2)
+    files = [hostile.photo(seed) for seed in range(9)]
+    request = predict_request({"image_bytes": np.array(files, dtype=object)})
+    body = {"REST": hostile.row(*files), "gRPC": request.SerializeToString()}[protocol]
+    answer = (
+        models.predict_json("flowers", None, body, stays)
+        if protocol == "REST"
+        else models.predict(body)
+    )
+    with pytest.raises(Refused, match=r"within 0\.5 s") as refused:
+        asyncio.run(answer)
+    assert (refused.value.code, refused.value.http_status) == ("DEADLINE_EXCEEDED", 504)
+    count = len(ran)
+    assert 1 <= count <= 3
+    time.sleep(0.5)
+    assert len(ran) == count  # Nothing runs on.
+
+
+def test_a_request_ends_between_its_images_when_its_client_is_gone(
+    servable, monkeypatch
+):
+    from keras_vit.serving import server
+
+    models = server.Models("flowers", servable, server.Limits(), threads=1)
+    ran = images_in_parts(monkeypatch, servable, 0)
+
+    async def gone():
+        return len(ran) == 2
+
+    body = hostile.row(*(hostile.photo(seed) for seed in range(9)))
+    with pytest.raises(Refused, match="it is gone"):
+        asyncio.run(models.predict_json("flowers", None, body, gone))
+    assert len(ran) == 2
+
+
+def test_a_small_request_does_not_wait_for_a_large_one(servable, monkeypatch):
+    from keras_vit.serving import server
+
+    models = server.Models("flowers", servable, server.Limits(), threads=1)
+    ran = images_in_parts(monkeypatch, servable, 0.05)
+    large = hostile.row(*(hostile.photo(seed) for seed in range(20)))
+
+    async def both():
+        first = asyncio.create_task(models.predict_json("flowers", None, large, stays))
+        await asyncio.sleep(0.1)
+        small = hostile.row(hostile.photo(0))
+        await models.predict_json("flowers", None, small, stays)
+        before = len(ran)
+        return before, json.loads(await first)["predictions"]
+
+    before, answer = asyncio.run(both())
+    assert before < 10
+    files = np.array([hostile.photo(seed) for seed in range(20)], dtype=object)
+    expected = servable.run("image_bytes", {"image_bytes": files})
+    assert same(from_json({"predictions": answer}, expected), expected)
+
+
+def test_parts_of_a_request(servable, counting, monkeypatch):
+    def lengths(files):
+        inputs = {"image_bytes": np.array(files, dtype=object)}
+        parts = servable.parts("image_bytes", inputs)
+        together = np.concatenate([part["image_bytes"] for part in parts])
+        assert together.tolist() == files
+        return [len(part["image_bytes"]) for part in parts]
+
+    small, damaged = hostile.photo(0), hostile.photo(0)[:20]
+    large = hostile.encoded(Image.new("L", (3000, 4000)), "PNG")  # 12 megapixels.
+    assert lengths([small] * 70) == [32, 32, 6]
+    assert lengths([small, large, large, damaged, large]) == [2, 2, 1]
+    assert lengths([hostile.vast_png(), hostile.vast_png()]) == [1, 1]
+    assert lengths([b""]) == [1]
+    monkeypatch.setattr(servable_module, "PART_IMAGES", 2)
+    batched = Servable(counting, batching=Batching(max_batch_size=4))
+    x = np.zeros(5, np.float32)
+    assert len(batched.parts("serving_default", {"x": x[:4]})) == 2
+    assert len(batched.parts("serving_default", {"x": x})) == 1  # Refused whole.
+
+
+def test_bodies_have_a_number_of_bytes_together(servable):
+    """20 of 1 MiB at once, of which 3 MiB are held; then there is room again."""
+    from keras_vit.serving import server
+
+    limits = server.Limits(max_request_bytes=2**20, max_total_bytes=3 * 2**20)
+    models = server.Models("flowers", servable, limits)
+    application = server.http_application(models)
+    most = []
+
+    async def status():
+        parts = [b" " * 2**16] * 15 + [hostile.row(hostile.photo(0))]
+        said = []
+
+        async def receive():
+            await asyncio.sleep(0.01)
+            most.append(models._held)
+            return {
+                "type": "http.request",
+                "body": parts.pop(0),
+                "more_body": bool(parts),
+            }
+
+        async def send(message):
+            said.append(message)
+
+        scope = {"type": "http", "method": "POST", "headers": [], "query_string": b""}
+        path = "/v1/models/flowers:predict"
+        await application({**scope, "path": path}, receive, send)
+        return said[0]["status"]
+
+    async def together():
+        statuses = await asyncio.gather(*(status() for _ in range(20)))
+        return statuses, await status()
+
+    statuses, after = asyncio.run(together())
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 2
+    assert after == 200
+    assert max(most) <= 3 * 2**20
+    assert models._held == 0
+
+
+def test_connections_that_send_nothing_shut_nobody_out(server):
+    """300 to each port, of 256 descriptors; the log stays small."""
+    ports = [server.port, int(server.target.rpartition(":")[2])]
+    good = {"image_bytes": np.array([hostile.photo(0)], dtype=object)}
+    client = Client(server)
+    with contextlib.ExitStack() as stack:
+        for number in range(600):
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("localhost", ports[number % 2]))
+        begun = time.perf_counter()
+        for _ in range(3):
+            body = hostile.row(hostile.photo(0))
+            url = f"{server.url}:predict"
+            assert requests.post(url, data=body, timeout=10).status_code == 200
+        assert client.grpc(predict_request(good))[0] == 0
+        assert time.perf_counter() - begun < 20
+    assert requests.get(server.url, timeout=10).status_code == 200
+    assert server.log.stat().st_size < 20_000
+
+
+@pytest.mark.parametrize(
+    "method", ["PredictionService/Predict", "ModelService/GetModelStatus"]
+)
+def test_calls_that_send_nothing_shut_nobody_out(server, method):
+    """300 of them: 64 kept others waiting for a minute."""
+    ended = threading.Event()
+
+    def nothing():
+        ended.wait(60)
+        yield from ()
+
+    good = {"image_bytes": np.array([hostile.photo(0)], dtype=object)}
+    calls = []  # One that is forgotten is cancelled.
+    with contextlib.ExitStack() as stack:
+        stack.callback(ended.set)
+        for number in range(300):
+            if number % 50 == 0:
+                options = [("grpc.use_local_subchannel_pool", 1)]
+                channel = grpc.insecure_channel(server.target, options)
+                stack.enter_context(channel)
+            call = channel.stream_unary(f"/tensorflow.serving.{method}")
+            calls.append(call.future(nothing()))
+        time.sleep(0.5)
+        begun = time.perf_counter()
+        assert Client(server).grpc(predict_request(good))[0] == 0
+        assert time.perf_counter() - begun < 10
 
 
 def test_a_signal_ends_a_server_that_has_just_begun(servable):
@@ -628,11 +833,16 @@ def test_a_server_of_ipv6(servable):
         pytest.skip("LOUD: no IPv6 here")
     models = server.Models("flowers", servable, server.Limits())
     target = server.address("::1", free_port())
-    calls = server.grpc_server(models, target, threads=1)
-    with grpc.insecure_channel(target) as channel:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        assert stub.Predict(predict_request(inputs_of("image_bytes"))).outputs
-    calls.stop(grace=1).wait()
+
+    async def asked():
+        calls = await server.grpc_server(models, target, connections=8)
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            answer = await stub.Predict(predict_request(inputs_of("image_bytes")))
+        await calls.stop(grace=1)
+        return answer.outputs
+
+    assert asyncio.run(asked())
 
 
 @pytest.mark.parametrize("option", ["--max-batch-size", "--batch-timeout-micros"])
@@ -776,19 +986,23 @@ def first_to_median(server):
 
 
 def end_while_it_runs(server):
-    """SIGTERM as a request runs: its answer, and the server's exit status."""
-    answers = []
-    slow = hostile.row(*(hostile.photo(seed, (400, 300)) for seed in range(60)))
+    """SIGTERM as requests of both protocols run: their answers, and the exit status."""
+    photos = [hostile.photo(seed, (400, 300)) for seed in range(60)]
+    request = predict_request({"image_bytes": np.array(photos, dtype=object)})
+    client = Client(server)
 
-    def ask():
-        answers.append(requests.post(f"{server.url}:predict", data=slow, timeout=60))
+    def by_rest(_):
+        return len(client.rest(hostile.row(*photos))[1]["predictions"])
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.05)
-    status = server.stop()
-    asking.join()
-    return answers[0].json(), status
+    def by_grpc(_):
+        return len(client.grpc(request)[1]["scores"])
+
+    client.grpc(predict_request(inputs_of("image_bytes")))  # Connects.
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        asked = [pool.submit(ask, 0) for ask in (by_rest, by_grpc) for _ in range(4)]
+        time.sleep(0.3)
+        status = server.stop()
+        return [one.result() for one in asked], status
 
 
 def test_a_server_from_its_first_request_to_its_end(exported):
@@ -797,8 +1011,8 @@ def test_a_server_from_its_first_request_to_its_end(exported):
     while len(ratios) < 2 and min(ratios, default=3) > 2:
         with serving(exported) as server:
             ratios.append(first_to_median(server))
-            answer, status = end_while_it_runs(server)
-        assert len(answer["predictions"]) == 60
+            answers, status = end_while_it_runs(server)
+        assert answers == [60] * 8
         assert status == 0
     print(f"first request after the warm-up: {min(ratios):.2f} times the median")
     assert min(ratios) <= 2

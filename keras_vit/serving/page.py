@@ -1,0 +1,73 @@
+"""The page at a server's root: status, signatures, and a form for one image."""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit.serving.savedmodel import read_facts
+from keras_vit.serving.servable import Servable
+from keras_vit.web_page import render
+
+CLASSIFIES = "image_bytes"
+
+
+def html(name: str, servable: Servable) -> str:
+    """Renders the page of the version that is served.
+
+    Exports whose signatures include "image_bytes" have the form; with "attention" it
+    shows where the model looked (D.8).
+
+    Args:
+        name: the model's, in its address.
+        servable: the version.
+    """
+    signatures = servable.signatures
+    return render(
+        "serve.html",
+        title=name,
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        connects=True,
+        version=servable.version,
+        state="AVAILABLE",
+        classifies=CLASSIFIES in signatures,
+        signatures=[
+            (key, _listed(told.inputs), _listed(told.outputs))
+            for key, told in sorted(signatures.items())
+            if not key.startswith("__")  # TensorFlow's own.
+        ],
+        data={
+            "name": name,
+            "classifies": CLASSIFIES,
+            "attention": "attention" in signatures,
+            "crop": _crop(servable),
+        },
+    )
+
+
+def _crop(servable: Servable) -> float | None:
+    """The share of an image's sides that the model is given; None: all of it."""
+    try:
+        return read_facts(servable.folder).preprocessing.crop
+    except ValueError:  # Of a different exporter.
+        return None
+
+
+def _listed(infos: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {tf.as_dtype(info.dtype).name} {_sides(info.tensor_shape)}"
+        for name, info in sorted(infos.items())
+    )
+
+
+def _sides(shape: Any) -> str:
+    if shape.unknown_rank:
+        return "of any shape"
+    sides = ["?" if side.size < 0 else str(side.size) for side in shape.dim]
+    return f"[{', '.join(sides)}]"
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -183,6 +183,10 @@ TRAINING = (
         "training/test_resume.py::test_asked_to_end",
     ),
     Feature(
+        "Certificate and replay",
+        "training/test_replaying.py::test_a_segment_is_bit_equal",
+    ),
+    Feature(
         "Several devices of one process",
         cells={
             "tensorflow": SEVERAL + "test_two_devices_train_as_one",

@@ -46,7 +46,7 @@ def embed(
     import numpy as np
 
     from keras_vit.evaluation import retrieval
-    from keras_vit.evaluation.features import progress
+    from keras_vit.features import progress
 
     if output.suffix != ".npz":
         raise ValueError(

@@ -14,7 +14,7 @@ from keras_vit.cli.options import (
     ImageData,
     PretrainingChanges,
     PretrainingRecipe,
-    SaveMinutes,
+    Saving,
     Sizes,
     Variant,
 )
@@ -91,7 +91,7 @@ def data_size(
     sizes: Sizes,
     changes: PretrainingChanges,
     devices: Devices,
-    save_minutes: SaveMinutes = 10,
+    saving: Saving,
 ) -> None:
     """Measures few-shot accuracy by the amount of pre-training data (4.3, Figure 4).
 
@@ -125,8 +125,8 @@ def data_size(
         seeds=range(measured.seeds),
         validation_share=measured.validation,
         evaluations=measured.evaluations,
-        save_minutes=save_minutes,
         verbose=progress(),
+        **vars(saving),
     )
     console.print(str(result))
     console.print(f"wrote {output / evaluation.RESULT}")

@@ -29,7 +29,7 @@ from keras_vit.cli.options import (
     ImageData,
     Images,
     PretrainedModel,
-    SaveMinutes,
+    Saving,
     TestSeed,
     TuningChanges,
     TuningRecipe,
@@ -77,6 +77,7 @@ def transfer(
     """
     import keras_vit
     from keras_vit.training.distribution import Workers
+    from keras_vit.training.locking import one_writer
 
     replicas = on_devices(context, devices)
     source = open_data(images, seed)
@@ -89,23 +90,25 @@ def transfer(
     settings = settings.at_size(network.input_shape[1:3])
     tag = asked.weights or "imagenet21k"  # As a builder's default.
     tagged = not own and tag in keras_vit.recipes.IMAGES
-    result = keras_vit.training.transfer(
-        network,
-        source,
-        recipe=settings,
-        row=recipe,
-        pretrained_on=pretrained_on or (tag if tagged else None),
-        runs=runs,
-        seed=seed,
-        output=output,
-        verbose=progress(),
-        **vars(checkpoints),
-    )
-    if Workers.of(network).chief:
-        told = {"data": images.data, "model": asked.model, "weights": asked.weights}
-        for run in range(runs):
-            details = told | {"run": run, "seed": seed}  # It draws the test share.
-            save_details(output / f"run-{run}", details)
+    workers = Workers.of(network)
+    with one_writer(output, workers, checkpoints.wait):
+        result = keras_vit.training.transfer(
+            network,
+            source,
+            recipe=settings,
+            row=recipe,
+            pretrained_on=pretrained_on or (tag if tagged else None),
+            runs=runs,
+            seed=seed,
+            output=output,
+            verbose=progress(),
+            **vars(checkpoints),
+        )
+        if workers.chief:
+            told = {"data": images.data, "model": asked.model, "weights": asked.weights}
+            for run in range(runs):
+                details = told | {"run": run, "seed": seed}  # It draws the test share.
+                save_details(output / f"run-{run}", details)
     console.print(str(result))
     next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
     console.print(f"wrote {output}; next: {next_one}")
@@ -152,7 +155,7 @@ def vtab(
             **SEEDS, help="Random seed of the first run; each next run adds 1."
         ),
     ] = 0,
-    save_minutes: SaveMinutes = 10,
+    saving: Saving,
 ) -> None:
     """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 beside the paper's.
 
@@ -184,8 +187,8 @@ def vtab(
             runs=runs,
             seed=seed,
             augment="recipe" if "augment" in changes else "task",
-            save_minutes=save_minutes,
             verbose=progress(),
+            **vars(saving),
         )
     rows = {str(output): scores, **evaluation.paper_rows()}
     console.print(_vtab_table({n: evaluation.cells(row) for n, row in rows.items()}))

@@ -4,25 +4,21 @@ Glossary of shapes: N images, D the features' width.
 """
 
 import dataclasses
-import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
 
 import keras
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
-from keras_vit.data import pipelines, sources
+from keras_vit.data import sources
 from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Indexed, Split
 from keras_vit.facts import Preprocessing
+from keras_vit.features import FrozenFeatures, first_not_finite
 from keras_vit.models.transfer import read_by
 from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Features", "backbone", "extract", "gather"]
-
-T = TypeVar("T")
 
 
 class ExtractOptions(TypedDict, total=False):
@@ -110,17 +106,11 @@ def _check_arrays(name: str, x: Any, y: Any) -> None:
             "Expected float features [N, D] and integer labels [N], NumPy arrays. "
             f"Received: {name}_x {x_told}, {name}_y {y_told}"
         )
-    bad = _first_not_finite(x)
+    bad = first_not_finite(x)
     if bad is not None:
         raise ValueError(
             f"Expected finite features. Received: NaN or infinity in {name}_x[{bad}]"
         )
-
-
-def _first_not_finite(x: np.ndarray) -> int | None:
-    """The first row with a NaN or an infinity; makes no copy of `x`."""
-    finite = np.isfinite(x.min(axis=1)) & np.isfinite(x.max(axis=1))
-    return None if finite.all() else int(finite.argmin())
 
 
 def backbone(model: keras.Model) -> keras.Model:
@@ -149,7 +139,9 @@ def backbone(model: keras.Model) -> keras.Model:
     if read is None and last in probabilities:
         told += f", the {last.__name__} of {model.layers[-1].name!r}"
     elif len(features.shape) == 2 and features.shape[-1] is not None:
-        return model if read is None else keras.Model(model.inputs[0], read)
+        if read is None:
+            return model
+        return keras.Model(model.inputs[0], read, name=model.name)
     remedies = {
         3: "include_top=False, pooling='token' gives the class token's; so does "
         "keras_vit.from_checkpoint(FILE, classifier='token')",
@@ -173,7 +165,9 @@ def extract(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features of every image of a split (4.1): images [N] -> ([N, D], labels [N]).
 
-    Images are read, resized and forgotten by the batch, on any Keras backend.
+    Images are read, resized and forgotten by the batch, on any Keras backend. Features
+    are kept on disk: for the same images and the same model no image is read again.
+    `KERAS_VIT_CACHE_BYTES` bounds what is kept; 0 keeps none.
 
     Args:
         model: as `backbone` takes.
@@ -193,6 +187,24 @@ def extract(
         ValueError: if a feature is NaN or infinite, naming the image's index; if the
             model does not give features or its image size is not known.
     """
+    return frozen(
+        model,
+        split,
+        preprocessing=preprocessing,
+        batch_size=batch_size,
+        before_crop=before_crop,
+    ).read(verbose)
+
+
+def frozen(
+    model: keras.Model,
+    split: Split,
+    *,
+    preprocessing: Preprocessing | None = None,
+    batch_size: int = 32,
+    before_crop: Size | None = None,
+) -> FrozenFeatures:
+    """What `extract` reads, before anything is computed."""
     network = backbone(model)
     size, channels = network.input_shape[1:3], network.input_shape[-1]
     if None in (*size, channels):
@@ -201,33 +213,13 @@ def extract(
             f"model={model.name!r} with input {network.input_shape}"
         )
     preprocessing = preprocessing_of(model, preprocessing)
-    count = len(split)
-    batch_size = min(batch_size, max(count, 1))
-    batches = pipelines.eval_pipeline(
-        split,
-        image_size=size,
-        batch_size=batch_size,
+    return FrozenFeatures(
+        network=network,
+        split=split,
         preprocessing=preprocessing,
-        channels=channels,
+        batch_size=batch_size,
         before_crop=before_crop,
-        pad=True,  # One shape for all batches: a model is compiled once.
-    ).as_numpy_iterator()
-    features = np.empty((count, network.output_shape[-1]), np.float32)
-    labels = np.empty(count, np.int64)
-    total = -(-count // batch_size)
-    start = 0
-    for images, own, mask in progress(batches, "features", total, verbose):
-        stop = start + int(mask.sum())
-        features[start:stop] = network.predict_on_batch(images)[: stop - start]
-        labels[start:stop] = own[: stop - start]
-        bad = _first_not_finite(features[start:stop])
-        if bad is not None:
-            raise ValueError(
-                "Expected finite features. Received: NaN or infinity for image "
-                f"{start + bad} of {count}. Check the weights and the preprocessing"
-            )
-        start = stop
-    return features, labels
+    )
 
 
 def opened(data: Any) -> sources.Source | Features:
@@ -305,17 +297,3 @@ def gather(
     train = extract(network, data.train, verbose=verbose, **options)
     test = extract(network, data.test, verbose=verbose, **options)
     return Features(*train, *test, classes=tuple(data.classes))
-
-
-def progress(
-    items: Iterable[T], description: str, total: int, verbose: bool
-) -> Iterable[T]:
-    """`items` under a progress bar, on a terminal alone."""
-    return track(
-        items,
-        description=description,
-        total=total,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not (verbose and sys.stderr.isatty()),
-    )

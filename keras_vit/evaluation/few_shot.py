@@ -21,13 +21,15 @@ from keras_vit.data.preprocessing import Size
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Indexed
 from keras_vit.evaluation.features import (
+    ExtractOptions,
     Features,
+    frozen,
     gather,
     known_labels,
     opened,
-    progress,
 )
 from keras_vit.facts import Preprocessing
+from keras_vit.features import progress
 
 __all__ = ["FewShotAccuracy", "FewShot", "fewshot"]
 
@@ -180,8 +182,8 @@ def fewshot(
     For each number of shots and each seed, so many training images of every class are
     drawn, and ridge regression from their features to targets of -1 and 1 is judged on
     all test images. Nothing is tuned. Features are read once, of the drawn images alone
-    where the split is indexable, and whitened in parts: 10^6 of width 1024 need no
-    second copy.
+    where the split is indexable and those of all images are not on disk yet, and
+    whitened in parts: 10^6 of width 1024 need no second copy.
 
     Args:
         model: images to the features, or with a layer `head` that reads them (see
@@ -215,16 +217,14 @@ def fewshot(
     draws: Draws = {}
     if labels is not None:
         draws = _draws(labels, shots, seeds)
-    if isinstance(data, Source) and draws:
+    options: ExtractOptions = {
+        "preprocessing": preprocessing,
+        "batch_size": batch_size,
+        "before_crop": before_crop,
+    }
+    if isinstance(data, Source) and draws and not _are_kept(model, data, options):
         data, draws = _of_drawn(data, draws)
-    found = gather(
-        model,
-        data,
-        preprocessing=preprocessing,
-        batch_size=batch_size,
-        before_crop=before_crop,
-        verbose=verbose,
-    )
+    found = gather(model, data, verbose=verbose, **options)
     if labels is None:
         labels = found.train_y
         _check_counts(labels, found.classes, shots)
@@ -259,6 +259,13 @@ def _draws(labels: np.ndarray, shots: Sequence[Shots], seeds: Sequence[int]) -> 
         for n in shots
         for seed in (seeds[:1] if n == "all" else seeds)
     }
+
+
+def _are_kept(
+    model: keras.Model | None, source: Source, options: ExtractOptions
+) -> bool:
+    """Whether the features of all training images are on disk."""
+    return model is not None and frozen(model, source.train, **options).on_disk()
 
 
 def _of_drawn(source: Source, draws: Draws) -> tuple[Source, Draws]:

@@ -13,7 +13,8 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
-from keras_vit.evaluation.features import ExtractOptions, Features, gather, progress
+from keras_vit.evaluation.features import ExtractOptions, Features, gather
+from keras_vit.features import progress
 
 __all__ = ["Probe", "knn", "linear_probe"]
 

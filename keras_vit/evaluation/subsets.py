@@ -20,7 +20,7 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
 import keras
 
-from keras_vit import arguments
+from keras_vit import arguments, manifest
 from keras_vit.configs import (
     CheckpointConfig,
 )
@@ -31,7 +31,7 @@ from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.families import family_of, with_options
 from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
-from keras_vit.training import resume
+from keras_vit.training import locking
 from keras_vit.training.distribution import Workers
 from keras_vit.training.fitting import fit
 from keras_vit.training.results import Result, finished
@@ -195,6 +195,7 @@ def data_size(
     seeds: Sequence[int] = (0,),
     preprocessing: Preprocessing = OFFICIAL,
     save_minutes: float | None = 10,
+    wait: bool = False,
     verbose: int | str = "auto",
     **measure: Unpack[MeasureOptions],
 ) -> DataSize:
@@ -223,6 +224,8 @@ def data_size(
             share, the nested subsets, the initial weights, the order and the crops.
         preprocessing: how images become input; default: the paper's.
         save_minutes: minutes between two checkpoints, as in `fit`.
+        wait: whether to wait while another process trains in the folder, in place of
+            `RunInUse`.
         verbose: as in `model.fit`.
         **measure: `shots`, `draws`, `l2`, `batch_size`, `validation_share` and
             `evaluations`; see `MeasureOptions`.
@@ -235,7 +238,8 @@ def data_size(
             the images are a stream's, or there are no test images; if the folder was
             begun with another model, recipe or data; in one of several processes.
         ImportError: if `data.open_source` raises it.
-        OSError: if `output` cannot be written to.
+        OSError: if `output` cannot be written to; `RunInUse` if another process trains
+            in it, unless `wait`.
         Preempted: when the process was asked to end, and its training is saved.
     """
     arguments.only("data_size", measure, MeasureOptions)
@@ -261,12 +265,13 @@ def data_size(
     ).checked()
     counts = study.counts(subsets)
     _check_seeds(seeds)
-    study.begin()
     runs = [(images, seed) for images in counts for seed in seeds]
-    for number, (images, seed) in enumerate(runs, 1):
-        study.measure(images, seed, f"{number} of {len(runs)}")
-    result = study.result(counts, tuple(seeds))
-    result.write_json(study.folder / RESULT)
+    with locking.run_folder(study.folder, _one_process(), wait, study.identity):
+        for number, (images, seed) in enumerate(runs, 1):
+            study.measure(images, seed, f"{number} of {len(runs)}")
+        result = study.result(counts, tuple(seeds))
+        result.write_json(study.folder / RESULT)
+        manifest.write(study.folder)
     return result
 
 
@@ -298,6 +303,17 @@ def _in_steps(recipe: Recipe, source: Source, validation_share: float) -> Recipe
             f"best evaluation on. Received: validation_share={validation_share}"
         )
     return recipe.for_images(len(source.train))
+
+
+def _one_process() -> Workers:
+    """The devices that models are built on, if they are of one process."""
+    workers = Workers.current()
+    if workers.count > 1:
+        raise ValueError(
+            "Expected one process, which measures what it has trained. Received: "
+            f"{workers.count} processes"
+        )
+    return workers
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
@@ -333,25 +349,22 @@ class _Study:
         recipe = _in_steps(self.recipe, self.source, self.validation_share)
         return dataclasses.replace(self, recipe=recipe, draws=tuple(self.draws))
 
-    def begin(self) -> None:
-        """Notes what the folder is of, or compares with what was noted."""
-        resume.check_same(
-            self.folder / BEGUN,
-            {
-                "model": dataclasses.asdict(self.config),
-                "recipe": self.recipe.identity(),
-                "data": self.source.fingerprint(),
-                "few_shot": {
-                    "data": self.measured.fingerprint(),
-                    "shots": self.shots,
-                    "draws": self.draws,
-                    "l2": self.l2,
-                },
-                "validation_share": self.validation_share,
-                "evaluations": self.evaluations,
-                **self.preprocessing.identity(),
+    def identity(self) -> dict[str, Any]:
+        """What the folder is of, as plain values."""
+        return {
+            "model": dataclasses.asdict(self.config),
+            "recipe": self.recipe.identity(),
+            "data": self.source.fingerprint(),
+            "few_shot": {
+                "data": self.measured.fingerprint(),
+                "shots": self.shots,
+                "draws": self.draws,
+                "l2": self.l2,
             },
-        )
+            "validation_share": self.validation_share,
+            "evaluations": self.evaluations,
+            **self.preprocessing.identity(),
+        }
 
     def divided(self, seed: int) -> Source:
         """The source with the held-out share of its training images as test images."""
@@ -405,7 +418,9 @@ class _Study:
             "parameters": best.count_params(),
         }
         write_json(kept, told)
-        shutil.rmtree(training / "checkpoints", ignore_errors=True)
+        for name in ("checkpoints", "start"):
+            shutil.rmtree(training / name, ignore_errors=True)
+        manifest.write(training)
         if self.verbose:
             print(f"{images:,} images, seed {seed}: {row.mean:.2%}", flush=True)
         del best
@@ -418,11 +433,6 @@ class _Study:
             image_size=self.recipe.image_size,
             num_classes=len(self.source.classes),
         )
-        if (workers := Workers.of(model)).count > 1:
-            raise ValueError(
-                "Expected one process, which measures what it has trained. Received: "
-                f"{workers.count} processes"
-            )
         return fit(
             model,
             self.recipe,

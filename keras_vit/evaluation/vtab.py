@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import keras
 
-from keras_vit import paper
+from keras_vit import manifest, paper
 from keras_vit.data import vtab as data
 from keras_vit.data.source import Source
 from keras_vit.data.vtab import GROUPS, TASKS, VTABTask
@@ -27,7 +27,7 @@ from keras_vit.files import parse_json, replacing, write_json
 from keras_vit.models.description import weights_sha256
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import FINETUNE, Recipe
-from keras_vit.training import resume
+from keras_vit.training import locking
 from keras_vit.training.distribution import Workers
 from keras_vit.training.fitting import fit
 from keras_vit.training.results import Result
@@ -138,6 +138,7 @@ def run(
     preprocessing: Preprocessing | None = None,
     augment: Literal["task", "recipe"] = "task",
     save_minutes: float | None = 10,
+    wait: bool = False,
     verbose: int | str = "auto",
 ) -> Scores:
     """Fine-tunes a copy of `model` on each task (D.10), tests it on all test images.
@@ -161,6 +162,8 @@ def run(
             resize by 7/6, 448 px for 384), scenic's; or "recipe", the recipe's for
             every task.
         save_minutes: between two checkpoints, likewise.
+        wait: whether to wait while another process trains in the folder, in place of
+            `RunInUse`.
         verbose: as in `model.fit`.
 
     Returns:
@@ -170,6 +173,7 @@ def run(
         ValueError: if there is no such task, no task or run at all, or `augment` is
             another word; if the folder was begun with another model, recipe or seed, or
             a result in it is damaged; in one of several processes.
+        RunInUse: if another process trains in the folder, unless `wait`.
         Preempted: when the process was asked to end, and its training is saved.
     """
     chosen = [task if isinstance(task, VTABTask) else data.find(task) for task in tasks]
@@ -193,26 +197,27 @@ def run(
         "seed": seed,
         **preprocessing.identity(),
     }
-    resume.check_same(folder / BEGUN, identity)
-    for task in chosen:
-        left = [r for r in range(runs) if not _result(folder, task, r).exists()]
-        source = _opened(folder, task) if left else None
-        for number in left if source is not None else ():
-            if verbose:
-                print(f"{task.name}: run {number + 1} of {runs}")
-            trained = fit(
-                fresh(model, recipe, task.classes, seed + number, workers),
-                recipe_for(task, recipe) if augment == "task" else recipe,
-                source,
-                preprocessing=preprocessing,
-                seed=seed + number,
-                output=_result(folder, task, number).with_suffix(""),
-                save_minutes=save_minutes,
-                evaluations=1,
-                verbose=verbose,
-            )
-            _write(folder, task, number, trained)
-            gc.collect()  # A model and its compiled functions refer to each other.
+    with locking.run_folder(folder, workers, wait, lambda: identity, begun=BEGUN):
+        for task in chosen:
+            left = [r for r in range(runs) if not _result(folder, task, r).exists()]
+            source = _opened(folder, task) if left else None
+            for number in left if source is not None else ():
+                if verbose:
+                    print(f"{task.name}: run {number + 1} of {runs}")
+                trained = fit(
+                    fresh(model, recipe, task.classes, seed + number, workers),
+                    recipe_for(task, recipe) if augment == "task" else recipe,
+                    source,
+                    preprocessing=preprocessing,
+                    seed=seed + number,
+                    output=_result(folder, task, number).with_suffix(""),
+                    save_minutes=save_minutes,
+                    evaluations=1,
+                    verbose=verbose,
+                )
+                _write(folder, task, number, trained)
+                gc.collect()  # A model and its compiled functions refer to each other.
+        manifest.write(folder)
     return read(folder)
 
 
@@ -315,6 +320,7 @@ def _write(folder: Path, task: VTABTask, number: int, trained: Result) -> None:
         shutil.rmtree(training / name, ignore_errors=True)
     for name in ("best.keras", "model.keras"):
         (training / name).unlink(missing_ok=True)
+    manifest.write(training)
     _write_table(folder)
 
 

@@ -265,8 +265,9 @@ def test_a_folder_of_other_settings_or_damaged(digits, tmp_path):
     with pytest.raises(ValueError, match=r"begun otherwise.*shots"):
         measure(digits, tmp_path, subsets=(0.2,), shots=3)
     (tmp_path / "36-images-seed-0.json").write_text("{}")
-    with pytest.raises(
-        ValueError, match=r"36-images-seed-0\.json', damaged.*Delete it"
+    with (
+        pytest.warns(UserWarning, match=r"Damaged since.*36-images-seed-0\.json"),
+        pytest.raises(ValueError, match=r"36-images-seed-0\.json', damaged.*Delete it"),
     ):
         measure(digits, tmp_path, subsets=(0.2,))
     (tmp_path / "data_size.json").write_text("[")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import manifest
 from keras_vit.recipes import FINETUNE, Recipe
 
 tf = pytest.importorskip("tensorflow")
@@ -89,7 +90,11 @@ def test_all_tasks_by_the_shell(small_vtab, shell, quick, tmp_path):
         assert result["right"] == round(result["accuracy"] * task.test_images)
         assert scores.accuracies[task.name] == {0: result["accuracy"]}
         kept = {path.name for path in (output / word / "run-0").iterdir()}
-        assert kept == {"begun.json", "history.json", "history.jsonl", "tensorboard"}
+        records = {"certificate.jsonl", "history.json", "history.jsonl"}
+        assert kept == {"begun.json", "manifest.json", "tensorboard", *records}
+    places, _ = manifest.inside(output)
+    assert len(places) == 20
+    assert all(manifest.verify(place).whole for place in places)
     code, shown, _ = shell("vtab", "--show", "--output", output, "--picture", picture)
     assert code == 0
     assert picture.stat().st_size > 10_000

@@ -1,0 +1,254 @@
+"""Arrays on disk under the facts that they are a function of.
+
+    $KERAS_HOME/keras_vit/features/KEY/facts.json   the facts, sizes and hashes
+                                       /NAME.npy    an array
+
+KEY is the SHA-256 of the facts. A folder is there whole or not at all. Together they
+have at most `KERAS_VIT_CACHE_BYTES` bytes (10 GiB unless set; 0: nothing is kept); the
+ones that were not used for the longest time go first.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.files import (
+    cache_dir,
+    file_sha256,
+    json_sha256,
+    parse_json,
+    replacing_folder,
+    write_json,
+)
+from keras_vit.lock_file import one_process
+
+VARIABLE = "KERAS_VIT_CACHE_BYTES"
+DEFAULT_BYTES = 10 * 2**30
+FACTS = "facts.json"
+ABANDONED = 3600.0  # Seconds after which a temporary folder is a killed process's.
+
+
+def root() -> Path:
+    """The folder of all entries."""
+    return cache_dir() / "features"
+
+
+def max_bytes() -> int:
+    """How many bytes are kept at most; 0 keeps nothing.
+
+    Raises:
+        ValueError: if `KERAS_VIT_CACHE_BYTES` is no number of bytes.
+    """
+    value = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
+    if not value.isdecimal():
+        raise ValueError(
+            f"Expected {VARIABLE} to be a number of bytes, 0 to keep nothing. "
+            f"Received: {VARIABLE}={value!r}. Correct it or unset it"
+        )
+    return int(value)
+
+
+def path_of(facts: Mapping[str, Any]) -> Path:
+    """The folder of an entry, there or not."""
+    return root() / json_sha256(facts)
+
+
+def cached(
+    facts: Mapping[str, Any],
+    shown: Mapping[str, str],
+    compute: Callable[[], dict[str, np.ndarray]],
+    still: Callable[[], bool],
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of these facts: from the disk, else computed and kept there.
+
+    One process computes; others that want the same wait for it. A disk that is full or
+    cannot be written to is a warning. So is an entry that is damaged; it is computed
+    again.
+
+    Args:
+        facts: plain values that the arrays are a function of.
+        shown: "model" and "data", for the list of entries.
+        compute: returns the arrays.
+        still: whether the facts hold after the computation; otherwise nothing is kept.
+
+    Returns:
+        Arrays by name; from the disk they are mapped into memory, and what is written
+        to them stays in memory.
+    """
+    folder = path_of(facts)
+    with contextlib.ExitStack() as held:
+        try:
+            root().mkdir(parents=True, exist_ok=True)
+            held.enter_context(one_process(folder, "computes", _say))
+        except OSError as error:
+            _warn(f"Features are not kept on disk: {error}")
+            return compute()
+        if (found := _read(folder)) is not None:
+            return found
+        arrays = compute()
+        if still():
+            try:
+                _write(folder, facts, shown, arrays)
+            except OSError as error:
+                _warn(f"Features are not kept on disk: {error}")
+        return arrays
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _read(folder: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of an entry; None if there is none, or it is damaged."""
+    if not folder.is_dir():
+        return None
+    try:
+        content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+        if json_sha256(content["facts"]) != folder.name:
+            raise ValueError(f"{FACTS} is not what was written")
+        arrays = {
+            name: _mapped(folder / f"{name}.npy", written)
+            for name, written in content["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if folder.is_dir():  # Another process may have removed it, to make room.
+            _warn(f"Damaged features are computed again: {str(folder)!r} ({error})")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(folder / FACTS)  # The last use.
+    return arrays
+
+
+def _mapped(path: Path, written: Mapping[str, Any]) -> np.ndarray:
+    """An array of an entry, after its size and SHA-256 were compared."""
+    if (
+        path.stat().st_size != written["bytes"]
+        or file_sha256(path) != written["sha256"]
+    ):
+        raise ValueError(f"{path.name} is not what was written")
+    return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+
+
+def _write(
+    folder: Path,
+    facts: Mapping[str, Any],
+    shown: Mapping[str, str],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Writes an entry; removes others, the least recently used first, to make room."""
+    need, most = sum(array.nbytes for array in arrays.values()), max_bytes()
+    if need > most:
+        _warn(
+            f"Features of {need:,} bytes are not kept on disk: {VARIABLE} is {most:,}"
+        )
+        return
+    _make_room(most - need)
+    with replacing_folder(folder, overwrite=True) as temporary:
+        files = {}
+        for name, array in arrays.items():
+            path = temporary / f"{name}.npy"
+            np.save(path, array, allow_pickle=False)
+            sha256 = file_sha256(path)
+            files[name] = {"bytes": path.stat().st_size, "sha256": sha256}
+        rows = len(next(iter(arrays.values())))
+        content = {"shown": dict(shown), "rows": rows, "files": files, "facts": facts}
+        write_json(temporary / FACTS, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One folder of the cache.
+
+    Attributes:
+        folder: of the entry.
+        bytes: of its files.
+        rows: images; None, like `model` and `data`, if `facts.json` is damaged.
+        model: the model's name.
+        data: where the images are from.
+        used: when it was last used, in seconds since 1970.
+    """
+
+    folder: Path
+    bytes: int
+    rows: int | None
+    model: str | None
+    data: str | None
+    used: float
+
+
+def entries() -> list[Entry]:
+    """What is kept, the most recently used first."""
+    found = [_entry(folder) for folder in _folders() if folder.name[0] != "."]
+    return sorted(found, key=lambda entry: -entry.used)
+
+
+def clear() -> tuple[int, int]:
+    """Removes every entry: their number, and the bytes that they had."""
+    removed = entries()
+    for folder in _folders():
+        _remove(folder)
+    return len(removed), sum(entry.bytes for entry in removed)
+
+
+def _folders() -> list[Path]:
+    """The folders of entries, and temporary ones that are being written."""
+    if not root().is_dir():
+        return []
+    return [folder for folder in root().iterdir() if folder.is_dir()]
+
+
+def _entry(folder: Path) -> Entry:
+    rows = model = data = None
+    used = 0.0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        used = (folder / FACTS).stat().st_mtime
+        content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+        rows = int(content["rows"])
+        model, data = (str(content["shown"][name]) for name in ("model", "data"))
+    return Entry(folder, _size(folder), rows, model, data, used)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a folder's files, as far as they are still there."""
+    size = 0
+    for file in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            size += file.stat().st_size
+    return size
+
+
+def _make_room(most: int) -> None:
+    """Removes entries, the least recently used first, until `most` bytes are left."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            age = time.time() - folder.stat().st_mtime
+            if folder.name[0] == "." and age > ABANDONED:
+                _remove(folder)
+    kept = entries()
+    total = sum(entry.bytes for entry in kept)
+    for entry in reversed(kept):
+        if total <= most:
+            break
+        _remove(entry.folder)
+        total -= entry.bytes
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder; its name goes first, so that nobody reads half of it."""
+    aside = folder.with_name(f".removed-{folder.name.lstrip('.')}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(aside)
+        shutil.rmtree(aside)

@@ -1,0 +1,235 @@
+"""Frozen features: what a head reads of every image (4.1), computed once.
+
+They are kept on disk (`feature_cache`) under the facts that they are a function of, for
+every training, few-shot regression and probe of the same model and images.
+
+Glossary of shapes: N images, D the features' width.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from keras_vit import feature_cache
+from keras_vit.data import pipelines
+from keras_vit.data.preprocessing import Size
+from keras_vit.data.splits import Split
+from keras_vit.environment import environment
+from keras_vit.facts import Preprocessing
+from keras_vit.files import json_sha256
+from keras_vit.models.description import weights_sha256
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrozenFeatures:
+    """Features of a split's images, without augmentation.
+
+    Attributes:
+        network: functional, from images [B, H, W, C] to features [B, ...].
+        split: N images.
+        preprocessing: how images become input.
+        batch_size: images that are in the network at a time, at most.
+        before_crop: (H, W) that images are resized to before the middle is cut out;
+            None resizes to the network's size.
+    """
+
+    network: keras.Model
+    split: Split
+    preprocessing: Preprocessing
+    batch_size: int = 32
+    before_crop: Size | None = None
+
+    def read(self, verbose: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Features, float32 [N, ...], and labels, int64 [N], in the split's order.
+
+        Of a float64 network they are float64.
+
+        Raises:
+            ValueError: if a feature is NaN or infinite, naming the image's index.
+        """
+        if self.facts is None:
+            return self._compute(verbose)
+
+        def compute() -> dict[str, np.ndarray]:
+            features, labels = self._compute(verbose)
+            return {"features": features, "labels": labels}
+
+        found = feature_cache.cached(
+            self.facts,
+            {"model": self.network.name, "data": str(self.split)},
+            compute,
+            # Files may change while they are read.
+            lambda: self.facts is not None and self.facts["data"] == self._data(),
+        )
+        return found["features"], found["labels"]
+
+    def on_disk(self) -> bool:
+        """Whether an earlier call has kept them."""
+        return self.facts is not None and feature_cache.path_of(self.facts).is_dir()
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any] | None:
+        """Plain values that decide every bit of the features.
+
+        None where nothing is kept: of no images, of images without a fingerprint, and
+        of models with layers of other libraries, whose code may change.
+        """
+        if not feature_cache.max_bytes() or not len(self.split):
+            return None
+        graph, data = _graph_sha256(self.network), self._data()
+        if graph is None or data is None:
+            return None
+        shape = self.network.input_shape[1:]
+        scaled = self.preprocessing.for_channels(shape[-1])
+        return {
+            "format": 1,
+            "graph": graph,
+            "weights": weights_sha256(self.network),
+            "input": list(shape),
+            "preprocessing": dataclasses.asdict(scaled),
+            "before_crop": self.before_crop and list(self.before_crop),
+            "batch_size": self._batch,
+            "data": data,
+            "environment": environment(),
+        }
+
+    @property
+    def _batch(self) -> int:
+        return min(self.batch_size, max(len(self.split), 1))
+
+    def _data(self) -> str | None:
+        """The images' fingerprint; None where they have none."""
+        try:
+            return self.split.fingerprint_as_read()
+        except (OSError, NotImplementedError):
+            return None
+
+    def _compute(self, verbose: bool) -> tuple[np.ndarray, np.ndarray]:
+        network, count = self.network, len(self.split)
+        batches = pipelines.eval_pipeline(
+            self.split,
+            image_size=network.input_shape[1:3],
+            batch_size=self._batch,
+            preprocessing=self.preprocessing,
+            channels=network.input_shape[-1],
+            before_crop=self.before_crop,
+            pad=True,  # One shape for all batches: a model is compiled once.
+        ).as_numpy_iterator()
+        double = network.outputs[0].dtype == "float64"
+        dtype = np.float64 if double else np.float32
+        features = np.empty((count, *network.output_shape[1:]), dtype)
+        labels = np.empty(count, np.int64)
+        start = 0
+        for images, own, mask in progress(
+            batches, "features", -(-count // self._batch), verbose
+        ):
+            stop = start + int(mask.sum())
+            features[start:stop] = network.predict_on_batch(images)[: stop - start]
+            labels[start:stop] = own[: stop - start]
+            bad = first_not_finite(features[start:stop])
+            if bad is not None:
+                raise ValueError(
+                    "Expected finite features. Received: NaN or infinity for image "
+                    f"{start + bad} of {count}. Check the weights and the preprocessing"
+                )
+            start = stop
+        return features, labels
+
+
+def first_not_finite(x: np.ndarray) -> int | None:
+    """The first row with a NaN or an infinity; makes no copy of `x`."""
+    axes = tuple(range(1, x.ndim))
+    finite = np.isfinite(x.min(axis=axes)) & np.isfinite(x.max(axis=axes))
+    return None if finite.all() else int(finite.argmin())
+
+
+def progress(
+    items: Iterable[T], description: str, total: int, verbose: bool
+) -> Iterable[T]:
+    """`items` under a progress bar, on a terminal alone."""
+    return track(
+        items,
+        description=description,
+        total=total,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (verbose and sys.stderr.isatty()),
+    )
+
+
+def _graph_sha256(network: keras.Model) -> str | None:
+    """A hash of the layers' configurations and of how they are connected.
+
+    Names do not count, since Keras numbers them; what is trainable does not either.
+    None with layers of other libraries, of which a name is no description.
+    """
+    try:
+        config = network.get_config()
+    except NotImplementedError:  # A layer without one.
+        return None
+    layers = config["layers"]
+    if _is_foreign(layers):
+        return None
+    places = {
+        layer.get("name", layer["config"].get("name")): place
+        for place, layer in enumerate(layers)
+    }
+    told = [
+        {
+            "class": layer["registered_name"] or layer["class_name"],
+            "config": {
+                name: value
+                for name, value in layer["config"].items()
+                if name not in ("name", "trainable")
+            },
+            "inputs": _placed(layer.get("inbound_nodes"), places),
+        }
+        for layer in layers
+    ]
+    outputs = _placed_history(config.get("output_layers"), places)
+    return json_sha256([told, outputs])
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a serialized value has code that is not Keras's or this library's."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_foreign, value))
+    if not isinstance(value, dict):
+        return False
+    if value.get("class_name") in ("Lambda", "__lambda__", "function"):
+        return True
+    home = (value.get("module") or "").partition(".")[0]
+    own = home in ("keras", "keras_vit")
+    return ("module" in value and not own) or any(map(_is_foreign, value.values()))
+
+
+def _placed(value: Any, places: dict[str, int]) -> Any:
+    """Serialized calls of a layer with the places of layers instead of names."""
+    if isinstance(value, dict):
+        return {
+            name: _placed_history(at, places)
+            if name == "keras_history"
+            else _placed(at, places)
+            for name, at in value.items()
+        }
+    return (
+        [_placed(at, places) for at in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
+
+
+def _placed_history(value: Any, places: dict[str, int]) -> Any:
+    """[name, node, tensor], or several, with the place of the layer instead."""
+    if isinstance(value, list | tuple):
+        return [_placed_history(at, places) for at in value]
+    return places.get(value, value) if isinstance(value, str) else value

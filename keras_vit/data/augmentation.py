@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_vit.data.decoding import as_written
+
 __all__ = [
     "cutmix",
     "cutout",
@@ -44,7 +46,7 @@ ERASED_ASPECT = (0.3, 1 / 0.3)
 ERASING_ATTEMPTS = 100  # Its "while True"; one in three fits into a square image.
 
 
-@tf.autograph.experimental.do_not_convert  # Half of the tracing's time, for nothing.
+@as_written
 def randaugment(
     image: Tensor, seed: Tensor, *, layers: int = 2, magnitude: float = 10.0
 ) -> Tensor:
@@ -304,6 +306,7 @@ def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
     return _paste(image, gray, begin[0], begin[1])
 
 
+@as_written
 def mixup(
     images: Tensor, labels: Tensor, seed: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
@@ -345,6 +348,7 @@ def mix(batch: Tensor, a: Tensor) -> Tensor:
     return tf.cast(a, batch.dtype) * batch + tf.cast(1.0 - a, batch.dtype) * previous
 
 
+@as_written
 def cutmix(
     images: Tensor, labels: Tensor, seed: Tensor, alpha: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -386,6 +390,7 @@ def cutmix(
     return mixed, mix(labels, kept)
 
 
+@as_written
 def random_erasing(image: Tensor, seed: Tensor, probability: float = 0.5) -> Tensor:
     """Fills a random box with random values (arXiv:1708.04896, Algorithm 1).
 

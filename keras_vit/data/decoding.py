@@ -10,12 +10,13 @@ sides and boxes are those before the EXIF orientation is applied.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
 __all__ = [
     "Header",
+    "as_written",
     "decode",
     "decode_accepted",
     "decode_crop",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 Tensor: TypeAlias = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
 MAX_PIXELS = 2**26  # 192 MiB decoded.
@@ -42,6 +44,17 @@ ORIENTATION = 0x0112  # Exif 2.32, 4.6.4: tag 274, a SHORT from 1 to 8.
 MOST_PIECES, MOST_EXTENSIONS, MOST_SEGMENTS = 2**16, 64, 256
 
 
+def as_written(function: Function) -> Function:
+    """Traces a function without AutoGraph, for functions that do not need it.
+
+    AutoGraph converts Python's `if` and `for` over tensors. Converting a function
+    without them only costs time: most of what an evaluation's first batch took.
+    """
+    written: Function = tf.autograph.experimental.do_not_convert(function)
+    return written
+
+
+@as_written
 def decode(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decodes an image as a viewer shows it: bytes -> uint8 [H, W, 3].
 
@@ -63,6 +76,7 @@ def decode(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Tensor:
     return decode_accepted(_accepted(encoded, max_pixels))
 
 
+@as_written
 def decode_crop(
     encoded: Tensor, box_of: Callable[[Tensor], Tensor], max_pixels: int = MAX_PIXELS
 ) -> Tensor:
@@ -133,6 +147,7 @@ class Header(NamedTuple):
     status: Tensor
 
 
+@as_written
 def inspect(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an image: bytes -> `Header`.
 
@@ -176,6 +191,7 @@ def inspect(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Header:
     return header._replace(encoded=tf.ensure_shape(header.encoded, ()))
 
 
+@as_written
 def decode_accepted(header: Header) -> Tensor:
     """Decodes an image with a header whose status is `OK`: -> uint8 [H, W, 3].
 

@@ -13,6 +13,7 @@ The index makes shards indexable: an epoch is shuffled over all images rather th
 buffer of them, and a run starts at any step without reading what came before it. Images
 are read by `os.pread` from where they lie, `GROUP` at a time in a call of Python, each
 checked by its CRC-32 (benchmarks/data.py times it). Small sets are read once and kept.
+The index stays on disk and is mapped into memory.
 """
 
 import functools
@@ -32,12 +33,14 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import splits
+from keras_vit.data.decoding import as_written
 from keras_vit.data.splits import Indexed
-from keras_vit.files import parse_json
+from keras_vit.files import file_sha256, parse_json
 
 INDEX = "index.json"
 FORMAT = "keras_vit packed images, version 1"
 GROUP = 32  # Records a call: what a call costs is then less than a tenth of decoding.
+LOOK = 2**16  # Records to sum first: usually enough to exceed `CACHE_BYTES`.
 RECORD = np.dtype(
     [
         ("shard", "<i4"),
@@ -59,19 +62,24 @@ class Packed(Indexed):
     """
 
     def __init__(self, shards: list[Path], records: np.ndarray, digest: str) -> None:
-        super().__init__(records["label"])
         self.shards = shards
         self.records = records
         self.digest = digest
+        self.labels = records["label"]  # int32, and no copy of a mapped index.
+
+    def __str__(self) -> str:
+        return str(self.shards[0].parent)
 
     def fetch(self, handles: tf.data.Dataset) -> tf.data.Dataset:
         if self._is_small():
             return handles
 
+        @as_written
         def read(*parts: Any) -> tuple[Any, ...]:
             *rest, indices = parts
-            images = tf.numpy_function(self.images, [indices], tf.string)
-            return *rest, (tf.ensure_shape(images, (None,)), indices)
+            dtypes = (tf.string, tf.int64)
+            found = tf.numpy_function(self.examples, [indices], dtypes)
+            return *rest, tuple(tf.ensure_shape(part, (None,)) for part in found)
 
         return (
             handles.batch(GROUP)
@@ -79,12 +87,13 @@ class Packed(Indexed):
             .unbatch()
         )
 
+    @as_written
     def item(self, handle: Any) -> dict[str, Any]:
         if self._is_small():
-            image, index = tf.gather(self._contents, handle), handle
+            image, label = (tf.gather(part, handle) for part in self._contents)
         else:
-            image, index = handle
-        return {"image": image, "label": tf.gather(self._labels, index)}
+            image, label = handle
+        return {"image": image, "label": label}
 
     def images(self, indices: np.ndarray) -> np.ndarray:
         """The encoded images at `indices`, [n] of bytes.
@@ -104,6 +113,11 @@ class Packed(Indexed):
                 )
             found.append(image)
         return np.array(found, object)
+
+    def examples(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `images` and the labels, int64 [n], at `indices`."""
+        labels: np.ndarray = self.labels[indices].astype(np.int64)
+        return self.images(indices), labels
 
     def readable(self) -> np.ndarray:
         """Whether each record can be read and is what was packed, bool [N]."""
@@ -127,19 +141,18 @@ class Packed(Indexed):
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.digest.encode())
-        digest.update(self.records.tobytes())
+        digest.update(np.ascontiguousarray(self.records).view(np.uint8).data)
         return digest.hexdigest()
 
     def _is_small(self) -> bool:
-        return int(self.records["length"].sum(dtype=np.int64)) <= splits.CACHE_BYTES
+        lengths = self.records["length"]
+        parts = lengths[:LOOK], lengths  # The second only if the first is small.
+        return all(int(at.sum(dtype=np.int64)) <= splits.CACHE_BYTES for at in parts)
 
     @functools.cached_property
-    def _contents(self) -> Any:
-        return splits.constant(self.images(np.arange(len(self))))
-
-    @functools.cached_property
-    def _labels(self) -> Any:
-        return splits.constant(self.labels)
+    def _contents(self) -> tuple[Any, Any]:
+        images, labels = self.examples(np.arange(len(self)))
+        return splits.constant(images), splits.constant(labels)
 
 
 def _pread(shard: Path, record: np.void) -> bytes | None:
@@ -211,13 +224,12 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 def _open_split(folder: Path, facts: dict[str, Any]) -> Packed:
     path = folder / facts["records"]
-    content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+    if not path.is_file() or file_sha256(path) != facts["sha256"]:
         raise ValueError(
             f"Expected the records that {str(folder / INDEX)!r} lists. Received: "
             f"{str(path)!r}, missing or damaged. Pack it again"
         )
-    records = np.load(path, allow_pickle=False)
+    records = np.load(path, mmap_mode="r", allow_pickle=False)
     shards = [folder / shard["file"] for shard in facts["shards"]]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     return Packed(shards, records, digest.hexdigest())

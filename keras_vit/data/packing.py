@@ -86,7 +86,6 @@ def pack(
             "splits": facts,
         }
         write_json(partial / INDEX, index)
-        (partial / PLAN).unlink()
         partial.replace(output)
     except OSError as error:
         raise OSError(
@@ -94,6 +93,7 @@ def pack(
             f"{error.strerror or error}. The shards that are whole stay in "
             f"{str(partial)!r}: the same command goes on from there",
         ) from error
+    (output / PLAN).unlink()  # After the rename, until which it is needed to resume.
     return output
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 import tensorflow as tf
 
 from keras_vit.data import preprocessing as functions
+from keras_vit.data.decoding import as_written
 from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Split
 from keras_vit.facts import OFFICIAL, Preprocessing
@@ -177,8 +178,7 @@ def endless(
     Raises:
         ValueError: if the split is empty, or a number does not fit another.
     """
-    size = len(split)
-    if not size:
+    if not len(split):
         raise ValueError(
             "Expected images to train on. Received: a split of none. Check the source"
         )
@@ -188,25 +188,12 @@ def endless(
     group = _group(batch_size, group_size) if batch_op else 1
     first, last = begin // group * group, -(-end // group) * group  # Whole groups.
 
-    @tf.autograph.experimental.do_not_convert  # AutoGraph warns of TFDS's decorators.
-    def epoch_of(epoch: Any) -> tf.data.Dataset:
-        seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
-
-        def keep(place: Any) -> Any:
-            whole = epoch * size + place
-            in_batch = whole % batch_size
-            started = whole >= start_step * batch_size
-            return started & (in_batch >= first) & (in_batch < last)
-
-        places = split.places(seeds, keep)
-        return places.map(lambda place, handle: (seeds, place, handle))
-
     def keyed(seeds: Any, place: Any, handle: Any) -> tuple[Any, Any]:
         key = tf.random.experimental.stateless_fold_in(seeds, place)
         return example(key, split.item(handle))
 
-    epochs = tf.data.Dataset.counter(start_step * batch_size // size)
-    examples = split.fetch(epochs.flat_map(epoch_of)).map(
+    places = split.endless(seed, batch_size, start_step, (first, last))
+    examples = split.fetch(places).map(
         keyed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
     if batch_op is None:
@@ -237,6 +224,7 @@ def _in_groups(
         step = fold_in(tf.constant([seed, -1], tf.int64), start_step + number // count)
         return batch_op(*batch, fold_in(step, first // group + number % count))
 
+    @as_written
     def own_part(*parts: Any) -> tuple[Any, ...]:
         flat = [tf.reshape(part, (last - first, *part.shape[2:])) for part in parts]
         return tuple(part[own[0] - first : own[1] - first] for part in flat)
@@ -301,6 +289,7 @@ def eval_pipeline(
     if before_crop is not None:  # Images are then of the model's size.
         preprocessing = dataclasses.replace(preprocessing, crop=None)
 
+    @as_written
     def example(place: Any, handle: Any) -> tuple[Any, ...]:
         item = split.item(handle)
         image = _decoded(item["image"])
@@ -311,6 +300,7 @@ def eval_pipeline(
         mask = [tf.constant(1.0)] if pad else []
         return image, item["label"], *mask
 
+    @as_written
     def keep(place: Any) -> Any:
         in_batch = place % batch_size
         return (in_batch >= begin) & (in_batch < end)
@@ -370,5 +360,6 @@ def _placed(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
+@as_written
 def _decoded(image: Any) -> Any:
     return functions.decode(image) if image.dtype == tf.string else image

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data.decoding import decode, decode_crop, reason
+from keras_vit.data.decoding import as_written, decode, decode_crop, reason
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import printable, read_bytes
 from keras_vit.normalization import HALF, Channels, checked, per_channel
@@ -39,6 +39,7 @@ Tensor: TypeAlias = Any
 Size: TypeAlias = tuple[int, int]
 
 
+@as_written
 def resize(image: Tensor, image_size: Size) -> Tensor:
     """The official evaluation resize (vit_jax): [H, W, C] -> float32 [*image_size, C].
 
@@ -60,6 +61,7 @@ def resize(image: Tensor, image_size: Size) -> Tensor:
     )
 
 
+@as_written
 def resize_uint8(
     image: Tensor,
     image_size: Size,
@@ -89,6 +91,7 @@ def resize_uint8(
     return tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)
 
 
+@as_written
 def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
     """big_vision's resize_small: the smaller side to `size`, at the same aspect ratio.
 
@@ -108,6 +111,7 @@ def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
     return resize_uint8(image, tf.cast(sides, tf.int32), method=method)
 
 
+@as_written
 def central_crop(image: Tensor, image_size: Size) -> Tensor:
     """big_vision's central_crop: [H, W, C] -> [*image_size, C].
 
@@ -130,6 +134,7 @@ def central_crop(image: Tensor, image_size: Size) -> Tensor:
     return tf.image.crop_to_bounding_box(image, top, left, *image_size)
 
 
+@as_written
 def to_channels(image: Tensor, channels: int) -> Tensor:
     """[..., C] -> [..., channels]: gray repeated, RGB as its luma for one channel.
 
@@ -155,6 +160,7 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
     )
 
 
+@as_written
 def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
     """The Inception crop's place in an image of `shape`: -> int32 [top, left, h, w].
 
@@ -176,6 +182,7 @@ def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
     return tf.concat([begin[:2], size[:2]], axis=0)
 
 
+@as_written
 def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
     """vit_jax's random crop, resized: uint8 image or bytes -> float32 [*image_size, C].
 
@@ -192,6 +199,7 @@ def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
     return resize(decode_crop(image, lambda shape: crop_box(shape, seed)), image_size)
 
 
+@as_written
 def random_flip(image: Tensor, seed: Tensor) -> Tensor:
     """Mirrors [H, W, C] left to right with probability 1/2: -> [H, W, C], as vit_jax.
 
@@ -202,6 +210,7 @@ def random_flip(image: Tensor, seed: Tensor) -> Tensor:
     return tf.image.stateless_random_flip_left_right(image, seed)
 
 
+@as_written
 def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Tensor:
     """(x / 255 - mean) / std, vit_jax's: values in 0..255 -> float32 of the same shape.
 
@@ -233,6 +242,7 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
     return tf.reshape((rows - offset * width) / (scale * width), tf.shape(image))
 
 
+@as_written
 def prepare(
     image: Tensor,
     image_size: Size,

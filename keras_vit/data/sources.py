@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import decoding, packed, vtab
-from keras_vit.data.decoding import SUFFIXES
+from keras_vit.data.decoding import SUFFIXES, as_written
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Arrays
 from keras_vit.data.tfds_builders import prepared, tfds_source
@@ -306,6 +306,7 @@ def check_images(
 def _reasons(files: list[str]) -> list[str | None]:
     """Why each file cannot be decoded; None for those that can."""
 
+    @as_written
     def decoded(position: Any, file: Any) -> tuple[Any, Any]:
         return position, tf.size(decoding.decode(tf.io.read_file(file)))
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -23,12 +23,17 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.data import preprocessing
+from keras_vit.data import permutation, preprocessing
+from keras_vit.data.decoding import as_written
 
 __all__ = ["TFDS", "Arrays", "Indexed", "Labelling", "Split"]
 
 CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
 
+CHUNK = 1024  # Places that one call of a dataset's map computes.
+
+# Name, size, and SHA-256 or time of change of a file.
+Content: TypeAlias = tuple[str, int, str | int]
 Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that shape.
 
 
@@ -36,22 +41,45 @@ class Split(abc.ABC):
     """Labeled images that can be read in order, shuffled, and divided.
 
     Not in the paper, but for the division: Table 4's held-out shares.
+
+    Attributes:
+        order: Version of the order of `endless`, part of a run's identity. None for
+            streams, whose order has not changed since keras_vit 0.1.
     """
+
+    order: str | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
         """How many images."""
 
     @abc.abstractmethod
-    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
-        """One pass: (place int64, handle).
+    def places(self, keep: Keep | None = None) -> tf.data.Dataset:
+        """Returns one pass in the stored order: (place int64, handle).
 
         Args:
-            shuffle: int64 [2], a seed and an epoch, of which the order is a function;
-                None keeps the given order.
             keep: which places to yield, int64 [...] -> bool [...]; None for all. What
                 an indexable split leaves out is not read; what a stream leaves out is
                 not decoded.
+
+        Returns:
+            A `tf.data.Dataset` of single examples.
+        """
+
+    @abc.abstractmethod
+    def endless(
+        self, seed: int, batch_size: int, start_step: int, own: tuple[int, int]
+    ) -> tf.data.Dataset:
+        """Returns endless shuffled passes: (int64 [2], place int64, handle).
+
+        The first component holds the seed and the epoch.
+
+        Args:
+            seed: Random seed; with the epoch it determines the order.
+            batch_size: Global batch size B.
+            start_step: Step of the first batch, from 0.
+            own: (first, last). Only the examples from `first` up to `last` of each
+                batch are yielded; the others are skipped as in `places`.
 
         Returns:
             A `tf.data.Dataset` of single examples.
@@ -103,16 +131,22 @@ class Split(abc.ABC):
             SHA-256, 64 hexadecimal digits.
         """
 
-    def dataset(self, shuffle: Any = None) -> tf.data.Dataset:
-        """One pass of the examples themselves.
+    def fingerprint_as_read(self) -> str:
+        """The fingerprint of the images that a pass gives (not in the paper).
 
-        Args:
-            shuffle: as of `places`.
+        Returns:
+            SHA-256, 64 hexadecimal digits. It differs from `fingerprint` where files
+            have changed since they were read into memory.
+        """
+        return self.fingerprint()
+
+    def dataset(self) -> tf.data.Dataset:
+        """One pass of the examples themselves.
 
         Returns:
             A `tf.data.Dataset` of what `item` returns.
         """
-        handles = self.fetch(self.places(shuffle))
+        handles = self.fetch(self.places())
         return handles.map(
             lambda _, handle: self.item(handle), num_parallel_calls=tf.data.AUTOTUNE
         )
@@ -127,20 +161,46 @@ class Indexed(Split):
         labels: int [N].
     """
 
+    order = permutation.VERSION
+
     def __init__(self, labels: np.ndarray) -> None:
         self.labels = np.asarray(labels, np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
-        order = tf.range(len(self))
-        if shuffle is not None:
-            order = tf.random.experimental.stateless_shuffle(order, seed=shuffle)
-        places = tf.range(len(self), dtype=tf.int64)
-        if keep is not None:
-            places = tf.boolean_mask(places, keep(places))
-        return tf.data.Dataset.from_tensor_slices((places, tf.gather(order, places)))
+    def places(self, keep: Keep | None = None) -> tf.data.Dataset:
+        size = len(self)
+
+        @as_written
+        def chunk(begin: Any) -> tuple[Any, Any]:
+            places = tf.range(begin, tf.minimum(begin + CHUNK, size))
+            if keep is not None:
+                places = tf.boolean_mask(places, keep(places))
+            return places, places
+
+        places = tf.data.Dataset.range(0, size, CHUNK).map(chunk).unbatch()
+        if keep is None:  # `unbatch` loses the length, and Keras then warns at the end.
+            places = places.apply(tf.data.experimental.assert_cardinality(size))
+        return places
+
+    def endless(
+        self, seed: int, batch_size: int, start_step: int, own: tuple[int, int]
+    ) -> tf.data.Dataset:
+        size, (first, last) = len(self), own
+        steps = -(-CHUNK // (last - first))
+
+        @as_written
+        def chunk(begin: Any) -> tuple[Any, Any, Any]:
+            batches = tf.range(begin, begin + steps)[:, tf.newaxis] * batch_size
+            whole = tf.reshape(batches + tf.range(first, last, dtype=tf.int64), [-1])
+            epochs, places = whole // size, whole % size
+            keys = permutation.epoch_key(seed, epochs)
+            seeds = tf.stack([tf.fill(tf.shape(epochs), of_seed), epochs], axis=1)
+            return seeds, places, permutation.permute(places, size, keys)
+
+        of_seed = tf.constant(seed, tf.int64)
+        return tf.data.Dataset.counter(start_step, steps).map(chunk).unbatch()
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Self:
@@ -190,6 +250,7 @@ class Arrays(Indexed):
                 f"{list(self.images.shape)}"
             )
 
+    @as_written
     def item(self, handle: Any) -> dict[str, Any]:
         images, labels, is_file = self._tensors
         image = tf.gather(images, handle)
@@ -214,7 +275,24 @@ class Arrays(Indexed):
     def take(self, indices: np.ndarray) -> Self:
         return type(self)(self.images[indices], self.labels[indices])
 
+    def __str__(self) -> str:
+        if self.images.dtype.kind == "U" and len(self):
+            return self._root()
+        return f"{len(self)} images in memory"
+
+    def _root(self) -> str:
+        """The folder that all files are in."""
+        return os.path.commonpath(
+            [Path(name).absolute().parent for name in self.images]
+        )
+
     def fingerprint(self) -> str:
+        return self._fingerprint(self._on_disk)
+
+    def fingerprint_as_read(self) -> str:
+        return self._fingerprint(self._as_read)
+
+    def _fingerprint(self, contents: Callable[[], Iterator[Content]]) -> str:
         digest = hashlib.sha256(self.labels.tobytes())
         if self.images.dtype.kind == "O":
             for image in self.images:
@@ -224,20 +302,38 @@ class Arrays(Indexed):
             digest.update(f"{self.images.dtype} {self.images.shape}".encode())
             digest.update(np.ascontiguousarray(self.images).data)
             return digest.hexdigest()
-        root = os.path.commonpath(
-            [Path(name).absolute().parent for name in self.images]
-        )
+        root = self._root()
+        for name, size, what in contents():
+            relative = Path(name).absolute().relative_to(root).as_posix()
+            digest.update(f"{relative}\0{size}\0{what}\n".encode())
+        return digest.hexdigest()
+
+    def _as_read(self) -> Iterator[Content]:
+        """The files in memory, or those on disk where none were read into it."""
+        images, _, is_file = self.__dict__.get("_tensors", (None, None, True))
+        if is_file:
+            yield from self._on_disk()
+            return
+        for name, content in zip(self.images, images.numpy(), strict=True):
+            yield name, len(content), hashlib.sha256(content).hexdigest()
+
+    def _on_disk(self) -> Iterator[Content]:
         small = self._is_small()
         for name in self.images:
-            relative = Path(name).absolute().relative_to(root).as_posix()
-            stat = os.stat(name)
-            what = (
-                hashlib.sha256(Path(name).read_bytes()).hexdigest()
-                if small
-                else stat.st_mtime_ns
-            )
-            digest.update(f"{relative}\0{stat.st_size}\0{what}\n".encode())
-        return digest.hexdigest()
+            if small:
+                content = Path(name).read_bytes()
+                yield name, len(content), hashlib.sha256(content).hexdigest()
+            else:
+                stat = os.stat(name)
+                yield name, stat.st_size, stat.st_mtime_ns
+
+
+def _kept(stream: tf.data.Dataset, keep: Keep | None) -> tf.data.Dataset:
+    """Numbers a stream's examples and drops those that `keep` rejects."""
+    numbered = stream.enumerate()
+    if keep is None:
+        return numbered
+    return numbered.filter(as_written(lambda place, _: keep(place)))
 
 
 def constant(value: np.ndarray) -> Any:
@@ -313,23 +409,45 @@ class TFDS(Split):
         self.spec = spec
         self.labelling = labelling
 
+    def __str__(self) -> str:
+        return f"{self.builder.info.full_name}:{self.spec}"
+
     def __len__(self) -> int:
         return int(self.builder.info.splits[self.spec].num_examples)
 
-    def places(self, shuffle: Any = None, keep: Keep | None = None) -> tf.data.Dataset:
-        stream = self._stream()
-        if shuffle is not None:
-            size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
-            if not tf.executing_eagerly():
-                # The graph's own, else the global seed has a say; tf.data fails on 0.
-                tf.random.set_seed(1)
-            seed = tf.random.experimental.stateless_fold_in(shuffle, 0)[0]
-            seed = tf.cast(seed, tf.int64)
-            stream = stream.shuffle(size, seed=seed, reshuffle_each_iteration=False)
-        stream = stream.enumerate()
-        if keep is None:
-            return stream
-        return stream.filter(lambda place, _: keep(place))
+    def places(self, keep: Keep | None = None) -> tf.data.Dataset:
+        return _kept(self._stream(), keep)
+
+    def endless(
+        self, seed: int, batch_size: int, start_step: int, own: tuple[int, int]
+    ) -> tf.data.Dataset:
+        size, (first, last) = len(self), own
+
+        @as_written
+        def epoch_of(epoch: Any) -> tf.data.Dataset:
+            seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
+
+            def keep(place: Any) -> Any:
+                whole = epoch * size + place
+                in_batch = whole % batch_size
+                started = whole >= start_step * batch_size
+                return started & (in_batch >= first) & (in_batch < last)
+
+            places = _kept(self._shuffled(seeds), keep)
+            return places.map(as_written(lambda place, handle: (seeds, place, handle)))
+
+        epochs = tf.data.Dataset.counter(start_step * batch_size // size)
+        return epochs.flat_map(epoch_of)
+
+    def _shuffled(self, seeds: Any) -> tf.data.Dataset:
+        """Returns one pass in the order of (seed, epoch), int64 [2]."""
+        size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
+        if not tf.executing_eagerly():
+            # The graph's own, else the global seed has a say; tf.data fails on 0.
+            tf.random.set_seed(1)
+        seed = tf.random.experimental.stateless_fold_in(seeds, 0)[0]
+        seed = tf.cast(seed, tf.int64)
+        return self._stream().shuffle(size, seed=seed, reshuffle_each_iteration=False)
 
     def _stream(self) -> tf.data.Dataset:
         import tensorflow_datasets as tfds
@@ -346,7 +464,7 @@ class TFDS(Split):
             read_config=tfds.ReadConfig(try_autocache=False),
         )
         names = ("image", *self._labelling.features)
-        return stream.map(lambda item: {name: item[name] for name in names})
+        return stream.map(as_written(lambda item: {name: item[name] for name in names}))
 
     @property
     def _labelling(self) -> Labelling:
@@ -359,6 +477,7 @@ class TFDS(Split):
             label=operator.itemgetter("label"),
         )
 
+    @as_written
     def item(self, handle: Any) -> dict[str, Any]:
         labelling, image = self._labelling, handle["image"]
         if labelling.scale != 1:

@@ -242,6 +242,12 @@ def of_served(images, size, folder):
     return pixels.numpy()
 
 
+def test_served_decoding_is_refused_in_eager_mode():
+    images = tf.constant([GOOD["JPEG"]])
+    with pytest.raises(RuntimeError, match=r"inside a tf\.function"):
+        graph.decode_each(images, (8, 8), OFFICIAL, 3, decoding.MAX_PIXELS)
+
+
 def served(size, folder):
     module = tf.Module()
     module.read = tf.function(

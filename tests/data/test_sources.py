@@ -534,11 +534,15 @@ def test_subset_of_an_impossible_size_is_an_error(flat, images):
 
 def test_order_is_a_function_of_seed_and_epoch():
     split = splits.Arrays(_images(20), np.arange(20))
-    seeds = [[0, 0], [0, 1], [1, 0]]
-    orders = [_labels(split, shuffle=tf.constant(s, tf.int64)) for s in seeds]
-    assert all(sorted(order) == list(range(20)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 3
-    assert _labels(split, shuffle=tf.constant([0, 1], tf.int64)) == orders[1]
+
+    def orders(seed, start=0):
+        passes = split.endless(seed, 20, start, (0, 20)).batch(20)
+        return [order.tolist() for _, _, order in passes.take(2).as_numpy_iterator()]
+
+    first = orders(0)
+    assert all(sorted(order) == list(range(20)) for order in [*first, *orders(1)])
+    assert len({tuple(order) for order in [*first, *orders(1)]}) == 4
+    assert orders(0, start=1)[0] == first[1]
 
 
 # TensorFlow Datasets.

@@ -1,10 +1,14 @@
 """`keras-vit export`."""
 
 import dataclasses
+import functools
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import class_names, open_model
@@ -13,8 +17,15 @@ from keras_vit.cli.shell import app, console
 from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from keras_vit.evaluation.classification import Task
-    from keras_vit.evaluation.metrics import PerImage
+    from keras_vit.evaluation.metrics import Estimate, PerImage
+    from keras_vit.serving.fastest import Measured
+
+PROOF = 16  # Images on which a file is compared with Keras.
+# `--fastest`: batch size, and number and seconds of the measurements of each format.
+BATCH, ROUNDS, SECONDS = 32, 3, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +56,29 @@ class SavedModelOptions:
     ] = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FastestOptions:
+    """Options that choose the format by measurement."""
+
+    fastest: Annotated[
+        bool,
+        typer.Option(
+            "--fastest",
+            help="Measure every format and precision on this machine and --data, and "
+            "write the fastest one.",
+        ),
+    ] = False
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="With --fastest: largest loss of accuracy in percentage points, at "
+            "95 % confidence [default: 0.5].",
+        ),
+    ] = None
+
+
 @app.command(epilog="Example: keras-vit export runs/photos photos.tflite")
 @grouped
 def export(
@@ -54,8 +88,9 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="A file .tflite, .onnx or .xml, with FILE.labels.txt and "
-            "FILE.facts.json next to it; of savedmodel the folder of versions.",
+            help="A file .tflite, .onnx or .xml, with FILE.labels.txt, FILE.facts.json "
+            "and FILE.manifest.json next to it; for savedmodel the folder of versions; "
+            "for --fastest the file name without a suffix.",
         ),
     ],
     file_format: Annotated[
@@ -77,6 +112,7 @@ def export(
         ),
     ] = None,
     saved_model: SavedModelOptions,
+    choice: FastestOptions,
     force: Annotated[
         bool,
         typer.Option(
@@ -92,6 +128,21 @@ def export(
     the other formats take decoded uint8 images of the model's size and give
     probabilities.
     """
+    if choice.fastest:
+        _check_fastest(
+            output,
+            data,
+            force,
+            options=given(saved_model),
+            file_format=file_format,
+            precision=precision,
+        )
+        network, details = open_model(asked, purpose="any")
+        images = _task(str(data), details, seed, on_corrupt)
+        _write_fastest(network, output, images, choice.max_drop, force)
+        return
+    if choice.max_drop is not None:
+        raise ValueError("Expected --max-drop with --fastest. Received: no --fastest")
     kind = file_format or _format_of(output)
     if precision not in PRECISIONS[kind]:
         raise ValueError(
@@ -132,7 +183,7 @@ def export(
             file,
             class_names(network) or None,
             precision=precision,
-            images=None if task is None else _some(task, network),
+            images=None if task is None else _some(task, network, PROOF),
             overwrite=force,
             verbose=False,
         )
@@ -194,9 +245,9 @@ def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
         yield np.rint(images).astype(np.uint8), labels
 
 
-def _some(task: "Task", network: Any) -> Any:
-    """The first images of a task."""
-    return next(_pixels(network, task, min(16, len(task.split))))[0]
+def _some(task: "Task", network: Any, count: int) -> Any:
+    """The first images of a task, `count` at most."""
+    return next(_pixels(network, task, count))[0]
 
 
 def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
@@ -222,32 +273,156 @@ def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
     return counts.per_image()
 
 
-def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":
-    """What an exported file says of a task's images, in processes without Keras."""
+def _by_scores(
+    runs: "Sequence[Callable[[np.ndarray], np.ndarray]]",
+    batches: "Iterable[tuple[np.ndarray, np.ndarray]]",
+    task: "Task",
+) -> "list[PerImage]":
+    """The predictions of each of `runs`, uint8 [B, H, W, C] -> probabilities [B, K]."""
     import numpy as np
 
     from keras_vit.evaluation.metrics import Counts
+
+    counts = [Counts(task.model_outputs) for _ in runs]
+    least = np.finfo(np.float32).tiny
+    for images, labels in batches:
+        for run, count in zip(runs, counts, strict=True):
+            count.update(np.log(np.maximum(run(images), least)), labels)
+    return [count.per_image() for count in counts]
+
+
+def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":
+    """The predictions of an exported file, in processes without Keras."""
     from keras_vit.serving.formats import file_scores
 
-    counts = Counts(task.model_outputs)
-    least = np.finfo(np.float32).tiny
-    for images, labels in _pixels(network, task, 256):
-        scores = file_scores(file, images)
-        counts.update(np.log(np.maximum(scores, least)), labels)
-    return counts.per_image()
+    run = functools.partial(file_scores, file)
+    (found,) = _by_scores([run], _pixels(network, task, 256), task)
+    return found
+
+
+def _change(before: "PerImage", after: "PerImage") -> "Estimate":
+    """The change of accuracy in percentage points, with its 95 % interval."""
+    from keras_vit.evaluation.metrics import paired_difference
+
+    return paired_difference(100 * before.right, 100 * after.right)
 
 
 def _print_change(before: "PerImage", after: "PerImage") -> None:
-    from keras_vit.evaluation.metrics import paired_difference
-
     images = len(before)
     for name, found in (("before", before), ("after", after)):
         right = int(found.right.sum())
         console.print(f"accuracy {name:6} {right / images:7.2%} ({right} of {images})")
-    change = paired_difference(before.right, after.right)
-    value, low, high = (100 * n for n in (change.value, change.low, change.high))
+    change = _change(before, after)
     same = (before.prediction == after.prediction).mean()
     console.print(
-        f"change {value:+.2f} points (95 %: {low:+.2f} to {high:+.2f}); the same class "
-        f"for {same:.1%} of the images"
+        f"change {change.value:+.2f} points (95 %: {change.low:+.2f} to "
+        f"{change.high:+.2f}); the same class for {same:.1%} of the images"
     )
+
+
+def _check_fastest(
+    output: Path,
+    data: str | None,
+    force: bool,
+    *,
+    options: Any,
+    file_format: Any,
+    precision: str,
+) -> None:
+    if data is None:
+        raise ValueError(
+            "Expected --data with --fastest: labeled images to measure accuracy on. "
+            "Received: none"
+        )
+    if options or file_format or precision != "float32":
+        raise ValueError(
+            "Expected --fastest without --format, --precision and the options of a "
+            "SavedModel. Leave them out: --fastest chooses the format and precision"
+        )
+    if output.suffix in SUFFIXES.values():
+        raise ValueError(
+            f"Expected OUT without {output.suffix}, which --fastest chooses. "
+            f"Received: {output}. Use {output.with_suffix('')}"
+        )
+    names = [output.with_name(output.name + suffix) for suffix in SUFFIXES.values()]
+    there = [str(path) for path in names if path.exists()]
+    if there and not force:
+        raise ValueError(
+            f"Expected a new OUT. Received: {', '.join(there)}, already there. --force "
+            "replaces the file that is chosen"
+        )
+
+
+def _write_fastest(
+    network: Any, output: Path, task: "Task", max_drop: float | None, force: bool
+) -> None:
+    """Measures every installed format and precision, and keeps the best file."""
+    from keras_vit import files, serving
+    from keras_vit.features import progress
+    from keras_vit.serving import fastest
+
+    names = class_names(network) or None
+    drop = 0.5 if max_drop is None else max_drop
+    first = _some(task, network, BATCH)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".fastest-") as folder:
+        rows = [fastest.by_keras(network)]
+        for found in fastest.candidates(
+            network, Path(folder), output.name, names, first[:PROOF]
+        ):
+            if isinstance(found, Exception):
+                console.print(f"left out: {found}")
+            else:
+                rows.append(found)
+        turns = fastest.take_turns(rows, first, rounds=ROUNDS, seconds=SECONDS)
+        for _ in progress(turns, "measuring speed", ROUNDS * len(rows), True):
+            pass
+        batches = progress(
+            _pixels(network, task, BATCH),
+            "measuring accuracy",
+            -(-len(task.split) // BATCH),
+            True,
+        )
+        predictions = _by_scores([row.scores for row in rows], batches, task)
+        changes = [_change(predictions[0], after) for after in predictions]
+        within = [row for row, at in zip(rows, changes, strict=True) if at.low >= -drop]
+        best = max(within, key=lambda row: row.images_a_second)
+        console.print(_table(rows, predictions, changes, best))
+        if best.path is None:
+            console.print("No format within the drop is faster than Keras: SavedModel")
+            exported = serving.export(
+                network, output, names, overwrite=force, verbose=False
+            )
+            console.print(str(exported))
+            return
+        written = sorted(  # The manifest is renamed last.
+            best.path.parent.iterdir(), key=lambda at: ".manifest." in at.name
+        )
+        paths = [output.parent / file.name for file in written]
+        with files.replacing_all(paths) as temporaries:
+            for file, temporary in zip(written, temporaries, strict=True):
+                file.replace(temporary)
+        console.print(f"{output.with_name(best.path.name)}: {best.name}")
+
+
+def _table(
+    rows: "Sequence[Measured]",
+    predictions: "Sequence[PerImage]",
+    changes: "Sequence[Estimate]",
+    best: "Measured",
+) -> Table:
+    """A line for each format; a star marks the chosen one."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("MiB", "images/s", "one image", "accuracy", "change, points"):
+        table.add_column(name, justify="right")
+    for row, images, change in zip(rows, predictions, changes, strict=True):
+        table.add_row(
+            f"{row.name}{' *' * (row is best)}",
+            f"{row.mebibytes:.1f}",
+            f"{row.images_a_second:,.1f}",
+            f"{row.milliseconds:,.1f} ms",
+            f"{images.right.mean():.2%}",
+            f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})",
+        )
+    return table

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import export_formats
+from keras_vit import export_formats, manifest
 from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_channels
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import replacing_all, write_json
@@ -60,7 +60,7 @@ class ExportedFile:
     images: int
 
     def __str__(self) -> str:
-        size = sum(at.stat().st_size for at in _files(self.path)[:-2]) / 2**20
+        size = sum(at.stat().st_size for at in _files(self.path)[:-3]) / 2**20
         return (
             f"{self.path}: {size:.1f} MiB; without Keras its scores differ by "
             f"{self.difference:.1e} at most, and the best class is Keras's for "
@@ -87,8 +87,9 @@ def export_file(
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
     float32 [B, K], probabilities; B is any number (of LiteRT after
-    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line, and
-    `FILE.facts.json` the config, the preprocessing and the provenance of the model.
+    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line,
+    `FILE.facts.json` the config, the preprocessing and the provenance of the model, and
+    `FILE.manifest.json` the sizes and hashes by which `manifest.verify` compares them.
 
     What was trained in mixed precision is computed in float32, and LoRA is merged. It
     is renamed into place after a process without Keras has run it: float32 within 1e-4
@@ -140,12 +141,13 @@ def export_file(
     with replacing_all(paths) as temporaries:
         for temporary in temporaries:
             temporary.touch()  # Says now, not in a minute, that it may not be written.
+        *_, labels_file, facts_file, manifest_file = temporaries
         text = "".join(f"{name}\n" for name in names)
-        temporaries[-2].write_text(text, encoding="utf-8")
+        labels_file.write_text(text, encoding="utf-8")
         facts = dataclasses.replace(
             facts_of(model), labels=names, preprocessing=scaling
         )
-        write_json(temporaries[-1], facts.to_json())
+        write_json(facts_file, facts.to_json())
         file_format.write(_from_pixels(plain, scaling), temporaries[0], precision)
         found = run_fresh(file_format.kind, temporaries[0], {"images": trial})
         difference = largest_difference(
@@ -154,6 +156,8 @@ def export_file(
             expected,
             INT8 if quantized(plain) else file_format.tolerances[precision],
         )
+        written = zip(paths[:-1], temporaries[:-1], strict=True)
+        manifest.write_files(manifest_file, {at.name: now for at, now in written})
     same = found["scores"].argmax(-1) == expected.argmax(-1)
     exported = ExportedFile(path, difference, float(same.mean()), len(trial))
     if verbose:
@@ -168,11 +172,17 @@ def keras_scores(
 ) -> np.ndarray:
     """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
 
-    @tf.function(autograph=False)
-    def scores(batch: Any) -> Any:
+    # A concrete function: TensorFlow warns about retracing after a few models.
+    @functools.partial(
+        tf.function,
+        input_signature=[tf.TensorSpec([None, *images.shape[1:]], tf.uint8)],
+        autograph=False,
+    )
+    def traced(batch: Any) -> Any:
         scaled = normalize(batch, preprocessing.mean, preprocessing.std)
         return graph.probabilities(model, model(scaled, training=False))
 
+    scores = traced.get_concrete_function()
     starts = range(0, len(images), BATCH)
     parts = [scores(tf.constant(images[at : at + BATCH])) for at in starts]
     return np.concatenate([np.asarray(part) for part in parts])
@@ -199,12 +209,12 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file and those that go with it; its labels and its facts are last."""
+    """A file and those that go with it; labels, facts and manifest are last."""
     weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
     beside = (
         path.with_name(f"{path.name}.{at}") for at in ("labels.txt", "facts.json")
     )
-    return [path, *weights, *beside]
+    return [path, *weights, *beside, manifest.beside(path)]
 
 
 def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:

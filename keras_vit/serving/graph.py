@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit.data import decoding, preprocessing
-from keras_vit.data.decoding import OK, UNREADABLE
+from keras_vit.data.decoding import OK, UNREADABLE, as_written
 from keras_vit.data.preprocessing import Size
 from keras_vit.facts import Preprocessing
 
@@ -44,11 +44,21 @@ def decode_each(
 ) -> tuple[Tensor, Tensor]:
     """Encoded images as the model takes them: string [B] -> [B, H, W, C], string [B].
 
-    The preprocessing is evaluation's. The strings are `OK`, or why an image cannot be
-    had; it is all zeros then, and the others are as they would be without it.
+    The preprocessing is evaluation's. The strings are `OK` or the reason why an image
+    is refused; it is all zeros then, and the others are as they would be without it.
+
+    Raises:
+        RuntimeError: outside a `tf.function`. TensorFlow 2.21 then fails for some of
+            the images ("inputs from different frames"), which would count as refused.
     """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "Expected a call inside a tf.function, as in an export. Received: a call "
+            "in eager mode, in which TensorFlow refuses images that are whole"
+        )
     zeros = tf.zeros((*image_size, channels))
 
+    @as_written
     def one(place: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         header = decoding.inspect(encoded, max_pixels)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
+Scores = Callable[[np.ndarray], Any]  # uint8 [B, H, W, C] -> float32 [B, K].
 
 
 def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
@@ -33,46 +34,70 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
     return found
 
 
-def litert(path: str, given: Arrays) -> dict[str, Any]:
-    """`scores` of `images`, by LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
+def open_litert(path: str, threads: int | None = None) -> Scores:
+    """Opens a LiteRT file; it keeps the batch size that it was allocated for."""
     from ai_edge_litert.interpreter import Interpreter
 
-    interpreter = Interpreter(path, num_threads=os.cpu_count())
-    (images,), (scores,) = (
-        interpreter.get_input_details(),
-        interpreter.get_output_details(),
-    )
+    interpreter = Interpreter(path, num_threads=threads or os.cpu_count())
+    (images,) = interpreter.get_input_details()
+    allocated: list[tuple[int, ...]] = []
 
     def run(batch: np.ndarray) -> Any:
-        interpreter.resize_tensor_input(images["index"], batch.shape)
-        interpreter.allocate_tensors()
+        if allocated != [batch.shape]:
+            interpreter.resize_tensor_input(images["index"], batch.shape)
+            interpreter.allocate_tensors()
+            allocated[:] = [batch.shape]
         interpreter.set_tensor(images["index"], batch)
         interpreter.invoke()
+        (scores,) = interpreter.get_output_details()
         return interpreter.get_tensor(scores["index"])
 
-    return by_batches(run, given)
+    return run
+
+
+def open_onnx(path: str, threads: int | None = None) -> Scores:
+    """Opens an ONNX file with ONNX Runtime."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads or 0  # 0: its default.
+    session = onnxruntime.InferenceSession(
+        path, settings, providers=["CPUExecutionProvider"]
+    )
+    return lambda batch: session.run(["scores"], {"images": batch})[0]
+
+
+def open_openvino(
+    path: str, threads: int | None = None, precision: str | None = "f32"
+) -> Scores:
+    """Opens an OpenVINO file; None: its default precision, which may be bfloat16."""
+    import openvino
+
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    compiled = openvino.Core().compile_model(path, "CPU", given)
+    return lambda batch: compiled(batch)["scores"]
+
+
+def litert(path: str, given: Arrays) -> dict[str, Any]:
+    """Returns `scores` of `images`, by LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
+    return by_batches(open_litert(path), given)
 
 
 def onnx(path: str, given: Arrays) -> dict[str, Any]:
-    """`scores` of `images`, by ONNX Runtime as it is by default."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return by_batches(
-        lambda batch: session.run(["scores"], {"images": batch})[0], given
-    )
+    """Returns `scores` of `images`, by ONNX Runtime with its defaults."""
+    return by_batches(open_onnx(path), given)
 
 
 def openvino(path: str, given: Arrays) -> dict[str, Any]:
-    """`scores` of `images`, by OpenVINO in float32: its default may be bfloat16."""
-    import openvino
-
-    precision = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(path, "CPU", precision)
-    return by_batches(lambda batch: compiled(batch)["scores"], given)
+    """Returns `scores` of `images`, by OpenVINO in float32."""
+    return by_batches(open_openvino(path), given)
 
 
-def by_batches(run: Callable[[np.ndarray], Any], given: Arrays) -> dict[str, Any]:
+def by_batches(run: Scores, given: Arrays) -> dict[str, Any]:
     """`scores` of `images`, a few at a time."""
     images = given["images"]
     parts = [run(images[start : start + 8]) for start in range(0, len(images), 8)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from keras_vit import manifest
 from keras_vit.data.decoding import MAX_PIXELS
 from keras_vit.facts import Facts, Preprocessing
 from keras_vit.files import parse_json, replacing_folder, write_json
@@ -152,6 +153,7 @@ def export(
             warmup.write(temporary, Path(path).resolve().name, trial.requests(inputs))
         found = run_fresh("savedmodel", temporary, trial.arrays())
         differences = trial.prove(found, inputs)
+        manifest.write(temporary)
     exported = Exported(folder, differences, served.preprocessing, omitted)
     if verbose:
         print(exported)

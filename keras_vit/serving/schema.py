@@ -106,17 +106,17 @@ def call(channel: Any, service: str, method: str) -> Any:
 
 
 def handler(service: str, answers: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
-    """A gRPC handler of a service: its methods by name, of a request and a context."""
+    """A gRPC handler of a service: its methods by name, of a context, in bytes.
+
+    On the wire a stream of one message is a message. Unlike a message, it is read when
+    the method says so.
+    """
     import grpc
 
     if set(answers) != set(_METHODS[service]):
         raise ValueError(f"Expected {_METHODS[service]}. Received: {sorted(answers)}")
     methods = {
-        method: grpc.unary_unary_rpc_method_handler(
-            answer,
-            request_deserializer=message(f"{method}Request").FromString,
-            response_serializer=message(f"{method}Response").SerializeToString,
-        )
+        method: grpc.stream_unary_rpc_method_handler(answer)
         for method, answer in answers.items()
     }
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", methods)

@@ -6,7 +6,7 @@ their names from the SavedModel's own MetaGraphDef, and warm-up requests played 
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from keras_vit.data import decoding
 from keras_vit.serving import protos, schema, warmup
 from keras_vit.serving.errors import Refused, invalid
 
@@ -26,6 +27,8 @@ CODES = {  # Of tf.errors, to gRPC's names.
     )
 }
 DEFAULT = "serving_default"  # The signature where none is named.
+PART_IMAGES = 32  # Of a request, run together: the client's batch_size.
+PART_PIXELS = 2**24  # 48 MiB decoded.
 _queues = itertools.count()
 Function = Callable[..., Mapping[str, Any]]
 
@@ -137,7 +140,33 @@ class Servable:
                     f"Received: {given.shape}"
                 )
 
-    def _parts(
+    def parts(
+        self, signature: str, inputs: Mapping[str, np.ndarray]
+    ) -> list[dict[str, np.ndarray]]:
+        """A request as several that run one after the other, in order.
+
+        Each has `PART_IMAGES` images and `PART_PIXELS` of encoded ones at most, or is
+        one image. Only signatures whose inputs and outputs have a free first dimension
+        are divided, and no request of more than a batch, which is refused whole.
+
+        Raises:
+            Refused: if the signature does not take the inputs.
+        """
+        self._check(signature, inputs)
+        told = self.signatures[signature]
+        infos = [*told.inputs.values(), *told.outputs.values()]
+        count = len(next(iter(inputs.values()))) if _is_per_row(infos) else 1
+        if count < 2 or len({len(value) for value in inputs.values()}) > 1:
+            return [dict(inputs)]
+        if self._batching and count > self._batching.max_batch_size:
+            return [dict(inputs)]
+        pixels = sum(_pixels_of(value) for value in inputs.values())
+        return [
+            {name: value[part] for name, value in inputs.items()}
+            for part in _divided(np.broadcast_to(pixels, count).tolist())
+        ]
+
+    def _batches(
         self, inputs: Mapping[str, np.ndarray]
     ) -> Iterator[Mapping[str, np.ndarray]]:
         """A request as those that batching takes: of max_batch_size at most."""
@@ -168,8 +197,9 @@ class Servable:
                 request = log.predict_log.request
                 signature = request.model_spec.signature_name or DEFAULT
                 inputs = protos.parse(request, self.dtypes(signature))
-                for part in self._parts(inputs):
-                    self.run(signature, part)
+                for batch in self._batches(inputs):
+                    for part in self.parts(signature, batch):
+                        self.run(signature, part)
             except (Refused, DecodeError) as wrong:
                 raise ValueError(
                     f"Expected warm-up requests that run (record {played} of {file}). "
@@ -228,6 +258,42 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
 
     concrete = call.get_concrete_function()
     return lambda **inputs: concrete(*(inputs[name] for name in names))
+
+
+def _is_per_row(infos: Iterable[Any]) -> bool:
+    """Whether tensors have a row for each image of a request."""
+    shapes = [tf.TensorShape(info.tensor_shape) for info in infos]
+    return bool(shapes) and all(shape.rank and shape[0] is None for shape in shapes)
+
+
+def _pixels_of(values: np.ndarray) -> np.ndarray | int:
+    """Pixels of each encoded image by its header; 0 of other values."""
+    if values.dtype.kind != "O" or values.ndim != 1:
+        return 0
+    return np.array([_pixels(value) for value in values])
+
+
+def _pixels(value: bytes) -> int:
+    try:
+        return int(_header_pixels(tf.constant(value)))
+    except tf.errors.OpError:  # No image: nothing will be decoded.
+        return 0
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
+def _header_pixels(encoded: Any) -> Any:
+    return decoding.inspect(encoded).pixels
+
+
+def _divided(pixels: Sequence[int]) -> Iterator[slice]:
+    """Places of images that run together."""
+    start, held = 0, 0
+    for place, count in enumerate(pixels):
+        held += count
+        if place > start and (place - start == PART_IMAGES or held > PART_PIXELS):
+            yield slice(start, place)
+            start, held = place, count
+    yield slice(start, len(pixels))
 
 
 def _signature_defs(folder: Path) -> dict[str, Any]:

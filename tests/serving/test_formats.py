@@ -4,13 +4,16 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import sys
+import time
 
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import manifest
 from keras_vit.facts import Facts
 from keras_vit.layers import TransformerBlock
 from tests.layers import by_hand
@@ -24,6 +27,7 @@ for package in ("ai_edge_litert", "onnx", "onnxruntime", "tf2onnx", "openvino"):
 from keras_vit.serving import (  # noqa: E402
     export,
     export_file,
+    fastest,
     formats,
     isolated_run,
     quantize,
@@ -241,7 +245,10 @@ def test_a_process_without_keras_proves_it(model, onnx_file):
         "flowers.onnx",
         "flowers.onnx.facts.json",
         "flowers.onnx.labels.txt",
+        "flowers.onnx.manifest.json",
     ]
+    found = manifest.verify(onnx_file.path)
+    assert (found.whole, found.files) == (True, 3)
     facts = Facts.from_json(
         json.loads((folder / "flowers.onnx.facts.json").read_text(encoding="utf-8"))
     )
@@ -272,7 +279,9 @@ def test_openvino_has_one_output(tmp_path, in_process):
         "m.xml",
         "m.xml.facts.json",
         "m.xml.labels.txt",
+        "m.xml.manifest.json",
     ]
+    assert manifest.verify(tmp_path / "m.xml").files == 4
     found = openvino.Core().read_model(tmp_path / "m.xml")
     assert [output.names for output in found.outputs] == [{"scores"}]
     assert found.input("images").partial_shape == openvino.PartialShape(
@@ -400,12 +409,115 @@ def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
     assert "--force" in err
 
 
+class Paced:
+    """Instead of a clock: images a second by name, 10 for the others."""
+
+    def __init__(self, **speeds):
+        self.speeds = {name.replace("_", " "): speed for name, speed in speeds.items()}
+
+    def __call__(self, rows, images, *, rounds, seconds):
+        for row in rows:
+            speed = self.speeds.get(row.name, 10.0)
+            row.batches, row.singles = [speed], [speed / 2]
+            yield
+
+
+def sees_colors(path, threads=None):
+    """A runtime that is right about every image, and wrong with files in int8."""
+    scores = np.roll(np.eye(3), "int8" in str(path), axis=1)
+    return lambda images: scores[images.mean((1, 2)).argmax(-1)]
+
+
+@pytest.fixture(scope="module")
+def export_once():
+    """`export_file`, of which each file is computed for the first test alone."""
+    kept = {}
+
+    def write(model, path, labels, *, precision, **options):
+        of = (path.suffix, precision)
+        if of not in kept:
+            export_file(model, path, labels, precision=precision, **options)
+            kept[of] = {at.name: at.read_bytes() for at in path.parent.iterdir()}
+        for name, content in kept[of].items():
+            path.with_name(name).write_bytes(content)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("speeds", "options", "written", "name"),
+    [
+        ({"LiteRT_float16": 90}, (), "m.tflite", "LiteRT float16"),
+        ({"LiteRT_int8": 90, "ONNX_float32": 50}, (), "m.onnx", "ONNX float32"),
+        ({"LiteRT_int8": 90}, ("--max-drop", 100), "m.tflite", "LiteRT int8"),
+        ({"OpenVINO_float32": 11}, (), "m.xml", "OpenVINO float32"),
+        ({"Keras_float32": 90}, (), "m", "Keras float32"),
+    ],
+)
+def test_the_fastest_within_the_drop_is_written(
+    root,
+    tmp_path,
+    shell,
+    in_process,
+    monkeypatch,
+    export_once,
+    speeds,
+    options,
+    written,
+    name,
+):
+    monkeypatch.setattr(fastest, "take_turns", Paced(**speeds))
+    monkeypatch.setattr(fastest, "OPEN", dict.fromkeys(fastest.OPEN, sees_colors))
+    keras_row = fastest.Measured(fastest.REFERENCE, sees_colors(""), 0.1)
+    monkeypatch.setattr(fastest, "by_keras", lambda model: keras_row)
+    monkeypatch.setattr(fastest, "export_file", export_once)
+    monkeypatch.setattr(savedmodel, "run_fresh", lambda *given: {})
+    data = ("--data", root / "colors.npz")
+    given = ("export", root / "run", tmp_path / "out" / "m", "--fastest", *data)
+    code, out, err = shell(*given, *options)
+    assert (code, err) == (0, "")
+    assert re.search(rf"^{name} \*  ", out, re.M)
+    assert re.search(r"^LiteRT int8.* 0\.00%  -100\.00 \(-100\.00 to -1", out, re.M)
+    assert out.count(" 100.00%  ") == 5
+    path = tmp_path / "out" / written
+    assert path.exists()
+    assert {at.name.split(".")[0] for at in path.parent.iterdir()} == {"m"}
+    if written == "m":
+        return
+    assert formats.file_scores(path, IMAGES[:, :32, :32]).shape == (3, 3)
+    manifest.verify(path)
+    (weights,) = {at.suffix for at in path.parent.iterdir()} & set(SUFFIXES)
+    assert weights == path.suffix
+    code, _, err = shell(*given)
+    assert code == 1
+    assert "already there. --force" in err
+    assert shell(*given, *options, "--force")[0] == 0
+
+
+def test_formats_take_turns(root):
+    """The measured numbers are a clock's: twice the work is half the images."""
+    slow, quick = (
+        fastest.Measured(name, lambda images, s=s: time.sleep(s * len(images)), 1.0)
+        for name, s in (("slow", 0.02), ("quick", 0.01))
+    )
+    turns = fastest.take_turns([slow, quick], IMAGES, rounds=2, seconds=0.1)
+    assert len(list(turns)) == 4
+    for row, seconds in ((slow, 0.02), (quick, 0.01)):
+        assert (len(row.batches), len(row.singles)) == (2, 2)
+        assert row.images_a_second <= 1 / seconds
+        assert row.milliseconds >= 1000 * seconds
+
+
 def test_export_says_what_does_not_fit(root, shell):
     for words, told in {
         ("m.onnx", "--precision", "float16"): "--precision float32 or int8 with",
         ("m.onnx", "--top", "3"): "--on-bad-image and --version with --format saved",
         ("m.pb",): "OUT to end in .tflite, .onnx, .xml, or --format",
         ("m", "--format", "openvino", "--data", "none.npz"): "an .npz that exists",
+        ("m", "--fastest"): "--data with --fastest",
+        ("m.onnx", "--fastest", "--data", "none.npz"): "OUT without .onnx, which",
+        ("m", "--fastest", "--data", "x", "--precision", "int8"): "--fastest chooses",
+        ("m", "--max-drop", "1"): "Expected --max-drop with --fastest",
     }.items():
         code, _, err = shell("export", root / "run", root / words[0], *words[1:])
         assert code == 1

@@ -52,13 +52,17 @@ def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
         yield block.attention_scores(z)
 
 
-def _blocks(model: keras.Model) -> list[TransformerBlock]:
+def _facts(model: keras.Model) -> dict[str, Any]:
+    """Returns `describe(model)`; a model without attention is an error that says so."""
     first = [at for at in model.layers if isinstance(at, StdConv2D | PatchEmbedding)]
     if first and not any(isinstance(at, PatchEmbedding) for at in first):
         raise _no_attention(model, "a ResNet without any attention (4.1)")
-    facts = describe(model)  # Raises where there is nothing to look into.
+    return describe(model)
+
+
+def _blocks(model: keras.Model) -> list[TransformerBlock]:
     blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
-    if len(blocks) != facts["num_layers"]:
+    if len(blocks) != _facts(model)["num_layers"]:
         raise _no_attention(model, "which attends along rows and columns (D.6)")
     return blocks
 
@@ -137,7 +141,7 @@ def attention_rollout(
     )
     if not resized:
         return maps
-    facts = describe(model)
+    facts = _facts(model)
     step = facts["stride"] * facts["patch_size"]
     down, across = (
         _between_middles(count, step, pixels)
@@ -149,26 +153,80 @@ def attention_rollout(
 
 def rollout(model: keras.Model, images: Tensor) -> Tensor:
     """`attention_rollout`'s formula in ops: [B, H, W, C] -> [B, rows, columns]."""
-    blocks = _blocks(model)
-    probes = [layer for layer in model.layers if isinstance(layer, MAPHead)]
-    inputs = _inputs(model, images, [*blocks, *probes])
-    readers = _readers(model)[None]
-    tokens = readers.shape[-1]
-    joint = ops.eye(tokens)
-    for block, z in zip(blocks, inputs, strict=False):
-        scores = ops.mean(block.attention_scores(z), axis=1)  # [B, T, T]
-        joint = ops.matmul((scores + ops.eye(tokens)) / 2, joint)
-    for probe, z in zip(probes, inputs, strict=True):
-        asked = ops.mean(probe.attention_scores(z), axis=1)[:, 0]  # [B, patches]
-        readers = ops.pad(asked, ((0, 0), (tokens - asked.shape[-1], 0)))
-    row = ops.matmul(readers[:, None], joint)[:, 0]
-    facts = describe(model)
-    return ops.reshape(row[:, facts["num_prefix_tokens"] :], (-1, *facts["grid"]))
+    found = _Rollout(model)
+    for layer, scores in found.walk(images):
+        found.add(layer, scores)
+    return found.map()
+
+
+class _Rollout:
+    """Computes `rollout` layer by layer, from scores that others use too."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.readers = _readers(model)[None]
+        self.tokens = self.readers.shape[-1]
+        self.joint = ops.eye(self.tokens)
+
+    def walk(self, images: Tensor) -> Iterator[tuple[keras.layers.Layer, Tensor]]:
+        """Yields each layer with its attention, the `MAPHead` last."""
+        probes = [at for at in self.model.layers if isinstance(at, MAPHead)]
+        layers = [*_blocks(self.model), *probes]
+        inputs = _inputs(self.model, images, layers)
+        for layer, z in zip(layers, inputs, strict=True):
+            yield layer, layer.attention_scores(z)
+
+    def add(self, layer: keras.layers.Layer, scores: Tensor) -> None:
+        """Adds a layer's scores, [B, k, T, T], or a `MAPHead`'s, [B, k, 1, N]."""
+        of_heads = ops.mean(scores, axis=1)
+        if isinstance(layer, MAPHead):
+            before = self.tokens - of_heads.shape[-1]
+            self.readers = ops.pad(of_heads[:, 0], ((0, 0), (before, 0)))
+        else:
+            step = (of_heads + ops.eye(self.tokens)) / 2
+            self.joint = ops.matmul(step, self.joint)
+
+    def map(self) -> Tensor:
+        """Returns the rollout of the added layers, [B, rows, columns]."""
+        row = ops.matmul(self.readers[:, None], self.joint)[:, 0]
+        facts = _facts(self.model)
+        return ops.reshape(row[:, facts["num_prefix_tokens"] :], (-1, *facts["grid"]))
+
+
+def all_of_attention(
+    model: keras.Model, images: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computes output attention, rollout and distance in one pass over the layers.
+
+    Args:
+        model: A model that `attention_rollout` accepts.
+        images: [B, H, W, C], scaled for the model; all are computed at once.
+
+    Returns:
+        `output_attention` [B, L, k, rows, columns], `attention_rollout` without
+        resizing [B, rows, columns], and `attention_distance` [L, k].
+    """
+    facts, found = _facts(model), _Rollout(model)
+    prefix, grid = facts["num_prefix_tokens"], facts["grid"]
+    away = patch_distances(grid, facts["stride"] * facts["patch_size"])
+    readers, rows, distances = _readers(model), [], []
+    for layer, scores in found.walk(images):
+        found.add(layer, scores)
+        if isinstance(layer, TransformerBlock):
+            rows.append(ops.convert_to_numpy(ops.matmul(readers, scores)))
+            of_images = mean_distance(scores, away, prefix)
+            distances.append(ops.convert_to_numpy(ops.mean(of_images, axis=0)))
+    output = np.stack(rows, axis=1)[..., prefix:]
+    return (
+        output.reshape(*output.shape[:3], *grid),
+        ops.convert_to_numpy(found.map()),
+        np.stack(distances).astype(np.float64),
+    )
 
 
 def _readers(model: keras.Model) -> np.ndarray:
     """What share of the head each token has, where all are asked alike: [T]."""
-    facts = describe(model)
+    facts = _facts(model)
     tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
     shares = np.zeros(tokens, np.float32)
     own = own_tokens(model)
@@ -219,7 +277,7 @@ def output_attention(
     Raises:
         ValueError: as of `attention_rollout`.
     """
-    facts = describe(model)
+    facts = _facts(model)
     prefix, grid = facts["num_prefix_tokens"], facts["grid"]
     readers = _readers(model)
     found = [
@@ -257,7 +315,7 @@ def attention_distance(
     Raises:
         ValueError: as of `attention_rollout`.
     """
-    facts = describe(model)
+    facts = _facts(model)
     away = patch_distances(facts["grid"], facts["stride"] * facts["patch_size"])
     total = np.zeros((facts["num_layers"], facts["num_heads"]))
     for batch in _batches(images, batch_size):

@@ -14,12 +14,7 @@ from keras_vit.facts import Preprocessing
 from keras_vit.families import family_of, variant_of
 from keras_vit.files import replacing
 from keras_vit.inspection import page_render
-from keras_vit.inspection.attention import (
-    attention_distance,
-    attention_rollout,
-    output_attention,
-    own_tokens,
-)
+from keras_vit.inspection.attention import all_of_attention, own_tokens
 from keras_vit.inspection.embeddings import embedding_filters, position_similarity
 from keras_vit.inspection.page_data import PageData
 from keras_vit.models.description import (
@@ -155,10 +150,13 @@ def _look(model: keras.Model, config: ViTConfig, image: np.ndarray) -> _Seen:
     scores = _probabilities(model, image)[0] if _classifies(model) else None
     if config.attention != "full":
         return _Seen(scores, None, None, None)
-    attention = _finite(model, "attention", output_attention(model, image)[0])
-    rollout = attention_rollout(model, image, resized=False)[0]
-    distance = _finite(model, "distance", attention_distance(model, image))
-    return _Seen(scores, attention, _finite(model, "rollout", rollout), distance)
+    attention, rollout, distance = all_of_attention(model, image)
+    return _Seen(
+        scores,
+        _finite(model, "attention", attention[0]),
+        _finite(model, "rollout", rollout[0]),
+        _finite(model, "distance", distance),
+    )
 
 
 def _finite(model: keras.Model, field: str, values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ Models, data and recipes are Table 3's and 4's, FLOPs Table 6's.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,11 @@ CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
 # is left rematerialised, a process held a third more (`benchmarks/memory.py`).
 USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
 MOST_EPOCHS = 1_000_000
+IMAGE_BYTES = 110_000
+"""Of a JPEG of ImageNet; MLPerf Storage's ResNet-50 has 114,660."""
+# Images/s of 500x375 pixels that one core decodes, crops and scales: half of the 1,461
+# of two cores (`benchmarks/data.py --enlarge 500x375`, docs/performance.md).
+DECODED_BY_A_CORE = 960
 _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")
 _FINETUNE = re.compile(r"finetune (\S+) on ([\d,]*\d) (\S+) on (\d+)x(\S+)")
 
@@ -268,6 +274,22 @@ class Plan(_Planned):
         """Of the whole training, rounded as `Recipe.for_images` rounds."""
         return max(1, round(self.images_seen / self.images_an_update))
 
+    @property
+    def images_a_second(self) -> float:
+        """Images/s of all devices together, without rematerialization."""
+        return self.images_seen / self.hours / 3600
+
+    @property
+    def decoding_cores(self) -> int:
+        """Processor cores, over all machines, needed to decode `images_a_second`."""
+        return math.ceil(self.images_a_second / DECODED_BY_A_CORE)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint: weights and optimizer state in float32."""
+        memory = self.counted().memory
+        return memory.weights + memory.optimizer
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -424,6 +446,16 @@ def _lines(run: Plan) -> Iterator[str]:
     yield from _shared_lines(run)
     core_days = run.counted().core_days(run.images_seen)
     yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's own share")
+    read = run.images_a_second * IMAGE_BYTES / 1e9
+    yield _line(
+        "images a second",
+        f"{run.images_a_second:,.0f}",
+        f"{read:.2g} GB/s from storage, at {IMAGE_BYTES // 1000} kB an image",
+    )
+    rate = f"{DECODED_BY_A_CORE:,} images/s of 500x375 each"
+    yield _line("cores that decode", f"{run.decoding_cores:,}", rate)
+    holds = "weights and optimizer state in float32"
+    yield _line("a checkpoint", f"{run.checkpoint / 2**30:.1f} GiB", holds)
     if run.euros is not None:
         yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
 

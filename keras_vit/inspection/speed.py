@@ -254,16 +254,27 @@ def _run(task: dict[str, Any]) -> None:
 
 
 def _speed(model: Any, batch: int, seconds: float) -> float:
-    """Images a second, after one run, which compiles."""
+    """Images a second of a model's forward pass."""
     import numpy as np
 
     images = np.zeros((batch, *model.input_shape[1:]), "float32")
-    model.predict_on_batch(images)
+    return images_per_second(model.predict_on_batch, images, seconds)
+
+
+def images_per_second(run: Callable[[Any], Any], images: Any, seconds: float) -> float:
+    """Measures images a second of `run`, after one call, which compiles.
+
+    Args:
+        run: Called with `images`, [B, ...], again and again.
+        images: The batch.
+        seconds: Minimum duration; at least one call is measured.
+    """
+    run(images)
     runs, start = 0, time.perf_counter()
     while not runs or time.perf_counter() - start < seconds:
-        model.predict_on_batch(images)
+        run(images)
         runs += 1
-    return batch * runs / (time.perf_counter() - start)
+    return len(images) * runs / (time.perf_counter() - start)
 
 
 def _limit(memory: int) -> None:

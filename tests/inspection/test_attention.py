@@ -16,6 +16,7 @@ from keras_vit.inspection import (
     attention_scores,
     output_attention,
 )
+from keras_vit.inspection.attention import NoAttentionError, all_of_attention, rollout
 from tests.conftest import REFERENCE
 
 
@@ -204,6 +205,32 @@ def test_no_images_and_no_batch(function):
             function(model, images, batch_size)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        attention_scores,
+        attention_rollout,
+        rollout,
+        output_attention,
+        attention_distance,
+        all_of_attention,
+    ],
+)
+def test_models_without_global_attention_are_refused_by_name(function):
+    resnet = keras_vit.resnet(
+        keras_vit.ResNetConfig(num_layers=(1,), width=32),
+        image_size=(32, 32),
+        num_classes=3,
+    )
+    config = dataclasses.replace(TINY, classifier="gap", attention="axial")
+    axial = keras_vit.vit(config, image_size=(32, 32), num_classes=3)
+    images = np.zeros((1, 32, 32, 3), np.float32)
+    with pytest.raises(NoAttentionError, match="a ResNet without any attention"):
+        function(resnet, images)
+    with pytest.raises(NoAttentionError, match="along rows and columns"):
+        function(axial, images)
+
+
 PEAK = """
 import sys
 from pathlib import Path
@@ -294,7 +321,7 @@ def test_attention_maps_leaves_nothing_of_a_half_written_picture(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(figure.Figure, "savefig", half)
-    with pytest.raises(OSError, match=r"right to write .*maps.png"):
+    with pytest.raises(OSError, match=r"Cannot write .*maps.png"):
         plots.attention_maps(*pictures, ["a", "b", "c"], tmp_path / "maps.png")
     assert list(tmp_path.iterdir()) == []
 

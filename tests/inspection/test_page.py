@@ -23,6 +23,8 @@ from keras_vit.inspection import (
     page_render,
     position_similarity,
 )
+from keras_vit.inspection.attention import all_of_attention
+from keras_vit.layers import TransformerBlock
 from tests.conftest import REFERENCE
 from tests.inspection import pages
 
@@ -112,6 +114,21 @@ def test_the_page_holds_what_the_model_does(mini, tmp_path):
     for name, probability in page.predictions[1]:
         assert name in found.text
         assert f"{100 * probability:.2f}" in found.text
+
+
+def test_each_layer_is_computed_once_for_an_image(mini, monkeypatch):
+    model, images = mini
+    asked = []
+    scores = TransformerBlock.attention_scores
+
+    def counted(block, z):
+        asked.append(block.name)
+        return scores(block, z)
+
+    monkeypatch.setattr(TransformerBlock, "attention_scores", counted)
+    Page.of(model, images, classes=())
+    blocks = [at.name for at in model.layers if isinstance(at, TransformerBlock)]
+    assert asked == blocks * len(images)
 
 
 @pytest.mark.tensorflow_only
@@ -215,14 +232,22 @@ def test_a_model_that_diverged_is_an_error():
 
 
 @pytest.mark.tensorflow_only
-@pytest.mark.parametrize(
-    ("look", "field"),
-    [("attention_distance", "distance"), ("position_similarity", "positions")],
-)
-def test_what_is_not_finite_is_named(look, field, monkeypatch):
-    monkeypatch.setattr(
-        f"keras_vit.inspection.page.{look}", lambda *_: np.full((1, 1, 1, 1), np.nan)
-    )
+@pytest.mark.parametrize("field", ["attention", "rollout", "distance", "positions"])
+def test_what_is_not_finite_is_named(field, monkeypatch):
+    def broken(*_):
+        return np.full((1, 1, 1, 1), np.nan)
+
+    def looked(model, images):
+        found = all_of_attention(model, images)
+        names = ("attention", "rollout", "distance")
+        return [
+            broken() if name == field else value
+            for name, value in zip(names, found, strict=True)
+        ]
+
+    monkeypatch.setattr("keras_vit.inspection.page.all_of_attention", looked)
+    if field == "positions":
+        monkeypatch.setattr("keras_vit.inspection.page.position_similarity", broken)
     with pytest.raises(ValueError, match=f"Expected finite {field}. Received: model="):
         Page.of(tiny(), np.zeros((1, 16, 24, 3), np.float32))
 

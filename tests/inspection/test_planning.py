@@ -176,6 +176,17 @@ def test_rematerialisation_computes_the_blocks_once_more():
     assert more == pytest.approx(1 + share / 3, rel=0.01)
 
 
+def test_what_stands_around_the_devices():
+    """By hand: images a second, and a checkpoint with Adam's m and v."""
+    run = plan("ViT-L/16 jft300m 14 epochs on 64xH100")
+    counted = costs("ViT-L/16", num_classes=18_291)
+    rate = 64 * 989e12 * PAPERS_UTILISATION / (6 * counted.multiply_adds)
+    assert run.images_a_second == pytest.approx(rate)
+    assert 960 * (run.decoding_cores - 1) < rate <= 960 * run.decoding_cores
+    assert run.checkpoint == 3 * 4 * counted.parameters
+    assert f"{rate * 110e3 / 1e9:.2g} GB/s from storage" in str(run)
+
+
 def test_command(shell):
     code, out, _ = shell("costs", "--plan", SENTENCE, "--price", 2.5)
     run = plan(SENTENCE, price=2.5)

@@ -70,6 +70,7 @@ class Family:
             another family's, too.
         infer: canonical tensors, where they are from, hints -> `ParsedCheckpoint`.
         sizes_shown: config -> the sizes that tensors show and a config.json may state.
+        npz: whether the official code's npz has names for it.
         layouts: (config, tensors, (H, W), K) -> the tensors and the JSON of another
             library's checkpoint, by `format`.
         parts: config, (H, W), K, C -> what each layer computes and holds.
@@ -90,6 +91,7 @@ class Family:
     shown: Callable[..., bool] = _always
     infer: Callable[..., Any] = _nothing
     sizes_shown: Callable[..., Any] = _nothing
+    npz: bool = True
     layouts: Mapping[str, Late] = dataclasses.field(default_factory=dict)
     parts: Callable[..., Any] = _nothing
 
@@ -152,7 +154,11 @@ _PLAIN_VIT = dataclasses.replace(
     shown=Late("weights.plain", "is_shown"),
     infer=Late("weights.plain", "infer"),
     sizes_shown=Late("weights.plain", "sizes"),
-    layouts={"timm": Late("weights.plain_layouts", "timm")},
+    npz=False,
+    layouts={
+        "timm": Late("weights.plain_layouts", "timm"),
+        "hf": Late("weights.plain_layouts", "hf"),
+    },
     parts=Late("inspection.parts", "plain_vit"),
 )
 FAMILIES: dict[str, Family] = {

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from keras_vit.weights.catalog import list_models
     from keras_vit.weights.checkpoint import Report, load
     from keras_vit.weights.config_json import config_beside
-    from keras_vit.weights.download import DownloadError, fetch
+    from keras_vit.weights.download import fetch
     from keras_vit.weights.efficientnet import load_efficientnet
+    from keras_vit.weights.mirrors import DownloadError
     from keras_vit.weights.pushing import push
     from keras_vit.weights.verification import verify
     from keras_vit.weights.writing import save
@@ -19,8 +20,9 @@ else:
         catalog="list_models",
         checkpoint="Report load",
         config_json="config_beside",
-        download="DownloadError fetch",
+        download="fetch",
         efficientnet="load_efficientnet",
+        mirrors="DownloadError",
         pushing="push",
         verification="verify",
         writing="save",

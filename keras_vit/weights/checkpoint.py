@@ -279,7 +279,7 @@ def _is_fresh(
     """Whether the entry belongs to a classifier that the file cannot fill."""
     name = entry.names[0]
     if name.startswith("head/"):
-        return not found or found[0].shape[-1] != entry.shape[-1]
+        return not found or found[0].shape[-1:] != entry.shape[-1:]
     if name.startswith("pre_logits/"):
         return not found and "head/kernel" not in tensors
     return False

@@ -5,10 +5,12 @@ at the file's own size, loads one by Keras itself; its tensors are then like any
 checkpoint's: positions are resized, a new head is possible.
 """
 
+import os
 import re
 import shutil
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from keras_vit.configs import ResNetConfig, ViTConfig
 from keras_vit.families import family_of
+from keras_vit.files import BROKEN_ZIP
 from keras_vit.layers.encoder import uninitialized
 from keras_vit.weights import variables
 from keras_vit.weights.names import is_of_keras
@@ -30,6 +33,39 @@ _TOKENS = "layers/class_token/vars/0"
 _SEED = "/seed_generator/"
 _DENSE = re.compile(r"layers/dense(?:_([0-9]+))?/vars/1")
 REMEDY = "Build the model as it was saved and call model.load_weights(path)"
+
+
+def load_model(path: str | os.PathLike[str], compiled: bool = False) -> keras.Model:
+    """A model that Keras saved; every byte of the file is checked before.
+
+    `compiled` is whether its optimizer is loaded too.
+
+    Raises:
+        ValueError: if the file is damaged, or contains Python code.
+    """
+    path = Path(path)
+    damage = _damage(path) if path.suffix == ".keras" else None
+    if damage is None:
+        try:
+            return keras.models.load_model(path, compile=compiled)
+        except (ValueError, TypeError, OSError, KeyError, *BROKEN_ZIP) as error:
+            damage = str(error)[:300]
+            if "unsafe_deserialization" in str(error) or "safe_mode" in str(error):
+                damage = "it contains Python code, such as a lambda, which is not run"
+    raise ValueError(
+        f"Expected a model that Keras saved. Received: {str(path)!r} ({damage}). "
+        "Restore the file from a copy, or save the model again"
+    )
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with the archive of a .keras file; None if nothing is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except (OSError, NotImplementedError, *BROKEN_ZIP) as error:
+        return f"a damaged archive: {error}"
+    return None if member is None else f"damaged: the CRC of {member} differs"
 
 
 def read(

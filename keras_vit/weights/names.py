@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -177,7 +178,7 @@ class Dialect:
         """Our tensors under their names; raises KeyError(name) for one without."""
         written: dict[str, np.ndarray] = {}
         for ours in tensors:
-            rule, numbers = self._rule_of_ours(ours)
+            rule, numbers = self._rule_of_ours(ours, tensors)
             if rule is None:
                 raise KeyError(ours)
             theirs = _fill(rule.theirs, numbers)
@@ -186,7 +187,8 @@ class Dialect:
                     rule.layout.write(tensors[_fill(part, numbers)])
                     for part in rule.parts
                 ]
-                bare = "classifier" in theirs or not self.prefixes
+                is_head = ours.startswith(("head/", "head_dist/"))
+                bare = is_head or not self.prefixes
                 prefix = "" if bare else self.prefixes[0]
                 written[prefix + theirs] = np.ascontiguousarray(np.concatenate(parts))
         return written
@@ -197,12 +199,22 @@ class Dialect:
                 return rule, numbers
         return None, {}
 
-    def _rule_of_ours(self, ours: str) -> tuple[Rule | None, dict[str, int]]:
+    def _rule_of_ours(
+        self, ours: str, tensors: Mapping[str, np.ndarray]
+    ) -> tuple[Rule | None, dict[str, int]]:
+        """The first rule for a tensor of ours all of whose parts are there."""
         for rule in self.rules:
             for part in rule.parts:
-                if (numbers := _match(part, ours)) is not None:
+                numbers = _match(part, ours)
+                if numbers is not None and all(
+                    _fill(other, numbers) in tensors for other in rule.parts
+                ):
                     return rule, numbers
         return None, {}
+
+    def spelled(self, prefixes: tuple[str, ...], *rules: Rule) -> "Dialect":
+        """The dialect that writes some tensors by these rules, under a prefix."""
+        return dataclasses.replace(self, prefixes=prefixes, rules=(*rules, *self.rules))
 
 
 _PLACE = re.compile(r"\{(\w)([+-]\d)?(:02)?\}")
@@ -327,6 +339,11 @@ BIT = Dialect(
     ),
 )
 
+_GAMMA_1 = Rule(SCALE, "blocks.{i}.gamma_{s+1}")  # Eva's and Beit's LayerScale.
+_TIMM_SPLIT_GATE = (
+    *_dense(f"{MLP}/Gate", "blocks.{i}.mlp.fc1_g"),
+    *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1_x"),
+)
 # cls_token and the like keep their names here; `_join_tokens` makes one `cls` of them.
 TIMM = Dialect(
     "timm",
@@ -343,9 +360,9 @@ TIMM = Dialect(
             HEADS_KERNEL,
             HEADS_BIAS,
         ),
-        *_projections("blocks.{i}.attn"),
         Rule(f"{ATTENTION}/query/bias", "blocks.{i}.attn.q_bias", HEADS_BIAS),
         Rule(f"{ATTENTION}/value/bias", "blocks.{i}.attn.v_bias", HEADS_BIAS),
+        *_projections("blocks.{i}.attn"),
         *_norm(f"{ATTENTION}/query_norm", "blocks.{i}.attn.q_norm"),
         *_norm(f"{ATTENTION}/key_norm", "blocks.{i}.attn.k_norm"),
         *_norm(f"{ATTENTION}/LayerNorm_0", "blocks.{i}.attn.norm"),
@@ -356,12 +373,11 @@ TIMM = Dialect(
         ),
         *_dense(f"{ATTENTION}/out", "blocks.{i}.attn.proj", OUT_KERNEL),
         Rule(SCALE, "blocks.{i}.ls{s+1}.gamma"),
-        Rule(SCALE, "blocks.{i}.gamma_{s+1}"),
+        _GAMMA_1,
         *_norm(f"{BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
-        *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1"),
         *_dense(MLP + "/{Gate,Dense_0}", "blocks.{i}.mlp.fc1_packed"),
-        *_dense(f"{MLP}/Gate", "blocks.{i}.mlp.fc1_g"),
-        *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1_x"),
+        *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1"),
+        *_TIMM_SPLIT_GATE,
         *_norm(f"{MLP}/LayerNorm_0", "blocks.{i}.mlp.norm"),
         *_dense(f"{MLP}/Dense_1", "blocks.{i}.mlp.fc2"),
         *_norm("embedding_norm", "patch_embed.norm"),
@@ -385,6 +401,8 @@ TIMM = Dialect(
     ignored=r"\.relative_position_index$",  # What Beit's table is read by.
     placed=False,
 )
+TIMM_EVA = TIMM.spelled((), _GAMMA_1)  # For writing, as Eva and Beit have LayerScale.
+TIMM_EVA_SPLIT = TIMM_EVA.spelled((), *_TIMM_SPLIT_GATE)  # And a gate of its own.
 TIMM_BIT = Dialect(
     "timm",
     (
@@ -422,6 +440,12 @@ _CLASSIC = ("attention.query", "attention.key", "attention.value", "output.dense
 _NEW = ("q_proj", "k_proj", "v_proj", "o_proj")  # transformers 5, in memory.
 _BEFORE_AFTER = ("layernorm_before", "layernorm_after")
 _HF_STEM = "embeddings.patch_embeddings.backbone.bit"
+_DINOV2 = (("norm1", "norm2"), ("mlp.fc1", "mlp.fc2"))
+_DINOV2_GATED = (
+    *_dense(MLP + "/{Gate,Dense_0}", "encoder.layer.{i}.mlp.weights_in"),
+    *_dense(f"{MLP}/Dense_1", "encoder.layer.{i}.mlp.weights_out"),
+)
+_LAMBDA = Rule(SCALE, "encoder.layer.{i}.lambda_{s+1}")  # BEiT's LayerScale.
 
 # The first spelling of each is the one written: ViT's in the published files.
 HF = Dialect(
@@ -442,16 +466,10 @@ HF = Dialect(
         *(
             rule
             for attention in (_CLASSIC, _NEW)  # DINOv2
-            for rule in _hf_block(
-                "encoder.layer.{i}",
-                attention,
-                ("norm1", "norm2"),
-                ("mlp.fc1", "mlp.fc2"),
-            )
+            for rule in _hf_block("encoder.layer.{i}", attention, *_DINOV2)
         ),
-        *_dense(MLP + "/{Gate,Dense_0}", "encoder.layer.{i}.mlp.weights_in"),
-        *_dense(f"{MLP}/Dense_1", "encoder.layer.{i}.mlp.weights_out"),
-        Rule(SCALE, "encoder.layer.{i}.lambda_{s+1}"),  # BEiT
+        *_DINOV2_GATED,
+        _LAMBDA,
         Rule(
             f"{ATTENTION}/relative_position_bias",
             "encoder.layer.{i}.attention.attention.relative_position_bias."
@@ -479,6 +497,13 @@ HF_DEIT = dataclasses.replace(  # For writing: DeiT's own prefix and heads.
     prefixes=("deit.",),
     rules=tuple(rule for rule in HF.rules if not rule.theirs.startswith("classifier.")),
 )
+# For writing, too: the names that each family has in its published files.
+HF_IJEPA = HF.spelled(("ijepa.",))
+HF_BEIT = HF.spelled(("beit.",), _LAMBDA)
+HF_DINOV2 = HF.spelled(
+    ("dinov2.",), *_hf_block("encoder.layer.{i}", _CLASSIC, *_DINOV2)
+)
+HF_DINOV2_GATED = HF_DINOV2.spelled(HF_DINOV2.prefixes, *_DINOV2_GATED)
 
 
 def _hf_attention(theirs: str, out: str) -> list[Rule]:
@@ -1106,6 +1131,18 @@ def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
+def packed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Timm's tensors as its files have them: the inverse of `_unpacked`."""
+    found = {
+        name.replace(".mlp.fc1_packed.", ".mlp.fc1."): tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(".rope_freqs")
+    }
+    count = len(tensors) - len(found)
+    layers = [tensors[f"blocks.{layer}.attn.rope_freqs"] for layer in range(count)]
+    return found | ({"rope.freqs": np.stack(layers, axis=1)} if layers else {})
+
+
 def _traits(
     found: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
@@ -1224,7 +1261,17 @@ def _join_tokens(
             if embedded is not None:  # timm's: all tokens have positions, or none.
                 choices = {rows - (leading + registers if embedded else 0): None}
         counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
-        placed = rows - (counts or list(choices))[0]  # Tokens with a position.
+        places = (counts or list(choices))[0]
+        placed = rows - places  # Tokens with a position.
+        usual = rows - leading - (registers if bare else 0)
+        if patches is None and embedded is None and places != usual:
+            warnings.warn(
+                f"{where} has {rows} positions and {leading + registers} tokens before "
+                f"the patches: positions of {places} patches, a square, are assumed, "
+                f"and {placed} of tokens. If the grid is another, of {usual} patches, "
+                "give grid=(rows, columns)",
+                stacklevel=6,
+            )
         tensors[POSITIONS] = table
         if placed != leading + registers:
             hints["position_tokens"] = placed

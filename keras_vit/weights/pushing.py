@@ -1,4 +1,4 @@
-"""Uploading a model to the Hugging Face Hub in transformers' layout, with its card."""
+"""Uploading a model to the Hugging Face Hub, as transformers or timm reads it."""
 
 import json
 import tempfile
@@ -12,6 +12,7 @@ from keras_vit.families import family_of, variant_of
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import sources
 from keras_vit.weights.architecture import config_of
+from keras_vit.weights.torch_layouts import LayoutError
 from keras_vit.weights.writing import save
 
 _PYTHON = """\
@@ -20,13 +21,23 @@ import keras_vit
 
 model = keras_vit.from_checkpoint("hf://{repository}")
 ```
-
-```python
-from transformers import AutoModel{task}
-
-model = AutoModel{task}.from_pretrained("{repository}")
-```
 """
+_THEIRS = {
+    "transformers": """\
+```python
+from transformers import {kind}
+
+model = {kind}.from_pretrained("{repository}")
+```
+""",
+    "timm": """\
+```python
+import timm
+
+model = timm.create_model("hf-hub:{repository}", pretrained=True)
+```
+""",
+}
 
 
 def push(
@@ -41,12 +52,13 @@ def push(
 
     The repository, which is created if absent, receives `model.safetensors`,
     `config.json` and `preprocessor_config.json` as `save(model, path, "hf")` writes
-    them, and a model card: preprocessing, provenance and `sections`. Files of those
-    names are replaced. A token with the right to write is read from HF_TOKEN or from
-    `hf auth login`.
+    them, and a model card: preprocessing, provenance and `sections`. A model that
+    transformers has no class for (EVA, ROPE-ViT) is written as `save(model, path,
+    "timm")` does. Files of those names are replaced. A token with the right to write
+    is read from HF_TOKEN or from `hf auth login`.
 
     Args:
-        model: a model of this library, with a class token and positions of section 3.1.
+        model: a model of this library that transformers or timm has a layout for.
         repository: "hf://USER/NAME".
         license: of the model card; default: that of the weights the model was loaded
             from, if they state one.
@@ -58,8 +70,8 @@ def push(
         The address of the commit.
 
     Raises:
-        ValueError: if `repository` has another form, or transformers' layout cannot
-            hold the model.
+        ValueError: if `repository` has another form, or neither transformers' nor
+            timm's layout can hold the model.
         DownloadError: if the Hub cannot be reached or refuses.
     """
     name, revision = sources.repository_of(repository)
@@ -69,8 +81,9 @@ def push(
             f"written. Received: {repository!r}"
         )
     with tempfile.TemporaryDirectory() as folder:
-        save(model, folder, "hf")
-        card = model_card(model, name, license=license, sections=sections)
+        _save(model, folder)
+        written = json.loads(Path(folder, "config.json").read_text("utf-8"))
+        card = model_card(model, name, written, license=license, sections=sections)
         Path(folder, sources.MODEL_CARD).write_text(card, encoding="utf-8")
         with sources.explain_hub_error(name, None, writing=True):
             from huggingface_hub import HfApi
@@ -85,9 +98,21 @@ def push(
     return str(commit.commit_url)
 
 
+def _save(model: keras.Model, folder: str) -> None:
+    """Writes transformers' layout, or timm's if transformers has no class for it."""
+    try:
+        save(model, folder, "hf")
+    except LayoutError as error:
+        try:
+            save(model, folder, "timm")
+        except LayoutError as other:
+            raise ValueError(f"{error}\n{other}") from other
+
+
 def model_card(
     model: keras.Model,
     repository: str,
+    written: Mapping[str, Any],
     *,
     license: str | None = None,
     sections: Mapping[str, Mapping[str, Any]] | None = None,
@@ -97,6 +122,7 @@ def model_card(
     Args:
         model: a model of this library.
         repository: USER/NAME.
+        written: the config.json, transformers' or timm's.
         license: see `push`.
         sections: see `push`.
     """
@@ -105,9 +131,11 @@ def model_card(
     base = sources.hub_name(provenance.source or "")
     has_head = any(layer.name == "head" for layer in model.layers)
     kind = "classification" if has_head else "feature-extraction"
+    library = "timm" if "architecture" in written else "transformers"
+    classes = written.get("architectures", [""])
     _, height, width, _ = model.input_shape
     metadata = {
-        "library_name": "transformers",
+        "library_name": library,
         "pipeline_tag": f"image-{kind}",
         "license": license or provenance.license,
         "base_model": base,
@@ -122,9 +150,8 @@ def model_card(
         f"{title}, {height} x {width} px, {outputs}, {model.count_params():,} "
         "parameters.",
         "",
-        _PYTHON.format(
-            repository=repository, task="ForImageClassification" if has_head else ""
-        ),
+        _PYTHON.format(repository=repository),
+        _THEIRS[library].format(repository=repository, kind=classes[0]),
     ]
     tables: dict[str, Mapping[str, Any]] = {
         **(sections or {}),

@@ -9,6 +9,10 @@ from keras_vit.configs import PlainViTConfig, ResNetConfig, ViTConfig
 from keras_vit.weights import names, variables
 
 
+class LayoutError(ValueError):
+    """Another library's layout cannot hold a model."""
+
+
 class Layout(NamedTuple):
     """A checkpoint as another library lays it out.
 
@@ -18,6 +22,7 @@ class Layout(NamedTuple):
         words: timm's `model_args`, or fields of transformers' config.json.
         first: timm's name of the first layer.
         last: timm's name of the head.
+        epsilon: of the architecture's LayerNorms, where it is not timm's usual one.
     """
 
     tensors: dict[str, np.ndarray]
@@ -25,6 +30,7 @@ class Layout(NamedTuple):
     words: dict[str, Any]
     first: str = ""
     last: str = ""
+    epsilon: float | None = None
 
 
 TIMM_HYBRIDS = {
@@ -93,24 +99,57 @@ def hf_vit(
 ) -> Layout:
     """A ViT, a hybrid or a DeiT as transformers lays it out.
 
+    One of the mean of the patches is an I-JEPA there, one of attention pooling SigLIP's
+    image tower, which has no classes.
+
     Raises:
         ValueError: if transformers has no name for a part of it.
     """
-    _check_vit(config, "hf", ("token", "distilled"))
+    _check_vit(config, "hf", ("token", "gap", "map", "distilled"))
     if config.num_registers:
         raise refuse("hf", f"num_registers={config.num_registers}")
     if config.representation_size is not None and num_classes:
         raise refuse("hf", "a head behind pre_logits")
-    dialect = names.HF_DEIT if config.classifier == "distilled" else names.HF
-    written = dialect.write(split_tokens(tensors, config))
     words = _hf_vit_words(config, image_size)
-    kind = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT"}[
-        words["model_type"]
-    ]
+    dialect, kind = _HF_VITS[words["model_type"]]
+    if config.classifier in ("gap", "map"):
+        _check_pooled(config, num_classes)
+    if config.classifier == "map":
+        words["image_size"] = check_square(image_size, words["model_type"])
+        return Layout(dialect.write(split_tokens(tensors, config)), kind, words)
+    written = dialect.write(split_tokens(tensors, config))
     kind += "ForImageClassification" if num_classes else "Model"
     if config.classifier == "distilled" and num_classes:
         kind += "WithTeacher"
     return Layout(written, kind, words)
+
+
+_HF_VITS = {  # Names and class by model_type.
+    "vit": (names.HF, "ViT"),
+    "vit-hybrid": (names.HF, "ViTHybrid"),
+    "deit": (names.HF_DEIT, "DeiT"),
+    "ijepa": (names.HF_IJEPA, "IJepa"),
+    "siglip_vision_model": (names.HF_CLIP.spelled(()), "SiglipVisionModel"),
+}
+
+
+def _check_pooled(config: ViTConfig, num_classes: int) -> None:
+    """Raises for parts that neither I-JEPA nor SigLIP's image tower has."""
+    if config.resnet is not None or config.representation_size is not None:
+        raise refuse(
+            "hf", f"classifier={config.classifier!r} with a stem or with pre_logits"
+        )
+    if config.classifier == "map" and num_classes:
+        raise refuse("hf", "a head behind attention pooling (SigLIP has none)")
+
+
+def check_square(image_size: tuple[int, int], kind: str) -> int:
+    """The side of square images; raises for others, which `kind` computes wrongly."""
+    if image_size[0] != image_size[1]:
+        raise refuse(
+            "hf", f"image_size={image_size} for {kind}, whose images are square there"
+        )
+    return image_size[0]
 
 
 def hf_resnet(
@@ -130,11 +169,11 @@ def hf_resnet(
     return Layout(names.HF_BIT.write(tensors), kind, _hf_resnet_words(config))
 
 
-def refuse(format: str, what: str) -> ValueError:
+def refuse(format: str, what: str) -> LayoutError:
     """The error of a model that a format has no names for."""
-    return ValueError(
+    return LayoutError(
         f"Expected a model that format={format!r} has names for. Received: {what}. "
-        "format='npz' and model.save('model.keras') keep it"
+        "model.save('model.keras') keeps it; of the paper's models format='npz' too"
     )
 
 
@@ -246,9 +285,12 @@ def _timm_resnet_words(config: ResNetConfig) -> tuple[str, dict[str, Any]]:
     return architecture, {"stem_chs": width, "channels": channels}
 
 
+_HF_TYPES = {"distilled": "deit", "gap": "ijepa", "map": "siglip_vision_model"}
+
+
 def _hf_vit_words(config: ViTConfig, image_size: tuple[int, int]) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "model_type": "deit" if config.classifier == "distilled" else "vit",
+        "model_type": _HF_TYPES.get(config.classifier, "vit"),
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,

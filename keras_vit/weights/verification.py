@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vit.configs import numerics_of
 from keras_vit.families import family_of
+from keras_vit.files import cache_dir
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import checkpoint, download, variables
 from keras_vit.weights.architecture import config_of
@@ -148,7 +149,7 @@ def _image(told: Reference) -> np.ndarray:
     if isinstance(told.image, float):
         return np.full((*told.image_size, 3), told.image, np.float32)
     name = told.image.split("://")[1].replace("/", "_")
-    path = download.download([told.image], download.cache_dir() / "verify" / name)
+    path = download.download([told.image], cache_dir() / "verify" / name)
     pixels = np.asarray(_resized(path, told), np.float32)
     return pixels / told.half_range - 1
 

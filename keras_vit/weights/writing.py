@@ -63,7 +63,8 @@ def save(
         ValueError: if `format` or `numbering` is unknown, `path` has another format's
             ending, the JSON next to a .safetensors file is of another checkpoint, the
             model is quantized, or it has parts that the format has no names for: in
-            "timm" and "hf" axial attention (D.6) and positions other than "1d" (D.4).
+            "npz" a plain ViT of a later paper, in "timm" and "hf" axial attention (D.6)
+            and positions other than "1d" (D.4).
         OSError: if the disk is full or the folder not writable.
     """
     if format not in FORMATS or numbering not in ("pre-linen", "linen"):
@@ -76,6 +77,7 @@ def save(
     _check_ending(path, format)
     tensors = _tensors(model, format)
     if format == "npz":
+        _check_npz(config_of(model))
         _warn_of_untold(model, tensors, path)
         written: dict[str, Any] = _npz(tensors, numbering)
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -178,6 +180,13 @@ def _npz(tensors: Mapping[str, np.ndarray], numbering: str) -> dict[str, np.ndar
     }
 
 
+def _check_npz(config: Any) -> None:
+    """Raises for a model that the official code cannot build."""
+    family = family_of(config)
+    if not family.npz:
+        raise refuse("npz", f"{family.title}, which the official code cannot build")
+
+
 def _warn_of_untold(
     model: keras.Model, tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:
@@ -227,9 +236,11 @@ def _pooled(
     return dataclasses.replace(config, classifier=kinds[classifier])
 
 
-def _warn_of_numerics(config: Any, library: str) -> None:
+def _warn_of_numerics(config: Any, library: str, layout: Layout) -> None:
     """What the library computes otherwise, whatever its config says."""
     theirs = configs.numerics_of(config, library)
+    if layout.epsilon is not None:
+        theirs["layer_norm_epsilon"] = layout.epsilon
     if library == "hf":
         theirs.pop("layer_norm_epsilon", None)  # Its config says it.
     for stated in ("gelu", "activation"):  # In both configs.
@@ -292,7 +303,8 @@ def _layout(
     model: keras.Model, config: Any, tensors: dict[str, np.ndarray], format: str
 ) -> tuple[Layout, int]:
     """The family's layout of another library, and K (0 without a head)."""
-    classes = len(tensors["head/bias"]) if "head/bias" in tensors else 0
+    head = tensors.get("head/kernel")
+    classes = 0 if head is None else head.shape[-1]
     family = family_of(config)
     if family.has_patches:
         check_one_size(model)
@@ -301,7 +313,7 @@ def _layout(
     layout: Layout = family.layouts[format](
         config, tensors, model.input_shape[1:3], classes
     )
-    _warn_of_numerics(config, format)
+    _warn_of_numerics(config, format, layout)
     return layout, classes
 
 

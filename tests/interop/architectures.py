@@ -1,10 +1,12 @@
 """Every architecture of timm's ViT and BiT modules, tiny, read by us and compared.
 
-`python -m tests.interop.architectures [PATTERN]` prints the table: outputs, features
-and gradients of each architecture, and how many of timm's pretrained tags they are.
+`python -m tests.interop.architectures [PATTERN]` prints the table: outputs and features
+in float32, outputs and gradients in float64, and how many of timm's pretrained tags
+they are.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -13,6 +15,7 @@ import re
 import sys
 import tempfile
 import warnings
+from unittest import mock
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -35,18 +38,26 @@ MODULES = (
     "resnetv2",
 )
 BIT = {"layers": [1, 1, 1, 1], "channels": [128, 256, 512, 1024], "stem_chs": 32}
-STEM = 1e-2  # A stem's GroupNorm of two places amplifies rounding (docs/exact.md).
+# A gradient that is zero in exact arithmetic, in shares of the model's largest: that
+# of a key bias, which adds as much to all logits of a query.
+ZERO = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How one architecture compares, or why it is refused."""
+    """How one architecture compares, or why it is refused.
+
+    Outputs and features are of float32, `exact` of outputs in float64, gradients of
+    float64. `rotary`: timm and transformers compute its angles in float32 in any case.
+    """
 
     architecture: str
     tags: int
     outputs: float | None = None
     features: float | None = None
+    exact: float | None = None
     gradients: float | None = None
+    rotary: bool = False
     family: str = ""
     refused: str = ""
 
@@ -97,72 +108,93 @@ def scaled(pixels):
     return (pixels.astype("float32") - 127.5) / 127.5
 
 
-def their_gradients(model, pixels, upstream):
-    """Outputs, and the gradients of all parameters, of a torch model."""
-    images = np.ascontiguousarray(scaled(pixels).transpose(0, 3, 1, 2))
+@contextlib.contextmanager
+def float64():
+    """Keras computes in float64, which it rounds to float32 on torch otherwise."""
+    types = vars(sys.modules[keras.backend.result_type.__module__])
+    with mock.patch.dict(types["BIT64_TO_BIT32_DTYPE"], float64="float64"):
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        try:
+            yield
+        finally:
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy("float32")
+
+
+def channels_first(images):
+    """A torch tensor of images of ours."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def their_gradients(model, function, images):
+    """Outputs, the upstream gradient and the gradients of all parameters, in float64.
+
+    `function` makes outputs of a torch model and images.
+    """
+    model = model.double()
     model.zero_grad()
-    outputs = model(torch.from_numpy(images))
-    if upstream is None:
-        upstream = torch.from_numpy(
-            np.random.default_rng(1).normal(size=outputs.shape).astype("float32")
-        )
+    outputs = function(model, channels_first(images).double())
+    upstream = torch.from_numpy(np.random.default_rng(1).normal(size=outputs.shape))
     (outputs * upstream).sum().backward()
-    named = {
-        name: at.grad.numpy() if at.grad is not None else np.zeros(at.shape, "float32")
-        for name, at in model.named_parameters()
-    }
-    return outputs.detach().numpy(), upstream, named
+    return (
+        outputs.detach().numpy(),
+        upstream,
+        {
+            name: np.zeros(at.shape) if at.grad is None else at.grad.numpy()
+            for name, at in model.named_parameters()
+        },
+    )
 
 
-def our_gradients(model, pixels, upstream):
-    """The same of ours: gradients by canonical name."""
-    for variable in model.trainable_variables:
-        variable.value.grad = None
-    outputs = model(keras.ops.convert_to_tensor(scaled(pixels)), training=False)
-    (outputs * upstream).sum().backward()
+def our_gradients(folder, images, upstream):
+    """The config, outputs, and gradients by canonical name, in float64."""
+    with float64():
+        model = keras_vit.from_checkpoint(folder, image_size=images.shape[1:3])
+        outputs = model(keras.ops.convert_to_tensor(images.astype("float64")))
+        assert outputs.dtype == torch.float64
+        (outputs * upstream).sum().backward()
     found = {}
     for entry in variables.entries(model):
         gradient = entry.variable.value.grad
-        gradient = (
-            torch.zeros_like(entry.variable.value) if gradient is None else gradient
-        )
-        split = dataclasses.replace(entry, variable=gradient.numpy()).split()
-        found |= split
-    return outputs.detach().numpy(), found
+        if gradient is None:
+            gradient = torch.zeros_like(entry.variable.value)
+        found |= dataclasses.replace(entry, variable=gradient.numpy()).split()
+    return model.config, outputs.detach().numpy(), found
 
 
 def gradient_difference(ours, theirs, where, patches, config):
-    """The largest difference of any tensor's gradient, in shares of its own scale.
+    """The largest difference of any tensor's gradient, in shares of its own largest.
 
     Theirs are brought under canonical names as the parameters were: the layouts
-    are linear. A row that stands for no parameter of theirs is left out.
+    are linear. Zeros that stand for a parameter they do not have are left out.
     """
-    heads, map_heads = (
-        getattr(config, "num_heads", 1),
-        getattr(config, "map_heads", None),
-    )
     read = names.canonical(
-        theirs, where, heads=heads, map_heads=map_heads, patches=patches
+        theirs,
+        where,
+        heads=getattr(config, "num_heads", 1),
+        map_heads=getattr(config, "map_heads", None),
+        patches=patches,
     )
-    if getattr(config, "layer_scale", None) is None and not isinstance(
-        config, keras_vit.PlainViTConfig
-    ):
+    own = read.tensors.keys()
+    if not isinstance(config, keras_vit.PlainViTConfig):
         read = names.as_paper(read)
-    scale = max(np.abs(at).max() for at in read.tensors.values())
+    expected = {name: read.tensors[name] for name in own}
+    if getattr(config, "classifier", "") == "distilled" and "head/kernel" in own:
+        # Our kernel is half of theirs, our bias half of the sum of their two.
+        expected["head/kernel"] = 4 * expected["head/kernel"]
+        expected["head/bias"] = 2 * expected["head/bias"]
+    zero = ZERO * max(np.abs(at).max() for at in expected.values())
     worst = 0.0
-    for name, gradient in read.tensors.items():
-        if name.endswith("/bias") and not gradient.any():
-            continue  # Zeros that stand for a bias they do not have.
-        if getattr(config, "classifier", "") == "distilled" and "head" in name:
-            continue  # Two heads of theirs, each halved, are one of ours.
-        own = ours[name]
-        if name == variables.POSITIONS and own.shape == gradient.shape:
+    for name, gradient in expected.items():
+        found = ours[name]
+        if name == variables.POSITIONS:  # MAE's are not trained, others have no row.
             used = np.abs(gradient).max(axis=(0, 2)) > 0
-            if not used.any():
-                continue  # MAE's are not trained.
-            own, gradient = own[:, used], gradient[:, used]
-        size = max(np.abs(gradient).max(), 0.05 * scale)
-        worst = max(worst, float(np.abs(own - gradient).max() / size))
+            gradient, found = gradient[:, used], found[:, used]
+        difference = np.abs(found - gradient).max(initial=0.0)
+        size = np.abs(gradient).max(initial=0.0)
+        if max(size, difference) > zero:
+            worst = max(worst, float(difference / size))
     return worst
 
 
@@ -202,14 +234,13 @@ def compare(name, folder, seed=3):
     except ValueError as error:
         family = timm_names.family_refused(name)
         return dataclasses.replace(result, refused=family or str(error))
-    theirs, upstream, gradients = their_gradients(model, pixels, None)
-    outputs, own = our_gradients(ours, pixels, upstream)
+    images = scaled(pixels)
+    tensor = channels_first(images)
     with torch.no_grad():
-        images = torch.from_numpy(
-            np.ascontiguousarray(scaled(pixels).transpose(0, 3, 1, 2))
-        )
-        before = model.forward_head(model.forward_features(images), pre_logits=True)
-    found = features.predict(scaled(pixels), verbose=0)
+        theirs = model(tensor).numpy()
+        before = model.forward_head(model.forward_features(tensor), pre_logits=True)
+    outputs = ours.predict(images, verbose=0)
+    found = features.predict(images, verbose=0)
     before = (
         np.concatenate([np.asarray(at) for at in before], -1)
         if isinstance(before, tuple)
@@ -220,26 +251,29 @@ def compare(name, folder, seed=3):
     if before.ndim == 4:
         before = before.mean((2, 3))
     grid = [side // getattr(ours.config, "stride", 1) for side in pixels.shape[1:3]]
+    double, upstream, gradients = their_gradients(model, lambda at, x: at(x), images)
+    config, own_double, own = our_gradients(folder, images, upstream)
     return dataclasses.replace(
         result,
         outputs=relative(outputs, theirs),
         features=relative(found.reshape(before.shape), before),
-        gradients=gradient_difference(
-            own, gradients, name, math.prod(grid), ours.config
-        ),
-        family=type(ours.config).__name__,
+        exact=relative(own_double, double),
+        gradients=gradient_difference(own, gradients, name, math.prod(grid), config),
+        rotary=getattr(config, "rotary", None) is not None,
+        family=type(config).__name__,
     )
 
 
 def table(results):
     """The lines of all results, and the counts below them."""
-    lines = [f"{'architecture':44} tags   outputs  features gradients  config"]
+    lines = [f"{'architecture':44} tags   outputs  features exact    gradients  config"]
     for at in results:
         if at.refused:
             reason = re.sub(r"\s+", " ", at.refused)
             lines.append(f"{at.architecture:44} {at.tags:4}   refused: {reason[:110]}")
         else:
-            numbers = f"{at.outputs:.1e}   {at.features:.1e}   {at.gradients:.1e}"
+            compared = (at.outputs, at.features, at.exact, at.gradients)
+            numbers = "  ".join(f"{number:.1e}" for number in compared)
             lines.append(f"{at.architecture:44} {at.tags:4}   {numbers}  {at.family}")
     read = sum(at.tags for at in results if not at.refused)
     lines.append(f"{read} of {sum(at.tags for at in results)} pretrained tags are read")

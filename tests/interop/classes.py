@@ -1,9 +1,11 @@
 """Classes of transformers, tiny, read by us and compared.
 
-`python -m tests.interop.classes [PATTERN]` prints the table: outputs and gradients.
+`python -m tests.interop.classes [PATTERN]` prints the table: outputs in float32,
+outputs and gradients in float64.
 """
 
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -14,17 +16,18 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 from tests.interop import making  # isort: skip  First: it lets torchvision be imported.
 
-import numpy as np
 import torch
 import transformers
 
 import keras_vit
 from tests.interop.architectures import (
     Result,
+    channels_first,
     gradient_difference,
     our_gradients,
     relative,
     scaled,
+    their_gradients,
 )
 
 SIZES = {
@@ -178,27 +181,21 @@ def compare(case, folder, seed=5):
         ours = keras_vit.from_checkpoint(folder, image_size=(24, 24))
     except ValueError as error:
         return dataclasses.replace(result, refused=str(error))
-    images = torch.from_numpy(
-        np.ascontiguousarray(scaled(pixels).transpose(0, 3, 1, 2))
+    images = scaled(pixels)
+    with torch.no_grad():
+        theirs = outputs_of(model, channels_first(images), what).numpy()
+    outputs = ours.predict(images, verbose=0)
+    double, upstream, written = their_gradients(
+        model, functools.partial(outputs_of, kind=what), images
     )
-    model.zero_grad()
-    theirs = outputs_of(model, images, what)
-    upstream = np.random.default_rng(1).normal(size=tuple(theirs.shape))
-    upstream = torch.from_numpy(upstream.astype("float32"))
-    (theirs * upstream).sum().backward()
-    written = {
-        at: value.grad.numpy()
-        if value.grad is not None
-        else np.zeros(value.shape, "f4")
-        for at, value in model.named_parameters()
-    }
-    outputs, own = our_gradients(ours, pixels, upstream)
+    config, own_double, own = our_gradients(folder, images, upstream)
     return dataclasses.replace(
         result,
-        outputs=relative(outputs, theirs.detach().numpy()),
-        features=0.0,
-        gradients=hf_gradients(own, written, ours.config, model, folder),
-        family=type(ours.config).__name__,
+        outputs=relative(outputs, theirs),
+        exact=relative(own_double, double),
+        gradients=hf_gradients(own, written, config, model, folder),
+        rotary=getattr(config, "rotary", None) is not None,
+        family=type(config).__name__,
     )
 
 
@@ -237,10 +234,8 @@ def main(pattern="."):
         if at.refused:
             print(f"{case:44} {at.refused[:400]}", flush=True)
         else:
-            print(
-                f"{case:44} {at.outputs:.1e}   {at.gradients:.1e}  {at.family}",
-                flush=True,
-            )
+            numbers = f"{at.outputs:.1e}  {at.exact:.1e}  {at.gradients:.1e}"
+            print(f"{case:44} {numbers}  {at.family}", flush=True)
     read = sum(not at.refused for at in results)
     print(f"{read} of {len(results)} cases are read")
 

@@ -11,6 +11,9 @@ from tests.interop import architectures
 
 ATOL = 1e-5
 STEMS = 1e-4  # A hybrid's whole stem, standardised kernels and norms, in float32.
+# In float64; outputs of DeiT's two heads, whose biases are added in float32.
+EXACT, HEADS = 1e-11, 1e-8
+ANGLES = 2e-6  # In float64, of rotary angles that timm computes in float32.
 RESULTS = {}
 
 
@@ -24,8 +27,8 @@ def test_outputs_features_and_gradients(name, tmp_path):
     limit = STEMS if stem else ATOL
     assert result.outputs <= limit
     assert result.features <= limit
-    if not stem:  # The stem's norms of few places amplify them.
-        assert result.gradients <= limit
+    assert result.exact <= (ANGLES if result.rotary else HEADS)
+    assert result.gradients <= (ANGLES if result.rotary else EXACT)
 
 
 def test_configs_of_all_tags(tmp_path):

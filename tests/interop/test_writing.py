@@ -1,6 +1,7 @@
 """What we write, read by timm and transformers."""
 
 import dataclasses
+import json
 
 import keras
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 import transformers
 
 import keras_vit
-from keras_vit import weights
+from keras_vit import PlainViTConfig, RotaryConfig, weights
 from keras_vit.configs import ResNetConfig, ViTConfig, numerics_of
 from keras_vit.families import family_of
 from tests.interop import making
+from tests.interop.classes import outputs_of
 
 ATOL = 1e-4
 VIT = ViTConfig(patch_size=8, num_layers=2, hidden_size=16, mlp_dim=40, num_heads=4)
@@ -33,7 +35,13 @@ def model_of(config, numerics, size=(32, 48), classes=5, channels=3, **changes):
     """A model with random values that computes as the library does, but for changes."""
     config = dataclasses.replace(config, **numerics_of(config, numerics) | changes)
     make = family_of(config).build
-    model = make(config, image_size=size, num_classes=classes, num_channels=channels)
+    return filled(
+        make(config, image_size=size, num_classes=classes, num_channels=channels)
+    )
+
+
+def filled(model):
+    """A model with random values."""
     random = np.random.default_rng(0)
     for variable in model.weights:
         noise = random.standard_normal(variable.shape)
@@ -78,6 +86,122 @@ HF = {
     "distilled": (vit(classifier="distilled"), {}),
     "BiT-R50": (BIT, {"size": (40, 56)}),
     "BiT of two stages": (ResNetConfig(num_layers=(1, 1), width=32), {}),
+}
+
+
+def plain(**fields):
+    sizes = {"patch_size": 8, "num_layers": 2, "hidden_size": 16, "num_heads": 4}
+    return PlainViTConfig(**{**sizes, "mlp_dim": 32, **fields})
+
+
+CLIP = {"pre_norm": True, "patch_bias": False, "layer_norm_epsilon": 1e-5}
+MEAN = {"classifier": "gap", "final_norm": False, "head_norm": True}
+EVA = MEAN | {"num_registers": 1, "qkv_bias": "qv"}
+GATED = {"gated_mlp": True, "activation": "silu"}
+DINOV3 = {
+    "rotary": RotaryConfig(kind="centered", temperature=100.0, half=True),
+    "layer_scale": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "num_registers": 2,
+    "position": "none",
+    "qkv_bias": "none",
+}
+PE = RotaryConfig(reference_grid=(3, 3), offset=1.0, order="xy")
+MIXED = RotaryConfig(kind="mixed", temperature=10.0, order="xy")
+BEIT = {"relative_position": True, "qkv_bias": "qv", "position": "none"}
+BEIT |= {"layer_scale": 1e-5}
+PLAIN_TIMM = {  # case: (config, classes)
+    "CLIP": (plain(**CLIP, activation="quick_gelu"), 5),
+    "DINOv2, gated": (plain(layer_scale=1e-5, **GATED), 5),
+    "EVA": (plain(**EVA), 5),
+    "EVA, normed MLP": (plain(**EVA, mlp_norm=True), 5),
+    "EVA-02": (plain(**EVA, **GATED, mlp_norm=True, rotary=RotaryConfig()), 5),
+    "EVA-02, attention normed": (
+        plain(
+            **EVA | GATED,
+            mlp_norm=True,
+            attention_norm=True,
+            rotary=RotaryConfig(reference_grid=(2, 3)),
+        ),
+        None,
+    ),
+    "EVA-02, gate packed": (plain(**EVA, **GATED, rotary=RotaryConfig()), 5),
+    "EVA-02, post-norm": (plain(qkv_bias="qv", post_norm=True), 5),
+    "DINOv3": (plain(**DINOV3), 5),
+    "DINOv3, biases": (plain(**DINOV3 | {"qkv_bias": "full"}), None),
+    "PE": (
+        plain(
+            **CLIP,
+            classifier="map",
+            num_registers=1,
+            pool_prefix=True,
+            map_heads=2,
+            map_mlp_dim=48,
+            rotary=PE,
+        ),
+        5,
+    ),
+    "ROPE-ViT": (plain(layer_scale=1e-5, position="none", rotary=MIXED), 5),
+    "ROPE-ViT, positions": (plain(rotary=MIXED), 5),
+    "BEiT": (plain(**BEIT, num_registers=1, **MEAN), 5),
+    "BEiT, token": (plain(**BEIT), None),
+    "BEiT, gated": (plain(**BEIT, **GATED, mlp_norm=True), 5),
+    "BEiT, positions": (plain(**BEIT | {"position": "1d"}), 5),
+}
+DINOV2 = {"layer_scale": 1e-5}
+BOTH = {"classifier": "token_gap"}
+PLAIN_HF = {  # case: (config, classes, what is compared, image size)
+    "CLIP": (plain(**CLIP, activation="quick_gelu"), None, "pooled", (32, 32)),
+    "CLIP, projection": (
+        plain(**CLIP | {"head_bias": False, "layer_norm_epsilon": 1e-6}),
+        5,
+        "embeds",
+        (32, 32),
+    ),
+    "DINOv2": (plain(**DINOV2), None, "pooled", (32, 32)),
+    "DINOv2, classes": (plain(**DINOV2, **BOTH), 5, "logits", (32, 32)),
+    "DINOv2, gated": (
+        plain(**DINOV2, **GATED, **BOTH | {"mlp_dim": 24}),
+        5,
+        "logits",
+        (32, 32),
+    ),
+    "DINOv2, registers": (
+        plain(**DINOV2, num_registers=3, position_tokens=1, qkv_bias="none"),
+        None,
+        "pooled",
+        (32, 32),
+    ),
+    "DINOv2, registers, classes": (
+        plain(**DINOV2, **BOTH, num_registers=3, position_tokens=1),
+        5,
+        "logits",
+        (32, 32),
+    ),
+    "DINOv3": (plain(**DINOV3), None, "pooled", (32, 48)),
+    "DINOv3, gated": (
+        plain(**DINOV3 | GATED | {"qkv_bias": "qv", "mlp_bias": False}),
+        None,
+        "pooled",
+        (32, 48),
+    ),
+    "BEiT": (plain(**BEIT, **MEAN, num_registers=1), 5, "logits", (32, 32)),
+    "BEiT, no head": (plain(**BEIT, **MEAN, num_registers=1), None, "pooled", (32, 32)),
+    "BEiT, token": (
+        plain(**BEIT | {"layer_scale": None}),
+        5,
+        "logits",
+        (32, 32),
+    ),
+    "BEiT, positions": (
+        plain(**BEIT | {"position": "1d", "relative_position": False}),
+        5,
+        "logits",
+        (32, 32),
+    ),
+    "I-JEPA": (vit(classifier="gap"), 5, "logits", (32, 48)),
+    "I-JEPA, no head": (vit(classifier="gap"), None, "mean", (32, 48)),
+    "SigLIP": (vit(classifier="map"), None, "pooled", (32, 32)),
 }
 
 
@@ -128,6 +252,59 @@ def test_hf(case, tmp_path, agree):
     again = keras_vit.from_checkpoint(tmp_path, image_size=size)
     for ours, read in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, read)
+
+
+def read_back(path, model, size):
+    """Ours, with the same config, facts and values."""
+    again = keras_vit.from_checkpoint(path, image_size=size)
+    assert again.config == model.config
+    assert again.preprocessing == model.preprocessing
+    for ours, read in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, read)
+
+
+@pytest.mark.parametrize("case", PLAIN_TIMM)
+def test_plain_vits_by_timm(case, tmp_path, agree):
+    config, classes = PLAIN_TIMM[case]
+    model = filled(
+        keras_vit.plain_vit(config, image_size=(32, 48), num_classes=classes)
+    )
+    weights.save(model, tmp_path, format="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    compare(f"timm reads {case}", model, theirs, agree)
+    read_back(tmp_path, model, (32, 48))
+
+
+@pytest.mark.parametrize("case", PLAIN_HF)
+def test_plain_vits_by_transformers(case, tmp_path, agree):
+    config, classes, what, size = PLAIN_HF[case]
+    if isinstance(config, ViTConfig):
+        config = dataclasses.replace(config, gelu="erf", layer_norm_epsilon=1e-6)
+    make = family_of(config).build
+    model = filled(make(config, image_size=size, num_classes=classes))
+    weights.save(model, tmp_path, format="hf")
+    (name,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    theirs, info = getattr(transformers, name).from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not info["unexpected_keys"]
+    assert not info["missing_keys"]
+    pixels = keras_vit.preprocess_input(making.images(1, *size))
+    ours = model.predict(pixels, verbose=0)
+    with torch.no_grad():
+        tensor = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+        expected = outputs_of(theirs.eval(), tensor, what).numpy()
+    agree(f"transformers reads {case}", ours, expected, ATOL)
+    read_back(tmp_path, model, size)
+
+
+def test_images_that_transformers_computes_otherwise_are_refused(tmp_path):
+    """It reads DINOv2's table as a square, and BEiT's with its sides exchanged."""
+    for config in (plain(**DINOV2), plain(**BEIT), vit(classifier="map")):
+        make = family_of(config).build
+        model = make(config, image_size=(32, 48), num_classes=None)
+        with pytest.raises(ValueError, match="whose images are square there"):
+            weights.save(model, tmp_path, format="hf")
 
 
 class TokenOf(torch.nn.Module):

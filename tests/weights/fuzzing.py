@@ -1,9 +1,9 @@
-"""Reads damaged copies of checkpoints: `python fuzzing.py COPIES FOLDER...`.
+"""Reads damaged copies of checkpoints: `python fuzzing.py SEED COPIES FOLDER...`.
 
 Every folder is one checkpoint with all its files. COPIES times some bytes of one of
 them are damaged, or a value of a JSON; as often, the tensors of a whole file are
-renamed, reshaped and left out. Each copy is read and goes into a model. A line of JSON
-a folder says what they came to.
+renamed, reshaped and left out. Each tensor is a scalar once. Each copy is read and
+assigned to a model. The outcomes of a folder are printed as a line of JSON.
 
 Run by `test_fuzz.py` in a process of its own, without TensorFlow: a crash is then seen,
 memory can be limited, and the process that reads HDF5 can be a fork, not a new Python.
@@ -98,9 +98,11 @@ import keras_vit  # noqa: E402
 from keras_vit.weights import (  # noqa: E402
     checkpoint,
     download,
+    hashes,
     reading,
     tensors,
 )
+from tests.weights.damage import damage  # noqa: E402
 
 OPEN = reading._open
 
@@ -115,34 +117,6 @@ def fork(command, **_):
         for name in ("out", "err")
     )
     return subprocess.CompletedProcess(command, code, out, err)
-
-
-def damage(content, rng):
-    """One to four bytes changed in place; of every third copy, parts moved as well.
-
-    Half of the places are near the beginning or the end, where formats keep tables.
-    """
-    content = bytearray(content)
-    in_place = rng.randrange(3)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(content))
-        edge = rng.randrange(min(len(content), 4096))
-        at = rng.choice((at, at, edge, len(content) - 1 - edge))
-        size = rng.randint(1, 64)
-        if in_place:
-            flipped = content[at] ^ 1 << rng.randrange(8)
-            content[at] = rng.choice((flipped, 0, 255, rng.randrange(256)))
-            continue
-        kind = rng.choice(("cut", "insert", "delete", "repeat"))
-        if kind == "cut":
-            del content[max(at, 1) :]
-        elif kind == "insert":
-            content[at:at] = rng.randbytes(size)
-        elif kind == "delete":
-            del content[at : at + min(size, len(content) - 1)]
-        else:
-            content[at:at] = content[at : at + size]
-    return bytes(content)
 
 
 def misled(content, rng):
@@ -221,8 +195,8 @@ def outcome(source, expected, raw, model):
     """
     before = None
     try:
-        if download._recorded(source) is not None:
-            download._verify(source, None)
+        if hashes.recorded(source) is not None:
+            download._verify(source, None, ())
         found = reading.read(source)
         if architecture(found) == architecture(expected):
             before = model.get_weights()
@@ -277,7 +251,7 @@ def attempt(counts, bugs, what, *arguments):
     return time.perf_counter() - start
 
 
-def case(folder, copies):
+def case(folder, seeds):
     """Prints what the copies of one checkpoint came to; ends the process."""
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     spoilt = SCRATCH / folder.name
@@ -296,9 +270,9 @@ def case(folder, copies):
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, give_up)
     descriptors = os.listdir("/proc/self/fd")
-    in_bytes, in_tensors, bugs = (collections.Counter() for _ in range(3))
+    in_bytes, in_tensors, scalars, bugs = (collections.Counter() for _ in range(4))
     slowest, began = 0.0, time.perf_counter()
-    for seed in range(copies):
+    for seed in seeds:
         rng = random.Random(seed)
         name = rng.choice(list(files))
         change = misled if name.endswith(".json") and rng.randrange(2) else damage
@@ -306,21 +280,31 @@ def case(folder, copies):
         arguments = f"{name} with seed {seed}", source, expected, raw, model
         slowest = max(slowest, attempt(in_bytes, bugs, *arguments))
         (spoilt / name).write_bytes(files[name])
-    for seed in range(copies):
+    for seed in seeds:
         other = tampered(whole, random.Random(seed))
         reading._open = lambda path, other=other: contextlib.nullcontext(other)
         arguments = f"tensors with seed {seed}", source, expected, None, model
         slowest = max(slowest, attempt(in_tensors, bugs, *arguments))
+    for name in whole:
+        other = whole | {name: np.float32(1)}
+        reading._open = lambda path, other=other: contextlib.nullcontext(other)
+        arguments = f"a scalar {name}", source, expected, None, model
+        slowest = max(slowest, attempt(scalars, bugs, *arguments))
     if len(os.listdir("/proc/self/fd")) != len(descriptors):
         bugs["descriptors leak"] += 1
-    report = {"bytes": in_bytes, "tensors": in_tensors, "bugs": bugs}
+    report = {
+        "bytes": in_bytes,
+        "tensors": in_tensors,
+        "scalars": scalars,
+        "bugs": bugs,
+    }
     seconds = round(time.perf_counter() - began, 1)
     report |= {"slowest": round(slowest, 3), "seconds": seconds}
     print(json.dumps({"name": folder.name, **report}), flush=True)
     os._exit(0)
 
 
-def main(copies, folders):
+def main(seeds, folders):
     """Runs every case in a process of its own; one that crashes prints nothing."""
     warnings.simplefilter("ignore")  # RuntimeWarning: values have overflowed.
     tensors.subprocess = SimpleNamespace(
@@ -330,11 +314,13 @@ def main(copies, folders):
         for folder in folders:
             pid = os.fork()
             if not pid:
-                case(folder, copies)
+                case(folder, seeds)
             os.waitpid(pid, 0)
     finally:
         shutil.rmtree(SCRATCH)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    seed, copies, *names = sys.argv[1:]
+    seeds = range(int(seed), int(seed) + int(copies))
+    main(seeds, [Path(name) for name in names])

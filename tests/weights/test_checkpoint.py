@@ -135,6 +135,17 @@ def test_non_square_positions(tmp_path):
         np.testing.assert_allclose(table[:, column], mixed, atol=1e-6)
 
 
+@pytest.mark.parametrize("classifier", ["token", "gap"])
+def test_relative_offsets_give_the_number_of_patches(classifier, tmp_path):
+    """T tokens have 2T - 1 offsets (D.4)."""
+    model = mini(image_size=(48, 48), classifier=classifier, position="relative")
+    weights.save(model, tmp_path / "relative.npz")
+    assert checkpoint.read(tmp_path / "relative.npz").num_positions == 9
+    again = keras_vit.from_checkpoint(tmp_path / "relative.npz")
+    assert again.input_shape == (None, 48, 48, 3)
+    assert same(values(again), values(model))
+
+
 @pytest.mark.parametrize(("old", "new"), [(28, 14), (32, 16), (16, 30), (24, 22)])
 def test_sizes_for_which_scipy_zoom_writes_zeros(old, new):
     ones = np.ones((1, old * old, 2), np.float32)

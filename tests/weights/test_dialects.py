@@ -17,6 +17,7 @@ from keras_vit.models import plain_vit
 from keras_vit.weights import torch_layouts
 from keras_vit.weights.architecture import config_of
 from tests.conftest import REFERENCE
+from tests.weights import dialects
 
 DIALECTS = REFERENCE.parent / "dialects"
 
@@ -628,6 +629,20 @@ def test_tokens_without_positions_are_as_stated(embedded, patches, tmp_path):
     assert read.input_shape == (None, side, side, 3)
 
 
+def test_a_square_that_counts_the_class_token_is_no_silent_guess(tmp_path):
+    """25 rows: a class token and 4 x 6 patches were read as 5 x 5 patches."""
+    config = dataclasses.replace(TINY, gelu="erf")
+    model = keras_vit.vit(config, image_size=(16, 24), num_classes=3)
+    weights.save(model, tmp_path, format="timm")
+    (tmp_path / "config.json").unlink()
+    told = {"num_heads": 4, "image_size": (16, 24)}
+    with pytest.warns(UserWarning, match=r"25 patches.* give grid=\(rows, columns\)"):
+        keras_vit.from_checkpoint(tmp_path, **told)
+    read = keras_vit.from_checkpoint(tmp_path, grid=(4, 6), **told)  # No warning.
+    for ours, theirs in zip(model.get_weights(), read.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("name", ["timm_eva02", "timm_dinov3", "hf_dinov3"])
 def test_rotary_positions_are_never_guessed(name, tmp_path):
     """Without its config.json no tensor shows them: they would be left out silently."""
@@ -636,12 +651,14 @@ def test_rotary_positions_are_never_guessed(name, tmp_path):
     rotary = config_of(keras_vit.from_checkpoint(folder)).rotary
     (folder / "config.json").unlink()
     told = {"num_heads": 4, "image_size": images.shape[1:3]}
+    if name != "hf_dinov3":
+        told["grid"] = (4, 6)
     with pytest.raises(ValueError, match=r"positions may be rotary.*give rotary="):
         keras_vit.from_checkpoint(folder, **told)
     epsilon = 1e-6 if name == "timm_eva02" else 1e-5
     told |= {"layer_norm_epsilon": epsilon, "rotary": rotary}
     if name != "hf_dinov3":
-        told |= {"classifier": "gap", "grid": (4, 6)}
+        told["classifier"] = "gap"
     model = keras_vit.from_checkpoint(folder, **told)
     np.testing.assert_allclose(outputs(model, images), theirs, atol=ATOL)
     none = keras_vit.from_checkpoint(folder, **told | {"rotary": None})
@@ -767,3 +784,15 @@ def test_our_own_config_states_the_fields_of_later_papers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated | {"gated_mlp": 1}))
     with pytest.raises(ValueError, match=r"gated_mlp .* to be true or false"):
         keras_vit.from_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["timm_eva02", "timm_clip", "hf_dinov3"])
+def test_an_npz_has_no_names_for_later_plain_vits(name, tmp_path):
+    """EVA-02 lost its rotary positions in one, without a warning."""
+    write = next(at for at in dialects.DIALECTS if at.__name__ == name)
+    (tmp_path / "there").mkdir()
+    write(tmp_path / "there")
+    model = keras_vit.from_checkpoint(tmp_path / "there")
+    with pytest.raises(ValueError, match=r"format='npz' has names for.*later paper"):
+        keras_vit.weights.save(model, tmp_path / "x.npz")
+    assert not (tmp_path / "x.npz").exists()

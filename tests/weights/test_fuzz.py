@@ -33,7 +33,7 @@ def reports(tmp_path_factory):
     script = Path(__file__).with_name("fuzzing.py")
     runs = [
         subprocess.Popen(
-            [sys.executable, "-P", script, str(COPIES), *folders[i::PROCESSES]],
+            [sys.executable, "-P", script, "0", str(COPIES), *folders[i::PROCESSES]],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,5 +54,6 @@ def test_damaged_copies(write, reports):
     assert not report["bugs"], reports[1]
     assert sum(report["bytes"].values()) == sum(report["tensors"].values()) == COPIES
     assert report["bytes"]["refused"]
+    assert report["scalars"]["refused"]
     if write.__name__.startswith(("npz", "known")):  # A CRC or hash guards every value.
         assert "changed" not in report["bytes"]

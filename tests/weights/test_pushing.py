@@ -57,6 +57,7 @@ def test_what_is_pushed_is_read_back(hub, token, tmp_path):
     assert "| source | hf://google/vit-tiny |" in card
     assert r"| data | a\|b |" in card
     assert 'keras_vit.from_checkpoint("hf://user/mine")' in card
+    assert "from transformers import ViTForImageClassification\n" in card
     found = metadata(hub, "user/mine", tmp_path)
     assert found["base_model"] == "google/vit-tiny"
     assert found["library_name"] == "transformers"
@@ -98,12 +99,31 @@ def test_names_that_are_none(hub, token, name):
 
 
 def test_a_model_that_the_layout_cannot_hold(hub, token):
-    model = keras_vit.ViT_Ti16(
-        weights=None, input_shape=(32, 32, 3), classes=3, classifier="gap"
-    )
-    with pytest.raises(ValueError, match="hf"):
+    sizes = {"patch_size": 8, "num_layers": 1, "hidden_size": 16, "mlp_dim": 32}
+    config = keras_vit.ViTConfig(**sizes, num_heads=2, position="2d")
+    model = keras_vit.vit(config, image_size=(16, 16), num_classes=3)
+    with pytest.raises(ValueError, match=r"'hf'(.|\n)*'timm'"):
         push(model, "hf://user/mine")
     assert hub.log == []
+
+
+def test_a_model_that_timm_has_and_transformers_has_not(hub, token, tmp_path):
+    config = keras_vit.PlainViTConfig(
+        patch_size=8,
+        num_layers=1,
+        hidden_size=16,
+        mlp_dim=32,
+        num_heads=2,
+        rotary=keras_vit.RotaryConfig(),
+    )
+    model = keras_vit.plain_vit(config, image_size=(16, 16), num_classes=3)
+    push(model, "hf://user/mine")
+    assert metadata(hub, "user/mine", tmp_path)["library_name"] == "timm"
+    card = files(hub, "user/mine")["README.md"].decode()
+    assert 'timm.create_model("hf-hub:user/mine", pretrained=True)' in card
+    again = keras_vit.from_checkpoint("hf://user/mine")
+    assert again.config == config
+    np.testing.assert_allclose(outputs(again), outputs(model), atol=1e-6)
 
 
 def test_offline(hub, token, monkeypatch):

@@ -133,7 +133,7 @@ def saved(model, path, format):
     return {k: v for text in messages for k, v in told(text).items()}, others
 
 
-def expressible(config, num_classes, format):
+def expressible(config, num_classes, image_size, format):
     """Whether the other library has such a model; npz has names for all."""
     if format == "npz":
         return True
@@ -156,6 +156,14 @@ def expressible(config, num_classes, format):
             and not (classifier == "distilled" and config.num_registers)
             and (resnet is None or (resnet.num_layers, resnet.width) == ((), 64))
         )
+    if classifier in ("gap", "map"):  # I-JEPA, and SigLIP's image tower.
+        square = image_size[0] == image_size[1]
+        return (
+            not config.num_registers
+            and config.representation_size is None
+            and resnet is None
+            and (classifier == "gap" or (not num_classes and square))
+        )
     return (
         classifier in ("token", "distilled")
         and not config.num_registers
@@ -170,7 +178,9 @@ def check(config, arguments, format):
     config = config_of(model)  # Without what a model of one layer does not show.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("model.npz" if format == "npz" else "model")
-        if not expressible(config, arguments["num_classes"], format):
+        if not expressible(
+            config, arguments["num_classes"], arguments["image_size"], format
+        ):
             event(f"{format}: refused")
             with pytest.raises(ValueError, match=r"Expected .*Received: ") as caught:
                 saved(model, path, format)

@@ -7,7 +7,7 @@ PYTHONS ?= 3.11 3.12 3.13
 COLAB = benchmarks/colab
 PEERS = keras-vit torch keras-hub flax vit-keras
 
-.PHONY: demo test backends slow slow-one slow-other check format fuzz parity wheels matrix floor colab colab-tpu interop serve-test peers vit-keras-python bench docs clean
+.PHONY: demo quick test backends slow slow-one slow-other check format fuzz parity wheels matrix floor colab colab-tpu interop serve-test peers vit-keras-python bench docs clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
 	$(QUIET) $(BIN)/keras-vit demo --output demo
@@ -17,6 +17,12 @@ SECOND_HALF = tests/training tests/serving tests/data tests/evaluation
 SLOW_HALF = tests/training tests/evaluation
 JAX_HALF = tests/models tests/layers tests/weights tests/inspection tests/test_conformance.py \
   tests/test_reference.py tests/test_self_supervision.py
+
+quick: $(VENV)/dev.done  ## Lint, types, and the tests nearest to what changed.
+	$(MAKE) --jobs=2 --no-print-directory check at-its-end-test-near
+
+test-near:
+	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/near.py $(NEAR)
 
 test: check  ## Lint, types, and the tests on TensorFlow, in two halves for two cores.
 	$(MAKE) --jobs=2 --no-print-directory test-tensorflow at-its-end-test-training
@@ -61,7 +67,7 @@ test-jax-and-torch: $(VENV)/dev.done
 	  tests/test_conformance.py tests/test_reference.py tests/test_self_supervision.py \
 	  tests/test_backend_commands.py tests/training/test_train_step.py \
 	  tests/training/test_features.py tests/training/test_optim.py \
-	  tests/training/test_devices.py tests/training/test_resume.py \
+	  tests/training/test_devices.py tests/training/test_resume.py tests/training/test_replaying.py \
 	  tests/training/test_masked_patches.py
 
 fuzz: $(VENV)/dev.done  ## 10,000 damaged copies of a checkpoint in every format.
@@ -119,7 +125,7 @@ interop: .venv-interop/interop.done  ## timm, transformers and keras-cv beside u
 	  tests/interop/test_keras_cv.py
 
 serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit serve`, 10,000 requests.
-	$(QUIET) KERAS_VIT_REQUESTS=10000 .venv-serve/bin/pytest -q -s -rs tests/serving/test_rest.py \
+	$(QUIET) KERAS_VIT_NO_SKIPS=1 KERAS_VIT_REQUESTS=10000 .venv-serve/bin/pytest -q -s -rs tests/serving/test_rest.py \
 	  tests/serving/test_server.py tests/serving/test_kserve.py tests/serving/test_configs.py
 
 peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that `make bench` has beside ours.

@@ -24,14 +24,12 @@ from keras_vit.configs import VIT_VARIANTS
 from keras_vit.inspection import costs
 from keras_vit.inspection.devices import DAY
 from keras_vit.inspection.devices import DEVICES as PEAKS
-from keras_vit.inspection.planning import CLASSES
+from keras_vit.inspection.planning import CLASSES, IMAGE_BYTES
 from keras_vit.recipes import FINETUNE, IMAGES, PRETRAIN, Recipe
 
 TPU_V3_CORE, A100, H100 = (  # FLOP/s.
     PEAKS[name].teraflops * 1e12 for name in ("TPUv3-core", "A100-80GB", "H100")
 )
-# Bytes of a JPEG of ImageNet: MLPerf Storage's ResNet-50 has 114,660.
-IMAGE_BYTES = 110_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

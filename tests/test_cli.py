@@ -92,13 +92,37 @@ def test_finetune_writes_the_run(photos, trained):
     assert {path.name for path in trained.iterdir()} == {
         "begun.json",
         "best.keras",
+        "certificate.jsonl",
         "checkpoints",
         "history.json",
         "history.jsonl",
+        "manifest.json",
         "model.keras",
         "run.json",
+        "start",
         "tensorboard",
     }
+
+
+def test_a_run_is_verified_and_computed_again(shell, trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    code, out, err = shell("runs", "verify", copy)
+    assert (code, err) == (0, "")
+    assert out.endswith("every file is as it was written\n")
+    code, out, err = shell("runs", "replay", copy, "--to", 6)
+    assert code == 0, err
+    last = out.splitlines()[-3:]
+    assert last == [f"step {step}: bit-equal" for step in (0, 3, 6)]
+    content = bytearray((copy / "model.keras").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / "model.keras").write_bytes(content)
+    code, out, _ = shell("runs", "verify", copy)
+    assert code == 1
+    assert out.splitlines()[-1] == "changed: model.keras"
+    code, _, err = shell("evaluate", "--model", copy)
+    assert code == 1
+    assert "model.keras" in err
+    assert "Restore the file from a copy" in err
 
 
 def test_trained_model_reloads_in_a_fresh_process(trained):
@@ -930,10 +954,10 @@ def test_convert_to_keras_resizes_and_takes_a_new_head(shell, tmp_path):
 
 
 def test_convert_says_what_a_dialect_cannot_hold(shell, tmp_path):
-    gap = str(REFERENCE / "vit_mini_gap.npz")
-    code, _, err = shell("convert", gap, tmp_path / "x", "--to", "hf")
+    hidden = str(REFERENCE / "vit_mini_rep.npz")
+    code, _, err = shell("convert", hidden, tmp_path / "x", "--to", "hf")
     assert code == 1
-    assert "classifier='gap'" in err
+    assert "a head behind pre_logits" in err
     assert not (tmp_path / "x").exists()
     code, _, err = shell(
         *("convert", MINI, tmp_path / "x", "--to", "npz", "--numerics", "timm")

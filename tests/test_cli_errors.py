@@ -17,6 +17,8 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "compare": "nothing nothing",
     "convert": f"{MINI} OUT --to npz",
     "costs": "ViT-Ti/16",
+    "data cache clear": "",
+    "data cache list": "",
     "data pack": "digits OUT",
     "data-size": "--data digits --layers 1 --hidden-size 8 --mlp-dim 8 --heads 1 "
     "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --subset 0.1 "
@@ -34,13 +36,16 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "pretrain": "--data digits --layers 1 --hidden-size 8 --mlp-dim 8 --heads 1 "
     "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --output OUT",
     "recipes": "cifar10",
+    "runs replay": "nothing",
     "runs show": "nothing",
+    "runs verify": "nothing",
     "search": f"EMBEDDINGS PHOTO --weights {MINI} --output OUT/search.html",
     "serve": "OUT",
     "transfer": f"{TRAINING} --runs 1 --output OUT",
     "vtab": f"--show --weights {MINI} --output OUT",
     "weights fetch": "sam --to OUT",
     "weights list": "",
+    "weights lock": "OUT",
     "weights push": f"{MINI} nowhere",
     "weights show": MINI,
 }

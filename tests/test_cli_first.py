@@ -235,7 +235,7 @@ def test_completion(run, shell):
         return complete(run, shell, line)
 
     assert offers("keras-vit fin") == ["finetune"]
-    assert offers("keras-vit weights ") == ["list", "fetch", "show", "push"]
+    assert offers("keras-vit weights ") == ["list", "fetch", "lock", "show", "push"]
     assert offers("keras-vit finetune --mod") == ["--model", "--model-parallel"]
     assert offers("keras-vit finetune --augment ") == ["inception", "flip", "none"]
     assert offers("keras-vit finetune --model ViT-L") == ["ViT-L/16", "ViT-L/32"]

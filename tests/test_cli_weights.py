@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import manifest
 from keras_vit.weights.registry import CHECKPOINTS, find
 from tests.conftest import FIXTURES
 
@@ -165,4 +166,5 @@ def test_convert_of_a_repository(shell, named, tmp_path):
     )
     assert code == 0
     assert f"hf://meta/vit-tiny at commit {named}: " in text
-    assert (tmp_path / "timm" / "model.safetensors").is_file()
+    written = manifest.verify(tmp_path / "timm" / "model.safetensors")
+    assert (written.whole, written.files) == (True, 2)

@@ -1,7 +1,6 @@
 """benchmarks/house.py, and the import circles that it finds: none."""
 
 import ast
-import importlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import keras_vit
 
 pytestmark = pytest.mark.tensorflow_only
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = Path(keras_vit.__file__).parent
 MODULE = '''"""A docstring
 of two lines."""
@@ -33,10 +31,8 @@ def function(self, a, /, b, *rest, c=1, **options):
 
 
 @pytest.fixture
-def house(monkeypatch):
-    """benchmarks/house.py, as it is when it is run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("house")
+def house(script):
+    return script("house")
 
 
 def written(folder, **modules):

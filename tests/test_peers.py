@@ -1,10 +1,8 @@
 """benchmarks/peers.py and sweep.py: ratios, tables, and their processes' answers."""
 
 import dataclasses
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,6 @@ import keras_vit
 
 pytestmark = pytest.mark.tensorflow_only
 
-ROOT = Path(__file__).parents[1]
 SMALL = ["--variant", "ViT-Ti/16", "--image-size", "32", "--batch", "2"]
 # Answers as peer_adapters.py does; dies at an update where told to.
 STANDS_IN = """
@@ -29,10 +26,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def peers(monkeypatch):
-    """benchmarks/peers.py, as it is when it is run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("peers")
+def peers(script):
+    return script("peers")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The model on paper: FLOPs, core-days and bytes against the paper's tables."""
 
-import importlib
 import json
 import re
 import shlex
@@ -16,10 +15,8 @@ PAGE = (ROOT / "docs/scaling.md").read_text()
 
 
 @pytest.fixture
-def scaling(monkeypatch):
-    """benchmarks/scaling.py, as it is when it is run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("scaling")
+def scaling(script):
+    return script("scaling")
 
 
 def test_flops_are_table_6s(scaling):

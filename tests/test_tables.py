@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from keras_vit import configs, paper
 from keras_vit.configs import NUMERICS
 from keras_vit.data import vtab
 from keras_vit.evaluation import comparison
@@ -140,6 +141,127 @@ def test_numerics():
         },
     }
     assert expected == NUMERICS
+
+
+def test_every_variant_of_a_vit():
+    """Table 1 (B, L, H), DeiT's and AugReg's (Ti, S); vit_jax/configs/models.py."""
+    sizes = {
+        "Ti": (12, 192, 768, 3),
+        "S": (12, 384, 1536, 6),
+        "B": (12, 768, 3072, 12),
+        "L": (24, 1024, 4096, 16),
+        "H": (32, 1280, 5120, 16),
+    }
+    names = ("num_layers", "hidden_size", "mlp_dim", "num_heads")
+    found = {
+        size: tuple(fields(row, *names).values())
+        for size, row in configs.TABLE_1.items()
+    }
+    assert found == sizes
+    patches = {
+        "Ti/16": (16, 0.0),
+        "S/16": (16, 0.0),
+        "S/32": (32, 0.0),
+        "B/8": (8, 0.0),
+        "B/16": (16, 0.0),
+        "B/32": (32, 0.0),
+        "L/16": (16, 0.1),
+        "L/32": (32, 0.0),
+        "H/14": (14, 0.1),
+    }
+    expected = {
+        f"ViT-{name}": configs.ViTConfig(
+            **dict(zip(names, sizes[name.partition("/")[0]], strict=True)),
+            patch_size=patch_size,
+            dropout_rate=dropout,
+        )
+        for name, (patch_size, dropout) in patches.items()
+    }
+    assert expected == configs.VIT_VARIANTS
+
+
+def test_table_1_is_the_papers(paper_facts):
+    """The numbers of B, L and H are in the facts taken from the paper."""
+    for size, name in {"B": "Base", "L": "Large", "H": "Huge"}.items():
+        row = configs.TABLE_1[size]
+        numbers = (row.num_layers, row.hidden_size, row.mlp_dim, row.num_heads)
+        line = " | ".join(map(str, (f"ViT-{name}", *numbers)))
+        assert f"| {line} | " in paper_facts
+
+
+def test_every_variant_with_a_resnet():
+    """big_transfer and vit_jax/configs/models.py; R50 is (3, 4, 6, 3)."""
+    hybrids = {
+        "R+ViT-Ti/16": ("Ti", (), 8, 0.0),
+        "R26+ViT-S/32": ("S", (2, 2, 2, 2), 1, 0.0),
+        "R26+ViT-B/32": ("B", (2, 2, 2, 2), 1, 0.0),
+        "R50+ViT-B/16": ("B", (3, 4, 9), 1, 0.1),
+        "R50+ViT-B/32": ("B", (3, 4, 6, 3), 1, 0.1),
+        "R50+ViT-L/16": ("L", (3, 4, 9), 1, 0.1),
+        "R50+ViT-L/32": ("L", (3, 4, 6, 3), 1, 0.1),
+    }
+    expected = {
+        name: dataclasses.replace(
+            configs.TABLE_1[size],
+            patch_size=patch_size,
+            dropout_rate=dropout,
+            resnet=configs.ResNetConfig(
+                num_layers=units,
+                width=64,
+                unit="v1",
+                kernel_epsilon=1e-5,
+                epsilon_outside=True,
+                group_norm_epsilon=1e-6,
+            ),
+        )
+        for name, (size, units, patch_size, dropout) in hybrids.items()
+    }
+    assert expected == configs.HYBRID_VARIANTS
+    resnets = {
+        "BiT-R50x1": ((3, 4, 6, 3), 64),
+        "BiT-R50x2": ((3, 4, 6, 3), 128),
+        "BiT-R50x3": ((3, 4, 6, 3), 192),
+        "BiT-R101x1": ((3, 4, 23, 3), 64),
+        "BiT-R101x3": ((3, 4, 23, 3), 192),
+        "BiT-R152x1": ((3, 8, 36, 3), 64),
+        "BiT-R152x2": ((3, 8, 36, 3), 128),
+        "BiT-R152x4": ((3, 8, 36, 3), 256),
+        "BiT-R200x3": ((3, 24, 36, 3), 192),
+    }
+    found = {
+        name: (row.num_layers, row.width) for name, row in configs.BIT_VARIANTS.items()
+    }
+    assert found == resnets
+    bit = {
+        "unit": "v2",
+        "kernel_epsilon": 1e-10,
+        "epsilon_outside": False,
+        "group_norm_epsilon": 1e-5,
+    }
+    for row in configs.BIT_VARIANTS.values():
+        assert fields(row, *bit) == bit
+    (axial,) = configs.AXIAL_RESNETS.values()
+    assert (axial.num_layers, axial.width, axial.unit) == ((3, 4, 6, 3), 64, "axial")
+    assert {
+        f"Axial-ViT-B/{patch_size}": dataclasses.replace(
+            configs.TABLE_1["B"],
+            patch_size=patch_size,
+            classifier="gap",
+            attention="axial",
+        )
+        for patch_size in (16, 32)
+    } == configs.AXIAL_VARIANTS
+
+
+def test_data_sets_of_figure_5s_average():
+    """The five of which Table 7 prints the average."""
+    assert paper.AVERAGE_5 == (
+        "imagenet2012",
+        "cifar10",
+        "cifar100",
+        "oxford_iiit_pet",
+        "oxford_flowers102",
+    )
 
 
 def test_names_of_the_layout_of_table_2():

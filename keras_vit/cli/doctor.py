@@ -21,7 +21,7 @@ def doctor() -> None:
     """Prints what is installed, what is missing, and how to get it."""
     import keras
 
-    from keras_vit.weights import download
+    from keras_vit.files import cache_dir
 
     table = Table(title="keras-vit doctor", title_justify="left", box=None)
     table.add_column("what")
@@ -54,7 +54,7 @@ def doctor() -> None:
         else:
             table.add_row(package, found)
     table.add_row("devices", ", ".join(_devices()), _advice_on_devices())
-    cache = download.cache_dir()
+    cache = cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
     writable = os.access(

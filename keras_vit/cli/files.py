@@ -1,6 +1,7 @@
 """`keras-vit convert | data | weights`."""
 
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,12 +14,14 @@ from keras_vit.cli.fields import given, grouped, pixels
 from keras_vit.cli.loaders import open_model, recipe_of
 from keras_vit.cli.options import SEEDS, Corrupt, LicenseAllow, NamedModel, NumHeads
 from keras_vit.cli.shell import Commands, app, console, errors, helped_by
+from keras_vit.files import printable
 
 if TYPE_CHECKING:
     from keras_vit.weights.registry import Checkpoint
 
 data_app = Commands(
-    help="Data sets: shards that are read at random.", no_args_is_help=True
+    help="Shards that are read at random, and features that are kept on disk.",
+    no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
 
@@ -60,6 +63,53 @@ def pack(
         f"{output}: {len(opened.train)} training and {tested} test images of "
         f"{len(opened.classes)} classes, {count} shards, {size:.0f} MiB"
     )
+
+
+cache_app = Commands(
+    help="Features of frozen models, kept on disk.", no_args_is_help=True
+)
+data_app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command("list", needs_keras=False)
+def list_cache() -> None:
+    """Prints the features on disk, the most recently used first."""
+    from keras_vit import feature_cache
+
+    entries = feature_cache.entries()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("images", justify="right", no_wrap=True)
+    for name in ("model", "data", "last use", "facts"):
+        table.add_column(name, overflow="fold")
+    for entry in entries:
+        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        damaged = entry.rows is None
+        table.add_row(
+            f"{entry.bytes / 2**20:.1f} MiB",
+            "damaged" if damaged else f"{entry.rows:,}",
+            Text(entry.model or ""),
+            Text(printable(entry.data or "")),
+            "" if damaged else used,
+            entry.folder.name[:12],
+        )
+    if entries:
+        console.print(table)
+    size = sum(entry.bytes for entry in entries) / 2**20
+    console.print(
+        f"{len(entries)} entries, {size:.1f} MiB of at most "
+        f"{feature_cache.max_bytes() / 2**20:.1f} MiB ({feature_cache.VARIABLE}), in "
+        f"{printable(feature_cache.root())}"
+    )
+
+
+@cache_app.command("clear", needs_keras=False)
+def clear_cache() -> None:
+    """Removes all features on disk. They are computed again when they are needed."""
+    from keras_vit import feature_cache
+
+    count, size = feature_cache.clear()
+    console.print(f"removed {count} entries, {size / 2**20:.1f} MiB")
 
 
 weights_app = Commands(
@@ -179,6 +229,28 @@ def fetch(
     console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
 
 
+@weights_app.command(needs_keras=False)
+def lock(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The lock file [default: KERAS_VIT_LOCK, else keras-vit.lock].",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Records sha256, size and commit of downloaded weights in a file to commit."""
+    from keras_vit.weights import download
+
+    path, count, new, unknown = download.lock(file)
+    for record in unknown:
+        errors.print(
+            f"{record} has no URL: written by an earlier version. Delete it and its "
+            "file to download it again"
+        )
+    console.print(f"{path}: {count} entries, {new} of them new")
+
+
 @weights_app.command()
 @grouped
 def show(*, asked: NamedModel) -> None:
@@ -292,10 +364,10 @@ def convert(
     license_allow: LicenseAllow = None,
 ) -> None:
     """Rewrites a checkpoint for another library, and says what became of it."""
-    import keras
-
     import keras_vit
+    from keras_vit import manifest
     from keras_vit.weights import pickles
+    from keras_vit.weights.keras_files import load_model
 
     size = pixels(image_size)
     if pickles.is_pickle(source):
@@ -306,6 +378,7 @@ def convert(
                 "file in a second step"
             )
         key, count = pickles.convert(source, output)
+        manifest.write_beside(output)
         console.print(f"{output}: {count} tensors of {key or source}")
         return
     if to is None:
@@ -320,7 +393,7 @@ def convert(
                 "Expected --num-heads with a checkpoint that does not state it. "
                 f"Received: --num-heads {num_heads} and {source}, which has its own"
             )
-        model = keras.models.load_model(source)
+        model = load_model(source, compiled=True)
         if size is not None:
             model = keras_vit.at_resolution(model, size)
         if classes is not None:
@@ -347,4 +420,8 @@ def convert(
     for warning in said:
         if issubclass(warning.category, UserWarning):
             errors.print(str(warning.message))
+    file = output / "model.safetensors" if output.is_dir() else output
+    names = ("config.json", "preprocessor_config.json") if to in ("timm", "hf") else ()
+    others = [file.with_name(name) for name in names]
+    manifest.write_beside(file, *(other for other in others if other.exists()))
     console.print(f"{output}: {model.count_params():,} parameters, {to}")

@@ -84,7 +84,7 @@ def _write_page(
     title: str,
     page: Path,
 ) -> int:
-    from keras_vit.evaluation.features import progress
+    from keras_vit.features import progress
     from keras_vit.inspection import Page
 
     return Page.of(

@@ -30,10 +30,13 @@ Purpose = Literal["classify", "any", "features"]
 
 
 def save_details(folder: Path, details: dict[str, Any]) -> None:
-    """Writes `run.json`: how the model next to it was trained."""
+    """Writes `run.json`, the last file of a run: how its model was trained."""
+    from keras_vit import manifest
     from keras_vit.files import write_json
 
     write_json(folder / "run.json", {"details": details})
+    if (folder / manifest.FILE).exists():
+        manifest.add(folder, "run.json")
 
 
 def open_model(
@@ -130,9 +133,8 @@ def _exists(path: str) -> bool:
 
 def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
     """A `.keras` file, or the one in a run's folder."""
-    import keras
-
     import keras_vit.self_supervision  # Registers what a file may hold.
+    from keras_vit.weights.keras_files import load_model
 
     if path.is_dir():
         file, told = path / "model.keras", _read_run(path)
@@ -143,13 +145,7 @@ def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
             "Expected a model that Keras saved. Received: "
             f"{str(file)!r}, a named pipe, a socket or a device"
         )
-    try:
-        network = keras.models.load_model(file, compile=False)
-    except (ValueError, TypeError, OSError, KeyError) as error:
-        raise ValueError(
-            f"Expected a model that Keras saved. Received: {str(file)!r} "
-            f"({str(error)[:300]})"
-        ) from error
+    network = load_model(file)
     if isinstance(network, keras_vit.models.VisionModel) or predicts_patches(network):
         return network, told.get("details", {})
     return _with_facts(network, told, file), told.get("details", {})

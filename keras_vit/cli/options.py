@@ -288,15 +288,38 @@ SaveMinutes = Annotated[
 ]
 
 
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="Wait while another process trains in --output; else exit with 75.",
+    ),
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """When a training is saved, and whether it goes on."""
+class Saving:
+    """When a training is saved, and whether it waits for its folder."""
+
+    save_minutes: SaveMinutes = 10
+    wait: Wait = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints(Saving):
+    """When a training is saved, whether it is resumed, and which checkpoints stay."""
 
     resume: Annotated[
         Literal["auto", "never"],
         typer.Option(help="Go on with the run in --output, or begin anew."),
     ] = "auto"
-    save_minutes: SaveMinutes = 10
+    keep: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Newest checkpoints to keep; `runs replay` starts from any of them.",
+        ),
+    ] = 2
 
 
 Variant = Annotated[

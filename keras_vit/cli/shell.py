@@ -156,7 +156,10 @@ class Commands(typer.Typer):
 
 @contextlib.contextmanager
 def _explained(ctx: Any) -> Iterator[None]:
-    """Prints an expected error of a command as one message and exits with 1."""
+    """Prints an expected error of a command as one message.
+
+    Exits with 1, or with the error's own `exit_code`.
+    """
     try:
         yield
     except Exception as error:
@@ -164,7 +167,7 @@ def _explained(ctx: Any) -> Iterator[None]:
             raise
         _, *words = ctx.command_path.split()
         tell(error, " ".join(["keras-vit", *words]))
-        raise typer.Exit(1) from error
+        raise typer.Exit(getattr(error, "exit_code", 1)) from error
 
 
 app = Commands(

@@ -89,6 +89,7 @@ def _train(
     """Trains a network and leaves a folder that `predict` and `evaluate` take."""
     import keras_vit
     from keras_vit.training.distribution import Workers
+    from keras_vit.training.locking import one_writer
 
     masked = predicts_patches(network)
     classes = "" if masked else f" of {len(source.classes)} classes"
@@ -97,23 +98,25 @@ def _train(
         f"{network.input_shape[1]}x{network.input_shape[2]} px, "
         f"{network.count_params():,} parameters"
     )
-    result = keras_vit.training.fit(
-        network,
-        recipe,
-        source,
-        seed=told["seed"],
-        output=output,
-        verbose=progress(),
-        **vars(checkpoints),
-    )
-    details = {
-        **told,
-        "learning_rate": result.learning_rate,
-        "test_accuracy": result.test_accuracy,
-        "keras_vit": keras_vit.__version__,
-    }
-    if Workers.of(network).chief:
-        save_details(output, details)
+    workers = Workers.of(network)
+    with one_writer(output, workers, checkpoints.wait):
+        result = keras_vit.training.fit(
+            network,
+            recipe,
+            source,
+            seed=told["seed"],
+            output=output,
+            verbose=progress(),
+            **vars(checkpoints),
+        )
+        details = {
+            **told,
+            "learning_rate": result.learning_rate,
+            "test_accuracy": result.test_accuracy,
+            "keras_vit": keras_vit.__version__,
+        }
+        if workers.chief:
+            save_details(output, details)
     if masked:
         _print_masked(network, result, output)
         return
@@ -356,7 +359,8 @@ def launch(
 
 
 runs_app = Commands(
-    help="Trainings: how far they are and how they went.", no_args_is_help=True
+    help="Trainings: how far they are, how they went, and whether they are whole.",
+    no_args_is_help=True,
 )
 app.add_typer(runs_app, name="runs")
 
@@ -399,3 +403,93 @@ def _evaluations(run: Path, told: Any) -> Table:
     for row in told.history:
         table.add_row(*(f"{row[name]:.5g}" if name in row else "" for name in names))
     return table
+
+
+@runs_app.command("verify", needs_keras=False)
+def verify_run(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            autocompletion=completion.runs,
+            help="The folder of a finished run, of several, or of an export; or a file "
+            "that export or convert wrote.",
+        ),
+    ],
+) -> None:
+    """Compares every file of a finished run or export with its manifest.
+
+    Names the files that are changed, missing or additional, and exits with 1 if there
+    are any. In a folder of several runs or exports each is compared.
+    """
+    from keras_vit import manifest
+
+    places, loose = manifest.inside(run)
+    whole = [_verified(place) for place in places]
+    if loose:
+        shown = ", ".join(loose[:5]) + (", ..." if len(loose) > 5 else "")
+        console.print(f"{run}: {len(loose)} files are in no manifest: {shown}")
+    if len(places) > 1:
+        console.print(f"{sum(whole)} of {len(places)} are as they were written")
+    if not all(whole):
+        raise typer.Exit(1)
+
+
+def _verified(place: Path) -> bool:
+    """Prints how files differ from their manifest; returns whether they are whole."""
+    from keras_vit import manifest
+
+    found = manifest.verify(place)
+    versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
+    console.print(f"{place}: {found.files} files, written with {versions}")
+    if isinstance(found.data, dict):
+        console.print(f"data: {found.data['name']}, {found.data['fingerprint']}")
+    for kind in ("changed", "missing", "additional"):
+        for name in getattr(found, kind):
+            console.print(f"{kind}: {name}")
+    if found.whole:
+        console.print("every file is as it was written")
+    return found.whole
+
+
+@runs_app.command("replay")
+def replay_run(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            autocompletion=completion.runs, help="The folder of a finished run."
+        ),
+    ],
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            min=0,
+            help="The step to compute from; the nearest checkpoint before it is used.",
+        ),
+    ] = 0,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            min=1,
+            help="The step of the last evaluation to compare [default: the run's].",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The run's data [default: where the run read it]."),
+    ] = None,
+) -> None:
+    """Computes a segment of a run again and compares it with the run's certificate.
+
+    The run is only read. Exits with 1 if an evaluation is different.
+    """
+    from keras_vit.training import replaying
+
+    found = replaying.replay(run, first=first, last=last, data=data, verbose=progress())
+    kept = ", ".join(map(str, found.kept))
+    console.print(f"computed from step {found.start}; kept: {kept}")
+    for line in replaying.lines(found):
+        console.print(line)
+    if not found.agrees:
+        raise typer.Exit(1)

@@ -25,6 +25,16 @@ def test_map_is_the_formula(tokens, gelu):
     np.testing.assert_allclose(numpy(layer(z)), expected, atol=5e-5)
 
 
+def test_scores_of_map_are_the_probes_over_the_keys():
+    layer = MAPHead(3, 16)
+    layer.build((None, 6, 12))
+    by_hand.randomize(layer)
+    z = np.random.default_rng(1).standard_normal((2, 6, 12)).astype("float32")
+    expected = np.stack([by_hand.probe_attention(image, layer) for image in z])
+    scores = numpy(layer.attention_scores(z))
+    np.testing.assert_allclose(scores, expected[:, :, None], atol=2e-6)
+
+
 def test_map_does_not_see_the_order():
     layer = MAPHead(3, 16)
     layer.build((None, 6, 12))

@@ -37,10 +37,9 @@ def test_functions_of_a_row_exist(at):
     assert callable(getattr(module, at.name))
 
 
-def test_functions_of_a_row_do_not_need_the_table(monkeypatch):
+def test_functions_of_a_row_do_not_need_the_table(script):
     """Else the imports would go round in a circle that `house.py` cannot see."""
-    monkeypatch.syspath_prepend(str(PACKAGE.parent / "benchmarks"))
-    house = importlib.import_module("house")
+    house = script("house")
     found = house.arrows(house.modules(PACKAGE))
     modules = {f"keras_vit.{at.module}" for at in LATE.values()}
     for module in modules:

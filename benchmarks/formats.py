@@ -55,7 +55,7 @@ def rows(model: Any, threads: int, folder: Path) -> "Iterator[Measured]":
             yield found
             continue
         for hint, name in (("f32", "OpenVINO float32"), ("bf16", "OpenVINO bfloat16")):
-            scores = open_openvino(str(found.path), threads, hint)
+            scores = open_openvino(str(found.path), threads, hint).scores
             yield fastest.Measured(name, scores, found.mebibytes)
 
 

@@ -1,9 +1,11 @@
-"""What a user waits for before the first image: importing, and building with weights.
+"""Measures the wait before the first image: imports, building, and a whole prediction.
 
     python benchmarks/startup.py
 
 Imports are timed in fresh processes, in turn, and the medians compared; ViT-B/16 is
 built and filled from an npz of its full size, written to a temporary folder first.
+`keras-vit predict` is timed from process start to its end, for that file and for the
+model exported to each runtime.
 """
 
 import os
@@ -15,6 +17,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+ROUNDS = 5
 
 
 def import_seconds(statement: str) -> float:
@@ -29,11 +32,19 @@ def import_seconds(statement: str) -> float:
     return float(done.stdout.split()[-1])
 
 
+def prediction_seconds(photo: Path, *words: str) -> float:
+    """Seconds of `keras-vit predict` for one photo, from process start to end."""
+    command = [sys.executable, "-m", "keras_vit_command", "predict", str(photo), *words]
+    start = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
 def main() -> None:
-    """Prints the two figures."""
+    """Prints the three groups of figures."""
     rounds = [
         [import_seconds(f"import {module}") for module in ("keras", "keras_vit")]
-        for _ in range(5)
+        for _ in range(ROUNDS)
     ]
     keras_alone, with_ours = (
         statistics.median(column) for column in zip(*rounds, strict=True)
@@ -41,16 +52,41 @@ def main() -> None:
     print(f"import keras      {keras_alone:.2f} s")
     print(f"import keras_vit  {with_ours:.2f} s: {with_ours - keras_alone:+.2f} s")
 
+    import numpy as np
+    import PIL.Image
+
     import keras_vit
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ViT-B_16.npz"
+        path = Path(folder, "ViT-B_16.npz")
         keras_vit.weights.save(keras_vit.ViT_B16(weights=None), path)
         for attempt in ("first", "second"):
             start = time.perf_counter()
-            keras_vit.ViT_B16(weights=path)
+            model = keras_vit.ViT_B16(weights=path)
             seconds = time.perf_counter() - start
             print(f"build and load ViT-B/16 ({attempt} time)  {seconds:.2f} s")
+        photo = Path(folder, "photo.jpg")
+        pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), np.uint8)
+        PIL.Image.fromarray(pixels).save(photo)
+        commands = {"Keras": ["--model", "ViT-B/16", "--weights", str(path)]}
+        for name, suffix in {
+            "LiteRT": "tflite",
+            "ONNX": "onnx",
+            "OpenVINO": "xml",
+        }.items():
+            file = Path(folder, f"b16.{suffix}")
+            keras_vit.serving.export_file(model, file, verbose=False)
+            commands[name] = ["--model", str(file)]
+        measured: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(ROUNDS):
+            for name, words in commands.items():
+                measured[name].append(prediction_seconds(photo, *words))
+    keras_seconds = statistics.median(measured["Keras"])
+    for name, times in measured.items():
+        seconds = statistics.median(times)
+        print(
+            f"predict, {name:9} {seconds:.2f} s, {seconds / keras_seconds:.2f} of Keras"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Formats of exported models: their suffixes and precisions. Standard library only."""
 
+from pathlib import PurePath
 from typing import Literal
 
 Format = Literal["savedmodel", "litert", "onnx", "openvino"]
@@ -15,3 +16,9 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     kind: (*written, "int8") if kind in QUANTIZED else written
     for kind, written in WRITTEN.items()
 }
+
+
+def of_file(path: PurePath) -> str | None:
+    """Returns the format of an exported file by its suffix; None if it is none."""
+    kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
+    return kinds.get(path.suffix)

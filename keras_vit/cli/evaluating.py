@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit import export_formats
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import (
     class_names,
@@ -21,12 +22,21 @@ from keras_vit.cli.loaders import (
     unreadable,
 )
 from keras_vit.cli.options import Corrupt, Images, OpenedModel, TestSeed
-from keras_vit.cli.shell import app, console, errors, readable, visible
+from keras_vit.cli.shell import (
+    app,
+    console,
+    errors,
+    import_keras,
+    import_tensorflow,
+    readable,
+    visible,
+)
 from keras_vit.files import printable, read_bytes
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.classification import Task
+    from keras_vit.serving.client import Prediction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,7 @@ class Server:
         return asked
 
 
-@app.command()
+@app.command(needs_keras=False)  # A server and an exported file need none.
 @grouped
 def predict(
     *,
@@ -96,7 +106,8 @@ def predict(
     files = [file for path in images for file in image_files(path)]
     if server.server is None:
         _refuse(server, "with --server", "without")
-        predicted = _by_model(files, asked, top)
+        exported = export_formats.of_file(Path(asked.model or "")) is not None
+        predicted = (_by_file if exported else _by_model)(files, asked, top)
     else:
         _refuse(asked, "without --server, whose model has its own", "with")
         predicted = _by_server(files, top, server.server, server.options())
@@ -127,6 +138,7 @@ def _by_model(
     files: list[Path], asked: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
     """Each file's classes and probabilities; or why there are none, for the user."""
+    import_keras()
     import keras
     import numpy as np
 
@@ -160,18 +172,45 @@ def _by_server(
     from keras_vit.serving import Client
 
     with Client(url, **options) as client:
-        for start in range(0, len(files), client.batch_size):
-            batch = files[start : start + client.batch_size]
-            read = [_read_bytes(file) for file in batch]
-            encoded = [found for found in read if isinstance(found, bytes)]
-            told = iter(client.predict(encoded))
-            for file, found in zip(batch, read, strict=True):
-                if isinstance(found, str):
-                    yield file, unreadable(file, found)
-                    continue
-                said = next(told)
-                best = list(zip(said.classes, said.scores, strict=True))[:top]
-                yield file, best if said.ok else unreadable(file, said.status)
+        yield from _by_bytes(files, client.predict, client.batch_size, top)
+
+
+def _by_file(
+    files: list[Path], asked: OpenedModel, top: int
+) -> Iterator[tuple[Path, Any]]:
+    """Likewise, by an exported file."""
+    import_tensorflow()
+    from keras_vit.serving.exported_file import ExportedModel
+
+    stated = given(asked)
+    path = stated.pop("model")
+    if stated:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in stated)
+        raise ValueError(
+            f"Expected --model {path} without {options}: the exported file has its own"
+        )
+    yield from _by_bytes(files, ExportedModel(path).predict, 1, top)
+
+
+def _by_bytes(
+    files: list[Path],
+    predict: Callable[[list[bytes]], "list[Prediction]"],
+    batch_size: int,
+    top: int,
+) -> Iterator[tuple[Path, Any]]:
+    """Likewise, by a function of encoded images."""
+    for start in range(0, len(files), batch_size):
+        batch = files[start : start + batch_size]
+        read = [_read_bytes(file) for file in batch]
+        encoded = [found for found in read if isinstance(found, bytes)]
+        told = iter(predict(encoded))
+        for file, found in zip(batch, read, strict=True):
+            if isinstance(found, str):
+                yield file, unreadable(file, found)
+                continue
+            said = next(told)
+            best = list(zip(said.classes, said.scores, strict=True))[:top]
+            yield file, best if said.ok else unreadable(file, said.status)
 
 
 def _read_bytes(file: Path) -> bytes | str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import typer
 
+from keras_vit import export_formats
 from keras_vit.cli.fields import Changes, given
 from keras_vit.cli.options import (
     Cluster,
@@ -16,7 +17,13 @@ from keras_vit.cli.options import (
     check_variant,
 )
 from keras_vit.cli.shell import console, errors, helped_by
-from keras_vit.files import may_wait, parse_json, printable, read_bytes
+from keras_vit.files import (
+    IMAGE_SUFFIXES,
+    may_wait,
+    parse_json,
+    printable,
+    read_bytes,
+)
 from keras_vit.normalization import checked
 
 if TYPE_CHECKING:
@@ -70,6 +77,11 @@ def open_model(
     from keras_vit.weights.sources import check_license
 
     model, weights = asked.model, asked.weights
+    if model is not None and export_formats.of_file(Path(model)) is not None:
+        raise ValueError(
+            "Expected a run, a .keras file, a weights file or a variant. Received: "
+            f"{model}, an exported file, which only `keras-vit predict` opens"
+        )
     path = next((at for at in (model, weights) if at is not None and _exists(at)), None)
     if path is not None and path == model and weights is not None:
         raise ValueError(
@@ -411,19 +423,17 @@ def predicts_patches(network: Any) -> bool:
 
 def image_files(path: Path) -> list[Path]:
     """An image, or every one below a folder."""
-    from keras_vit.data.decoding import SUFFIXES
-
     if path.is_dir():
         listed = sorted(
             Path(folder, name)
             for folder, _, names in os.walk(path, onerror=_skipped)
             for name in names
-            if Path(name).suffix.lower() in SUFFIXES
+            if Path(name).suffix.lower() in IMAGE_SUFFIXES
         )
         found = [file for file in listed if _may_end(file)]
         if not found:
             raise ValueError(
-                f"Expected images ({', '.join(sorted(SUFFIXES))}) in the folder. "
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
                 f"Received: {str(path)!r}"
             )
         return found

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_vit import recipe_fields
+from keras_vit import export_formats, recipe_fields
 from keras_vit.cli import completion
 from keras_vit.cli.fields import Changes, FieldsOf
 from keras_vit.configs import ViTConfig
@@ -56,7 +56,7 @@ def model_of_option(context: typer.Context, value: str | None) -> str | None:
 
     if value is None or context.resilient_parsing or Path(value).exists():
         return value
-    if is_remote(value):
+    if is_remote(value) or export_formats.of_file(Path(value)) is not None:
         return value
     check_variant(value, folders=True)
     return value
@@ -113,7 +113,8 @@ class OpenedModel:
             callback=model_of_option,
             help="A folder that `finetune` or `pretrain` wrote, a .keras file, "
             "hf://ORG/NAME, or a variant, e.g. ViT-B/16 [default: ViT-B/16; a weights "
-            "file tells its own].",
+            "file tells its own]. `predict` also opens files of `export`: .tflite, "
+            ".onnx, .xml.",
         ),
     ] = None
     weights: Annotated[

@@ -27,7 +27,6 @@ __all__ = [
 Tensor: TypeAlias = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
 MAX_PIXELS = 2**26  # 192 MiB decoded.
 
 OK = "ok"

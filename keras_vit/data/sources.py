@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit.data import decoding, packed, vtab
-from keras_vit.data.decoding import SUFFIXES, as_written
+from keras_vit.data.decoding import as_written
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Arrays
 from keras_vit.data.tfds_builders import prepared, tfds_source
-from keras_vit.files import BROKEN_ZIP, may_wait, printable
+from keras_vit.files import BROKEN_ZIP, IMAGE_SUFFIXES, may_wait, printable
 
 __all__ = ["Source", "open_source"]
 
@@ -192,7 +192,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _images_among(files: list[Path]) -> list[Path]:
-    images = [file for file in files if file.suffix.lower() in SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     for file in images:
         if may_wait(file):
             raise ValueError(
@@ -236,10 +236,10 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
         folder = path / name
         members = visible_files(folder)
         images = _images_among(members)
-        ignored += [p for p in members if p.suffix.lower() not in SUFFIXES]
+        ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
         if not images:
             raise ValueError(
-                f"Expected images ({', '.join(sorted(SUFFIXES))}) in every class "
+                f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in every class "
                 f"folder. Received: {str(folder)!r}, which has none. Fill it or "
                 "delete it"
             )

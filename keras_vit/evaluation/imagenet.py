@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.data import preprocessing
-from keras_vit.data.decoding import SUFFIXES
 from keras_vit.data.sources import check_images, image_files, open_source
 from keras_vit.data.splits import TFDS, Arrays, Labelling, Split
 from keras_vit.data.tfds_builders import prepared
@@ -34,7 +33,7 @@ from keras_vit.evaluation.classification import (
     Task,
     classify,
 )
-from keras_vit.files import parse_json, read_bytes
+from keras_vit.files import IMAGE_SUFFIXES, parse_json, read_bytes
 
 __all__ = ["evaluate_imagenet", "open_task"]
 
@@ -355,7 +354,7 @@ def _arrays(
     ]
     if not files:
         raise ValueError(
-            f"Expected images ({', '.join(sorted(SUFFIXES))}) in the class "
+            f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the class "
             f"folders. Received: {str(next(iter(folders)).parent)!r} without any"
         )
     names, labels = zip(*files, strict=True)

@@ -20,15 +20,15 @@ from keras_vit.inspection.speed import images_per_second
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.serving.formats import SUFFIXES, export_file
 from keras_vit.serving.graph import gives_logits
-from keras_vit.serving.isolated_run import open_litert, open_onnx, open_openvino
+from keras_vit.serving.isolated_run import OPEN, Opened, open_openvino
 
 __all__ = ["REFERENCE", "Measured", "by_keras", "candidates", "take_turns"]
 
 REFERENCE = "Keras float32"
 Scores: TypeAlias = Callable[[np.ndarray], np.ndarray]  # uint8 [B, H, W, C] -> [B, K]
-OPEN: dict[str, Callable[..., Scores]] = {
-    "litert": open_litert,
-    "onnx": open_onnx,
+# OpenVINO's own precision, which is bfloat16 where the processor has it.
+_OPEN: dict[str, Callable[..., Opened]] = {
+    **OPEN,
     "openvino": functools.partial(open_openvino, precision=None),
 }
 
@@ -131,7 +131,7 @@ def candidates(
             data = path.with_suffix(".bin") if suffix == ".xml" else path
             yield Measured(
                 name=f"{of.name} {precision}",
-                scores=OPEN[of.kind](str(path), threads),
+                scores=_OPEN[of.kind](str(path), threads).scores,
                 mebibytes=data.stat().st_size / 2**20,
                 path=path,
             )

@@ -9,12 +9,19 @@ encoded ones are uint8 arrays too, `image_bytes/0` and on.
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
 Scores = Callable[[np.ndarray], Any]  # uint8 [B, H, W, C] -> float32 [B, K].
+
+
+class Opened(NamedTuple):
+    """A file in its runtime."""
+
+    scores: Scores
+    input_shape: tuple[int, ...]  # (H, W, C)
 
 
 def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
     return found
 
 
-def open_litert(path: str, threads: int | None = None) -> Scores:
+def open_litert(path: str, threads: int | None = None) -> Opened:
     """Opens a LiteRT file; it keeps the batch size that it was allocated for."""
     from ai_edge_litert.interpreter import Interpreter
 
@@ -52,10 +59,10 @@ def open_litert(path: str, threads: int | None = None) -> Scores:
         (scores,) = interpreter.get_output_details()
         return interpreter.get_tensor(scores["index"])
 
-    return run
+    return Opened(run, tuple(map(int, images["shape"][1:])))
 
 
-def open_onnx(path: str, threads: int | None = None) -> Scores:
+def open_onnx(path: str, threads: int | None = None) -> Opened:
     """Opens an ONNX file with ONNX Runtime."""
     import onnxruntime
 
@@ -64,12 +71,16 @@ def open_onnx(path: str, threads: int | None = None) -> Scores:
     session = onnxruntime.InferenceSession(
         path, settings, providers=["CPUExecutionProvider"]
     )
-    return lambda batch: session.run(["scores"], {"images": batch})[0]
+    (images,) = session.get_inputs()
+    return Opened(
+        lambda batch: session.run(["scores"], {"images": batch})[0],
+        tuple(images.shape[1:]),
+    )
 
 
 def open_openvino(
     path: str, threads: int | None = None, precision: str | None = "f32"
-) -> Scores:
+) -> Opened:
     """Opens an OpenVINO file; None: its default precision, which may be bfloat16."""
     import openvino
 
@@ -79,22 +90,33 @@ def open_openvino(
     }
     given = {name: value for name, value in settings.items() if value is not None}
     compiled = openvino.Core().compile_model(path, "CPU", given)
-    return lambda batch: compiled(batch)["scores"]
+    _, *shape = compiled.input(0).get_partial_shape()
+    return Opened(
+        lambda batch: compiled(batch)["scores"],
+        tuple(side.get_length() for side in shape),
+    )
+
+
+OPEN: dict[str, Callable[..., Opened]] = {
+    "litert": open_litert,
+    "onnx": open_onnx,
+    "openvino": open_openvino,
+}
 
 
 def litert(path: str, given: Arrays) -> dict[str, Any]:
     """Returns `scores` of `images`, by LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
-    return by_batches(open_litert(path), given)
+    return by_batches(open_litert(path).scores, given)
 
 
 def onnx(path: str, given: Arrays) -> dict[str, Any]:
     """Returns `scores` of `images`, by ONNX Runtime with its defaults."""
-    return by_batches(open_onnx(path), given)
+    return by_batches(open_onnx(path).scores, given)
 
 
 def openvino(path: str, given: Arrays) -> dict[str, Any]:
     """Returns `scores` of `images`, by OpenVINO in float32."""
-    return by_batches(open_openvino(path), given)
+    return by_batches(open_openvino(path).scores, given)
 
 
 def by_batches(run: Scores, given: Arrays) -> dict[str, Any]:

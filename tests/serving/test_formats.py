@@ -425,7 +425,9 @@ class Paced:
 def sees_colors(path, threads=None):
     """A runtime that is right about every image, and wrong with files in int8."""
     scores = np.roll(np.eye(3), "int8" in str(path), axis=1)
-    return lambda images: scores[images.mean((1, 2)).argmax(-1)]
+    return isolated_run.Opened(
+        lambda images: scores[images.mean((1, 2)).argmax(-1)], (32, 32, 3)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -467,8 +469,8 @@ def test_the_fastest_within_the_drop_is_written(
     name,
 ):
     monkeypatch.setattr(fastest, "take_turns", Paced(**speeds))
-    monkeypatch.setattr(fastest, "OPEN", dict.fromkeys(fastest.OPEN, sees_colors))
-    keras_row = fastest.Measured(fastest.REFERENCE, sees_colors(""), 0.1)
+    monkeypatch.setattr(fastest, "_OPEN", dict.fromkeys(fastest._OPEN, sees_colors))
+    keras_row = fastest.Measured(fastest.REFERENCE, sees_colors("").scores, 0.1)
     monkeypatch.setattr(fastest, "by_keras", lambda model: keras_row)
     monkeypatch.setattr(fastest, "export_file", export_once)
     monkeypatch.setattr(savedmodel, "run_fresh", lambda *given: {})

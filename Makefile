@@ -46,6 +46,7 @@ check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/prose.py
 
 test-tensorflow: $(VENV)/dev.done
 	$(QUIET) KERAS_BACKEND=tensorflow $(BIN)/pytest -q -m "not slow" --durations=12 \

@@ -392,17 +392,18 @@ class ViTBuilder(Builder[ViTConfig]):
                 tokens.
             classes: K. Default: that of the weights, else 1000. A different number
                 replaces the head by a zero-initialized one.
-            classifier_activation: of the head; None returns logits.
-            name: of the model.
+            classifier_activation: activation of the head; None returns logits.
+            name: name of the model.
             classifier: "token", "gap", "map", "unpooled", "token_unpooled" (D.3) or
                 "distilled" (DeiT). Axial models have no class token: "gap", "map" or
                 "unpooled".
             representation_size: width of the tanh layer `pre_logits` before the head,
                 or None.
             dropout_rate: after every dense layer but query, key and value (B.1).
-            attention_dropout_rate: of the attention probabilities, in [0, 1).
-            stochastic_depth_rate: of the branches of the last block, in training; see
-                `ViTConfig`.
+            attention_dropout_rate: dropout rate of the attention probabilities, in [0,
+                1).
+            stochastic_depth_rate: drop rate of the branches of the last block, in
+                training; see `ViTConfig`.
             gelu: "tanh" (as in the published weights) or "erf". Default: that of the
                 weights.
             numerics: "paper", "timm" or "hf": GELU and epsilons to compute with instead
@@ -455,10 +456,10 @@ class ResNetBuilder(Builder[ResNetConfig]):
                 [B, H/32, W/32, C'], "avg" and "max" its mean and maximum.
             classes: K. Default: that of the weights, else 1000. A different number
                 replaces the head by a zero-initialized one.
-            classifier_activation: of the head; None returns logits.
-            name: of the model.
-            pool_padding: of the root's pool: "zero", as in big_transfer, or "inf", as
-                in big_vision.
+            classifier_activation: activation of the head; None returns logits.
+            name: name of the model.
+            pool_padding: padding of the root's pool: "zero", as in big_transfer, or
+                "inf", as in big_vision.
             numerics: "paper", "timm" or "hf": epsilons to compute with instead of those
                 of the weights.
             license_allow: licenses of the weights to accept, such as ["apache-2.0"].
@@ -523,7 +524,7 @@ def from_checkpoint(
     The architecture is read off the tensors: channels from the first kernel, heads
     from the query's where its axes show them, `pre_logits` kept when present, a class
     token by `cls`, MAP by `MAPHead_0`, BiT by its names. Numerics (GELU, epsilons)
-    are those of the library that wrote the file; a `config.json` beside it, ours,
+    are those of the library that wrote the file; a `config.json` next to it, ours,
     timm's or transformers', is stronger. `model.provenance` states what was chosen.
 
     Args:

@@ -106,7 +106,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNetConfig(ModelConfig):
-    """A ResNet of bottleneck units, group-normalised, with standardised kernels (4.1).
+    """A ResNet of bottleneck units, group-normalized, with standardized kernels (4.1).
 
     The stem of a hybrid is of units "v1" (vit_jax/models_resnet.py), a BiT model of
     "v2" (pre-activation, big_transfer); "axial" is "v2" with row and column attention
@@ -118,13 +118,14 @@ class ResNetConfig(ModelConfig):
         width: channels of the root; stage i, from 0, has 4 * width * 2^i. A multiple
             of 32, the groups of a norm, and of an axial unit's heads.
         unit: "v1", "v2" or "axial".
-        kernel_epsilon: what keeps the standardisation of a kernel finite, see
+        kernel_epsilon: what keeps the standardization of a kernel finite, see
             `StdConv2D`; above 0.
         epsilon_outside: whether kernels are w / (std + epsilon), as the hybrids', or
             w / sqrt(variance + epsilon), as BiT's.
         group_norm_epsilon: added to the variance of the 32 groups; above 0.
-        pool_padding: of the root's max-pool: "zero", BiT's, which is "subtly not the
-            same" as "inf", big_vision's minus infinity. "v1" always has minus infinity.
+        pool_padding: padding of the root's max-pool: "zero", BiT's, which is "subtly
+            not the same" as "inf", big_vision's minus infinity. "v1" always has minus
+            infinity.
         num_heads: k of every "axial" unit; the others have none.
         head_bias_init: what the head's bias starts at; big_vision's.
 
@@ -229,10 +230,11 @@ class ViTConfig(TransformerConfig):
         mlp_dim: MLP size (Table 1).
         num_heads: number of heads k (Table 1).
         dropout_rate: Table 3's "Dropout" (B.1), in [0, 1).
-        attention_dropout_rate: of the attention probabilities, in [0, 1); 0 in every
-            published config.
-        stochastic_depth_rate: of the last block, in [0, 1); block i of L, from 0, has
-            i / (L - 1) of it (AugReg; big_vision's models/mlp_mixer.py and timm alike).
+        attention_dropout_rate: dropout rate of the attention probabilities, in [0, 1);
+            0 in every published config.
+        stochastic_depth_rate: drop rate of the last block, in [0, 1); block i of L,
+            from 0, has i / (L - 1) of it (AugReg; big_vision's models/mlp_mixer.py and
+            timm alike).
         classifier: what the head reads (D.3). "token": z_L^0 of Equation 4; "gap": the
             mean of the patches; "map": big_vision's attention pooling; "unpooled" and
             "token_unpooled": every token, without and with a class token; "distilled":
@@ -244,7 +246,8 @@ class ViTConfig(TransformerConfig):
             (Flax's default), or "erf", torch's and Keras's default (up to 8e-4 apart
             in the logits).
         layer_norm_epsilon: added to the variance; Flax's default. Keras's is 1e-3.
-        resnet: of a hybrid (3.1), of units "v1": patches are cut from its feature map.
+        resnet: the ResNet of a hybrid (3.1), of units "v1": patches are cut from its
+            feature map.
         position: position embedding (D.4); "sincos2d" is big_vision's and not learned.
         position_at: where positions are added (D.4); "relative" is in every layer
             whatever this says.
@@ -414,8 +417,8 @@ class PlainViTConfig(TransformerConfig):
         mlp_dim: width of the MLP's hidden layer, after the gate.
         num_heads: k.
         dropout_rate: after each dense layer but query, key and value, in [0, 1).
-        attention_dropout_rate: of the attention probabilities, in [0, 1).
-        stochastic_depth_rate: of the last block, in [0, 1); see `ViTConfig`.
+        attention_dropout_rate: dropout rate of the attention probabilities, in [0, 1).
+        stochastic_depth_rate: drop rate of the last block, in [0, 1); see `ViTConfig`.
         classifier: what the head reads: as `ViTConfig` has it, or "token_gap", the
             class token and the mean of the patches side by side (DINOv2).
         num_registers: learned tokens after the class token that are not pooled, unless
@@ -430,8 +433,8 @@ class PlainViTConfig(TransformerConfig):
         pre_norm: whether a norm precedes the blocks (CLIP, PE).
         final_norm: whether a norm follows the blocks, before the pooling.
         head_norm: whether a norm follows the pooling (timm's fc_norm).
-        activation: of the MLP: "gelu", "gelu_tanh", "quick_gelu", x sigmoid(1.702 x)
-            (CLIP), or "silu", x sigmoid(x).
+        activation: activation of the MLP: "gelu", "gelu_tanh", "quick_gelu", x
+            sigmoid(1.702 x) (CLIP), or "silu", x sigmoid(x).
         gated_mlp: whether the MLP's hidden layer is multiplied by an activated gate
             (SwiGLU with "silu", arXiv:2002.05202).
         mlp_norm: whether a norm follows the MLP's activation (EVA-02).
@@ -736,8 +739,8 @@ BIT_VARIANTS = {
 }
 """BiT's ResNets (4.1, Table 6; R152x4 is Table 2's BiT-L): `ResNetConfig`s by name.
 
-"BiT-R50x3" has 50 layers, three times as wide; R50x3 and R101x3 are big_transfer's, and
-not in the paper.
+"BiT-R50x3" has 50 layers, three times as wide; R50x3 and R101x3 are from
+big_transfer, not from the paper.
 """
 
 AXIAL_VARIANTS = {

@@ -70,7 +70,7 @@ class Preprocessing:
         """The same with a mean and a deviation for each channel.
 
         Args:
-            channels: of the images.
+            channels: number of channels of the images.
 
         Returns:
             A `Preprocessing` of the same resizing (timm's `crop_pct` is its `crop`).

@@ -25,7 +25,7 @@ class Late:
 
     Attributes:
         module: where it is, within `keras_vit`.
-        name: of the function.
+        name: name of the function.
     """
 
     module: str
@@ -52,7 +52,7 @@ class Family:
     Attributes:
         title: in messages, with its article, and where the paper has it.
         config: the class of its configs.
-        model_name: of its models, unless they are named.
+        model_name: name of its models, unless they are named.
         sizes: the fields of a config that tell one variant from another.
         build: (config, image_size=, num_classes=, name=) -> `VisionModel`; of a family
             of the paper also num_channels=.

@@ -173,8 +173,8 @@ class Entry:
     """One folder of the cache.
 
     Attributes:
-        folder: of the entry.
-        bytes: of its files.
+        folder: folder of the entry.
+        bytes: size of its files.
         rows: images; None, like `model` and `data`, if `facts.json` is damaged.
         model: the model's name.
         data: where the images are from.

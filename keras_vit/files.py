@@ -68,7 +68,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary name beside `path`; renames it to `path` on success.
+    """Yields a temporary name next to `path`; renames it to `path` on success.
 
     Whatever goes wrong, a killed process included, `path` holds the old file or the
     new one, never a part. The temporary name keeps `path`'s suffix.
@@ -162,7 +162,7 @@ def _link(path: Path, other: Path) -> None:
 def replacing_folder(
     path: str | os.PathLike[str], overwrite: bool = False
 ) -> Iterator[Path]:
-    """`replacing` for a folder: yields an empty one beside `path`.
+    """`replacing` for a folder: yields an empty one next to `path`.
 
     With `overwrite` a folder at `path` is put aside before and removed after the new
     one has its name: killed between, the old one is found as `.replaced-NAME-*`.

@@ -40,7 +40,7 @@ def launch(
         workers: how many processes; each gets its share of cores and GPUs.
         grace: seconds from the others' SIGTERM to their SIGKILL. What waits for a dead
             worker in a collective cannot save, so they are few.
-        saving: likewise where the launcher was told to end, and all can save.
+        saving: seconds if the launcher received a signal, so that all workers save.
 
     Returns:
         0 if all workers ended with 0, else the code of the first that did not: 128 + n

@@ -14,7 +14,7 @@ class LockFile:
     """A lock that one process has at a time.
 
     Args:
-        path: of the file, in a folder that is there.
+        path: path of the file, in a folder that is there.
         warn: called with a sentence if the file system has no locks.
         without: what to do then, in words.
     """

@@ -30,14 +30,14 @@ _LIBRARIES = ("keras", "tensorflow", "jax", "torch", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found (not in the paper).
+    """What `verify` found.
 
     Attributes:
         files: the number of files in the manifest.
         changed: names of files whose size or SHA-256 differs.
         missing: names of files that are not there.
         additional: names of files that are not in a folder's manifest.
-        versions: of the libraries that wrote them.
+        versions: versions of the libraries that wrote them.
         data: the name and the fingerprint of the data; None for an export.
     """
 
@@ -108,7 +108,7 @@ def discard(folder: Path) -> None:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Compares a finished run or export with its manifest (not in the paper).
+    """Compares a finished run or export with its manifest.
 
     Args:
         path: the folder of a run, of several runs of one command, or of a version of an
@@ -144,7 +144,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
 
 def inside(path: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """Finds what has a manifest in a folder (not in the paper).
+    """Finds what has a manifest in a folder.
 
     Args:
         path: a folder of runs, of exports or of exported files; or one of these.

@@ -49,8 +49,8 @@ class Accuracy:
             "vtab" and "vtab/dtd" are the module's names, "average" is Table 7's own.
         percent: 0 to 100; Table 2's is the mean of three fine-tunings.
         std: their standard deviation, in percent; None where none is printed.
-        epochs: of the pre-training, Table 6's column; None in the others.
-        optimizer: of the pre-training; Table 7 has both.
+        epochs: epochs of the pre-training, Table 6's column; None in the others.
+        optimizer: optimizer of the pre-training; Table 7 has both.
         top: 1 for top-1 accuracy, 5 for top-5, which only D.9 has.
     """
 

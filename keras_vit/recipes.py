@@ -58,11 +58,11 @@ class Recipe:
         boundaries: for "staircase": updates, of which the first ends the warm-up; or
             shares of all updates, in (0, 1), after `warmup_steps` of warm-up.
         optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor", big_vision's.
-        momentum: of "sgd" and "adafactor", in [0, 1).
-        beta1: of "adam", Table 3's, in [0, 1).
-        beta2: of "adam", Table 3's, in [0, 1); with "adafactor" the cap of its decay
-            (arXiv:2106.04560).
-        weight_decay: of kernels, relative to the learning rate, Table 3's "Weight
+        momentum: momentum of "sgd" and "adafactor", in [0, 1).
+        beta1: decay of "adam", Table 3's, in [0, 1).
+        beta2: decay of "adam", Table 3's, in [0, 1); with "adafactor" the cap of its
+            decay (arXiv:2106.04560).
+        weight_decay: decay of kernels, relative to the learning rate, Table 3's "Weight
             decay"; big_vision's configs have the product with the rate for `wd`.
         momentum_dtype: "float32", or "bfloat16", as vit_jax/train.py keeps SGD's and
             big_vision all of them.
@@ -88,7 +88,8 @@ class Recipe:
         head_bias_init: what the head's bias starts at (big_vision's `init_head_bias`);
             of the model, as the next two: None leaves it as it is built.
         dropout_rate: Table 3's "Dropout", in [0, 1), or None.
-        stochastic_depth: of the last block, in [0, 1) (AugReg, section 3.3), or None.
+        stochastic_depth: drop rate of the last block, in [0, 1) (AugReg, section 3.3),
+            or None.
         augment: augmentation of training images: "inception" crops and flips (vit_jax);
             "crop" is BiT's, which flips
             too; "crop_only" is for VTAB's labels of direction; "flip"; "none".
@@ -283,7 +284,7 @@ class Recipe:
         """What a training is, as plain values: all fields but two.
 
         `accumulation_steps` and `remat` cost memory or time alone, and another number
-        of devices wants others: a run goes on with any (B.1.1's batch stays 512).
+        of devices wants others: a run resumes with any (B.1.1's batch stays 512).
 
         Returns:
             The values by field.
@@ -560,7 +561,7 @@ def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
     """BiT-HyperRule (arXiv:1912.11370, section 3.3; big_transfer, bit_hyperrule.py).
 
     Args:
-        num_images: of the training set.
+        num_images: number of training images.
         image_area: H * W of its images, in pixels.
 
     Returns:

@@ -65,7 +65,7 @@ class CorruptPatches(keras.layers.Layer):
         mask: share of those that become the learned [mask] embedding.
         replace: share that become the embedding of another patch of the batch, any
             but itself; the rest stay as they are.
-        seed: of the draws, an integer; None takes one of Keras's.
+        seed: seed of the draws, an integer; None takes one of Keras's.
 
     A call returns the embeddings; `sources` [B, N], the patch of the batch, in
     0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M], the
@@ -257,8 +257,8 @@ class MaskedPatchPredictor(keras.Model):
         keep: share that stay as they are. The three add up to 1.
         preprocessing: how images become input, from which the targets are computed;
             default: the backbone's.
-        seed: of the corruption, an integer; None takes one of Keras's.
-        name: of the model.
+        seed: seed of the corruption, an integer; None takes one of Keras's.
+        name: name of the model.
 
     A call returns a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
     [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M] and
@@ -417,7 +417,7 @@ class MaskedPatchPredictor(keras.Model):
             images: normalized as `preprocessing` states.
 
         Returns:
-            "original", "corrupted" (masked patches are grey, a replaced one shows the
+            "original", "corrupted" (masked patches are gray, a replaced one shows the
             patch whose embedding it has) and "predicted" (the corrupted patches by
             their most probable colors, the others as they are): [B, H, W, C] in [0, 1].
         """

@@ -113,7 +113,7 @@ TRAINING = (
     ),
     Feature(
         "Rematerialization",
-        FEATURE + "test_rematerialisation_changes_nothing_but_memory",
+        FEATURE + "test_rematerialization_changes_nothing_but_memory",
         ("remat",),
     ),
     Feature("LoRA", FEATURE + "test_lora_and_the_head_alone_train", ("lora_rank",)),

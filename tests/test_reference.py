@@ -98,7 +98,7 @@ def tap_input(model, layer):
 
 
 def compare_inside(agree, name, key, ours, theirs):
-    """1e-5; for what standardised convolutions make 5e-5, as for ops.npz.
+    """1e-5; for what standardized convolutions make 5e-5, as for ops.npz.
 
     Filters as narrow as theirs leave the official values themselves 1.4e-5 from
     float64 at the root (mean 0.09, deviation 1e-5).

@@ -186,7 +186,7 @@ def _counted(given: dict[str, Any]) -> str:
 
 
 def _table_6(classes: int) -> Iterator[str]:
-    """Our exaFLOPs beside the paper's."""
+    """Prints our exaFLOPs next to the paper's."""
     from keras_vit import paper
     from keras_vit.inspection.counting import table_6
 

@@ -427,7 +427,7 @@ def compare(
     """Prints results side by side, each less the first card's, image by image.
 
     Cards of the same images are compared by paired bootstrap and McNemar's exact test;
-    cards of Table 2's data sets are printed in its layout, beside the paper's.
+    cards of Table 2's data sets are printed in its layout, next to the paper's.
     """
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.comparison import table_2

@@ -142,7 +142,7 @@ def list_weights(
         ),
     ] = None,
 ) -> None:
-    """Prints every tag and variant with its sources, size, head, origin and licence."""
+    """Prints every tag and variant with its sources, size, head, origin and license."""
     from keras_vit.weights.registry import select
 
     if search is not None:

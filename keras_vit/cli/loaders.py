@@ -64,7 +64,7 @@ def open_model(
         purpose: "classify" for a model with a head, "any" for the model as it is,
             "features" for one that a new head is put on.
         file_size: (H, W) in pixels for a trained model; None: its own.
-        size: likewise, for a variant.
+        size: (H, W) in pixels for a variant; None: its default.
 
     Returns:
         The model, and how it was trained: a run's details, or an empty dictionary.

@@ -312,7 +312,7 @@ class Checkpoints(Saving):
 
     resume: Annotated[
         Literal["auto", "never"],
-        typer.Option(help="Go on with the run in --output, or begin anew."),
+        typer.Option(help="Resume the run in --output, or start again."),
     ] = "auto"
     keep: Annotated[
         int,

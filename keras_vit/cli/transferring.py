@@ -69,11 +69,11 @@ def transfer(
     ] = 0,
     checkpoints: Checkpoints,
 ) -> None:
-    """Measures how a model transfers as section 4.1 does, beside the paper's number.
+    """Measures how a model transfers as section 4.1 does, next to the paper's number.
 
     The learning rates are tried once; the best one trains RUNS models on all training
     images. Prints the sweep, each run, mean and deviation, and what differs from the
-    paper. The same command goes on with what was cut, and adds runs.
+    paper. The same command resumes interrupted runs, and adds runs.
     """
     import keras_vit
     from keras_vit.training.distribution import Workers
@@ -130,7 +130,7 @@ def vtab(
     asked: PretrainedModel,
     output: Annotated[
         Path,
-        typer.Option(help="Folder of the results; the same command goes on in it."),
+        typer.Option(help="Folder of the results; the same command resumes in it."),
     ] = Path("runs/vtab"),
     listed: Annotated[
         bool, typer.Option("--list", help="Print the tasks and their data, and stop.")
@@ -157,7 +157,7 @@ def vtab(
     ] = 0,
     saving: Saving,
 ) -> None:
-    """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 beside the paper's.
+    """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 next to the paper's.
 
     A task whose data is not there is named and left out.
     """
@@ -280,7 +280,7 @@ def paper(
 ) -> None:
     """Prints the paper's own accuracies, a line for each.
 
-    Of figure5, beside the exaFLOPs that `keras-vit costs` counts.
+    Of figure5, next to the exaFLOPs that `keras-vit costs` counts.
     """
     from keras_vit.paper import TABLES, figure_2, figure_3
 

@@ -34,17 +34,17 @@ def pack(
     shards: int | None = None,
     split: Literal["all", "train"] = "all",
 ) -> Path:
-    """Writes a source as a packed folder, whole or not at all (not in the paper).
+    """Writes a source as a packed folder, whole or not at all.
 
     The work is done in `output` + ".partial", renamed at the end. After a kill the same
-    call goes on there, from the last shard that is whole. `open_source` opens the
+    call resumes there, from the last shard that is whole. `open_source` opens the
     folder.
 
     Args:
-        source: of encoded images: a folder, a TFDS set.
+        source: a source of encoded images: a folder, a TFDS set.
         output: a folder that is not there yet.
-        shards: of the training images; test images get a number in proportion. The
-            default is one for every `SHARD_IMAGES`, 10,000.
+        shards: number of shards of the training images; test images get a number in
+            proportion. The default is one for every `SHARD_IMAGES`, 10,000.
         split: "all", or "train" to leave test images out.
 
     Returns:

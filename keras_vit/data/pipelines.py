@@ -77,7 +77,7 @@ def train_pipeline(
         image_size: (H, W) in pixels.
         batch_size: B, of all workers, of whom each gets B / W; a batch may reach into
             the next epoch.
-        seed: of order and augmentation.
+        seed: seed of order and augmentation.
         preprocessing: the model's; training uses its mean and std.
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "crop", BiT's: resized
@@ -157,16 +157,17 @@ def endless(
     start_step: int = 0,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of what a function makes (not in the paper).
+    """Endless shuffled batches of what a function makes.
 
     The sequence is `train_pipeline`'s.
 
     Args:
         split: what to read.
-        example: of (key int64 [2], item of `split.item`) to (image, label). The key is
-            a function of (seed, epoch, place): whatever is drawn from it repeats.
+        example: a function of (key int64 [2], item of `split.item`) to (image, label).
+            The key is a function of (seed, epoch, place): whatever is drawn from it
+            repeats.
         batch_size: B, of all workers.
-        seed: of order and augmentation.
+        seed: seed of order and augmentation.
         batch_op: see `BatchOptions`, as for the next ones.
         group_size: G.
         start_step: the step of the first batch.

@@ -76,8 +76,8 @@ def resize_uint8(
     Args:
         image: uint8 [H, W, C].
         image_size: (H, W) of the result, in pixels.
-        method: of `tf.image.resize`.
-        antialias: likewise.
+        method: see `tf.image.resize`.
+        antialias: see `tf.image.resize`.
 
     Raises:
         ValueError: if the image is not uint8.
@@ -97,8 +97,9 @@ def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
 
     Args:
         image: uint8 [H, W, C].
-        size: of the smaller side, in pixels; the other is rounded half to even.
-        method: of `tf.image.resize`; "bilinear" is LiT's (vit_jax/preprocess.py).
+        size: length of the smaller side, in pixels; the other is rounded half to even.
+        method: method of `tf.image.resize`; "bilinear" is LiT's
+            (vit_jax/preprocess.py).
 
     Returns:
         uint8 [H', W', C] with min(H', W') = size.
@@ -138,11 +139,11 @@ def central_crop(image: Tensor, image_size: Size) -> Tensor:
 def to_channels(image: Tensor, channels: int) -> Tensor:
     """[..., C] -> [..., channels]: gray repeated, RGB as its luma for one channel.
 
-    Not in the paper, whose images are RGB.
+    The paper's images are RGB; the luma is TensorFlow's.
 
     Args:
         image: [..., C] of any dtype, C known.
-        channels: of the result.
+        channels: number of channels of the result.
 
     Raises:
         ValueError: if the image has another number of channels than these.
@@ -217,7 +218,8 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
     Args:
         image: [..., C], uint8 or floats in 0..255.
         mean: by channel, in units of the 0..1 range; one value serves all channels.
-        std: likewise. The defaults give exactly the official (x - 127.5) / 127.5.
+        std: deviation by channel, in the same units. The defaults give exactly the
+            official (x - 127.5) / 127.5.
 
     Raises:
         ValueError: if `mean` or `std` is not one value, or one for each channel, if one

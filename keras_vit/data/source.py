@@ -54,7 +54,7 @@ class Source:
 
         Args:
             images: how many, from 1 to all.
-            seed: of the draw.
+            seed: seed of the draw.
 
         Returns:
             A `Source` of the same classes and test images, the drawn ones in their

@@ -48,7 +48,7 @@ def open_source(
             wanted, `classes`, the word "digits", a task of VTAB-1k as "vtab:dtd" (see
             `data.vtab`), or a TFDS name with or without splits: "cifar10",
             "cifar10:train[:98%]/test".
-        seed: of the test share, where one has to be drawn.
+        seed: seed of the test share, where one has to be drawn.
         on_corrupt: what to do about unreadable images of a folder, packed or not,
             after naming them: "stop" raises, "skip" leaves them out.
         labels: False takes every image below a folder, in class folders or not, and an

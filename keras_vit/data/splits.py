@@ -1,6 +1,6 @@
 """Labeled images that can be read in order, shuffled by an epoch's key, and divided.
 
-What `Source.train` and `Source.test` are; not in the paper.
+`Source.train` and `Source.test` are splits.
 
 A split yields single examples, {"image": ..., "label": ...}, the image as encoded bytes
 or as uint8 [H, W, C]. A place is an example's position in a pass; a handle is what the
@@ -40,7 +40,7 @@ Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that sha
 class Split(abc.ABC):
     """Labeled images that can be read in order, shuffled, and divided.
 
-    Not in the paper, but for the division: Table 4's held-out shares.
+    Table 4 has held-out shares.
 
     Attributes:
         order: Version of the order of `endless`, part of a run's identity. None for
@@ -98,7 +98,7 @@ class Split(abc.ABC):
         """What a handle stands for, in a dataset's map.
 
         Args:
-            handle: of `places`, through `fetch`.
+            handle: an element of `places`, through `fetch`.
 
         Returns:
             "image", a scalar string or uint8 [H, W, C], and "label", a scalar int64.
@@ -109,8 +109,8 @@ class Split(abc.ABC):
         """Divides the images into a part to train on and one to choose on (Table 4).
 
         Args:
-            share: of the images that is held out, in (0, 1).
-            seed: of the draw.
+            share: share of the images that is held out, in (0, 1).
+            seed: seed of the draw.
 
         Returns:
             The rest, and the held-out share.
@@ -132,7 +132,7 @@ class Split(abc.ABC):
         """
 
     def fingerprint_as_read(self) -> str:
-        """The fingerprint of the images that a pass gives (not in the paper).
+        """The fingerprint of the images that a pass gives.
 
         Returns:
             SHA-256, 64 hexadecimal digits. It differs from `fingerprint` where files
@@ -153,7 +153,7 @@ class Split(abc.ABC):
 
 
 class Indexed(Split):
-    """A split of which an index reads any example (not in the paper).
+    """A split of which an index reads any example.
 
     Its handles are indices.
 
@@ -219,7 +219,7 @@ class Indexed(Split):
 
 
 class Arrays(Indexed):
-    """A split in memory, or of image files (not in the paper).
+    """A split in memory, or of image files.
 
     Args:
         images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.
@@ -376,10 +376,10 @@ class Labelling:
     """How a record of a TFDS data set becomes a labeled image.
 
     Attributes:
-        name: of the task, for two of one data set.
+        name: name of the task, for two of one data set.
         classes: K.
         features: what `label` reads of a record; "image" is read besides.
-        label: of a decoded record, its label, an integer from 0 to K - 1.
+        label: a function from a decoded record to its label, from 0 to K - 1.
         scale: what stored pixels are multiplied by to be 0..255.
     """
 
@@ -397,7 +397,7 @@ class TFDS(Split):
     data pack` makes shards of it that any index reads.
 
     Args:
-        builder: of `tfds.builder`, its files in place.
+        builder: the result of `tfds.builder`, with its files in place.
         spec: TFDS's own split arithmetic, e.g. "train[:98%]".
         labelling: None for the feature "label", a ClassLabel.
     """
@@ -498,7 +498,7 @@ class TFDS(Split):
         """As the official "train[:98%]": the last share is held out.
 
         Args:
-            share: of the images that is held out, in (0, 1); one image at least.
+            share: share of the images that is held out, in (0, 1); one image at least.
             seed: not used: nothing is drawn.
 
         Returns:

@@ -49,10 +49,10 @@ def tfds_source(
     """A prepared TFDS builder as a source.
 
     Args:
-        builder: of `tfds.builder`, its files in place.
+        builder: the result of `tfds.builder`, with its files in place.
         name: the source's.
         train: TFDS's name or arithmetic of the training split.
-        test: likewise; "" for none.
+        test: name of the test split; "" for none.
         any_test: where there is no split `test`, take a validation split, or none.
     """
     features = builder.info.features

@@ -45,14 +45,14 @@ class VTABTask:
         group: "Natural", "Specialized" or "Structured" (Figure 2).
         classes: K.
         tfds: name, config and version, as `tfds.builder` takes them.
-        val200: of the 1000 training images those 200 to choose on.
+        val200: the 200 of the 1000 training images that choose hyperparameters.
         test: the test split.
         test_images: how many images it has.
         train800: the other 800 training images.
         augment: the crops and flips that leave labels true, as of `Recipe.augment`;
             scenic's.
         features: what `label` reads of a record.
-        label: of a decoded record, its label, an integer from 0 to K - 1.
+        label: a function from a decoded record to its label, from 0 to K - 1.
         class_names: K names, of a label that is no feature of TFDS's; else empty.
         scale: what stored pixels are multiplied by to be 0..255.
         by_hand: what TFDS cannot download, and what of it goes where; else empty.
@@ -324,7 +324,7 @@ def find(name: str) -> VTABTask:
     """The task of a name, in capitals or not (Table 9).
 
     Args:
-        name: of one of `TASKS`: "Clevr-Count", "clevr-count".
+        name: name of one of `TASKS`: "Clevr-Count", "clevr-count".
 
     Returns:
         The `VTABTask`.
@@ -350,7 +350,7 @@ class Thousand(Arrays):
         """The first images and the last; a share of 0.2 is the benchmark's own.
 
         Args:
-            share: of the images that is held out, in (0, 1).
+            share: share of the images that is held out, in (0, 1).
             seed: not used: nothing is drawn.
 
         Returns:

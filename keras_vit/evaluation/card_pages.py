@@ -1,4 +1,4 @@
-"""A results card as a page: Markdown beside its pictures, HTML with them inside."""
+"""A results card as a page: Markdown next to its pictures, HTML that contains them."""
 
 import html as entities
 from collections.abc import Mapping, Sequence
@@ -124,7 +124,7 @@ _INTERVALS = (
 
 
 def markdown(card: CardData, pictures: Sequence[str]) -> str:
-    """The card as Markdown, which shows pictures of these names beside it."""
+    """The card as Markdown, which shows pictures of these names next to it."""
     parts = [
         f"# {_md(card.name)} on {_md(card.data['name'])}",
         _md_table(("", "value", "95 % interval"), _results(card)),

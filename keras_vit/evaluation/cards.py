@@ -1,6 +1,6 @@
-"""The results card: everything that an evaluation was, and what came out.
+"""The results card of an evaluation: its settings and its results.
 
-Top-1 is section 4.1's; intervals and calibration are not in the paper.
+Top-1 is from section 4.1.
 
 A folder of `card.json`, the same as pages (`card.md`, `card.html`), their pictures, and
 `images.npz`: what was said of every image, by which two cards are compared.
@@ -44,10 +44,10 @@ RESULTS = ("top_1", "top_5", "nll", "ece")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card(CardData):
-    """An evaluation's results card (top-1: 4.1; the rest is not in the paper).
+    """An evaluation's results card (top-1: 4.1).
 
     Attributes:
-        name: of the model, as tables show it.
+        name: name of the model, as tables show it.
         model: its variant, sizes, the sha256 of its weights and of their file, and
             their source, commit and license where they are known.
         numerics: what it computes with: GELU, epsilons, dtypes, backend, versions.
@@ -57,9 +57,9 @@ class Card(CardData):
             95 % intervals.
         scaled: "nll" and "ece" after temperature scaling, each half of the images by
             the temperature of the other half; empty where none was found.
-        temperatures: of the two halves, or none.
+        temperatures: temperatures of the two halves, or none.
         data_size: accuracy in [0, 1] by the number of training images, of any models
-            that the card is to show beside (Figure 4).
+            that the card also shows (Figure 4).
         command: what was called.
         images: what was said of each image.
     """
@@ -79,8 +79,8 @@ class Card(CardData):
 
         Args:
             model: that was evaluated.
-            evaluation: of `classify` or `evaluate_imagenet`.
-            name: of the model, as tables are to show it.
+            evaluation: result of `classify` or `evaluate_imagenet`.
+            name: name of the model, as tables are to show it.
             command: what was called.
             weights_file: that the weights are from, if from one.
             data_size: see `Card`.
@@ -149,8 +149,8 @@ class Card(CardData):
         """Writes the card, all of its files or none.
 
         Args:
-            folder: of `card.json`, `card.md`, `card.html`, pictures and `images.npz`,
-                created if absent.
+            folder: folder of `card.json`, `card.md`, `card.html`, pictures and
+                `images.npz`, created if absent.
 
         Raises:
             ImportError: without matplotlib, the extra `plots`.
@@ -219,7 +219,7 @@ class Card(CardData):
         """Reads a card back, from its folder or its `card.json`.
 
         Args:
-            path: of either.
+            path: path of either.
 
         Returns:
             The `Card`.

@@ -94,7 +94,7 @@ def task_of(source: Source) -> Task:
     """The test images of a source (4.1).
 
     Args:
-        source: of `data.open_source`.
+        source: see `data.open_source`.
 
     Returns:
         A `Task` of the source's classes, an output each.
@@ -137,7 +137,8 @@ def classify(
 
     Args:
         model: images to logits [B, `task.model_outputs`]; its own input size is used.
-        task: of `task_of(data.open_source(...))` or `imagenet.open_task(...)`.
+        task: the result of `task_of(data.open_source(...))` or of
+            `imagenet.open_task(...)`.
         batch_size: images in the model at a time.
         preprocessing: how images become input; default: the model's own, which a model
             that is not a `VisionModel` does not have (then the paper's).

@@ -31,13 +31,13 @@ COLUMNS = {  # Of the paper, by model and pre-training.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A card less the first one (not in the paper).
+    """A card less the first one.
 
     Attributes:
         is_paired: whether both are of the same images and labels.
         top_1: difference of shares, in [-1, 1], with its 95 % interval: paired
             bootstrap, or Newcombe's of two independent shares.
-        nll: likewise, in nats, by paired bootstrap; None unpaired.
+        nll: difference of the NLL in nats, by paired bootstrap; None unpaired.
         p: exact McNemar test that both err equally often, in [0, 1]; None unpaired.
         only_first: images that the first alone is right about; None unpaired.
         only_second: images that the other alone is right about; None unpaired.
@@ -52,7 +52,7 @@ class Difference:
 
 
 def difference(first: Card, second: Card) -> Difference:
-    """What `second` has more than `first` (not in the paper).
+    """What `second` has more than `first`.
 
     Paired where the cards' data have one fingerprint: the same images in the same
     order, and the same right answers.

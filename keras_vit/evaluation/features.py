@@ -171,7 +171,7 @@ def extract(
 
     Args:
         model: as `backbone` takes.
-        split: of a `Source`, e.g. `source.train`.
+        split: a split of a `Source`, e.g. `source.train`.
         preprocessing: how images become input; default: the model's own, which a model
             that is not a `VisionModel` does not have (then the paper's).
         batch_size: images that are in the model at a time.
@@ -274,7 +274,7 @@ def gather(
         data: what `data.open_source` takes, a `Source`, `Features`, or a tuple of their
             four arrays.
         verbose: whether to show progress on a terminal.
-        **options: of `extract`.
+        **options: see `extract`.
 
     Returns:
         `Features` of N training and M test images.
@@ -282,7 +282,7 @@ def gather(
     Raises:
         ValueError: without test images, with features that cannot be, or with both a
             model and ready features, or neither.
-        ImportError: as of `data.open_source`.
+        ImportError: see `data.open_source`.
     """
     data = opened(data)
     if isinstance(data, Features) and model is None:

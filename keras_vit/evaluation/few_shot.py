@@ -82,7 +82,7 @@ class FewShot:
 
     Attributes:
         rows: an `FewShotAccuracy` for each number of shots and each l2.
-        seeds: of the draws.
+        seeds: seeds of the draws.
         classes: K.
         width: D.
         train_images: that were drawn from.
@@ -193,10 +193,10 @@ def fewshot(
             [N, D], train_y [N], test_x, test_y).
         shots: images of each class; "all" takes every one, once.
         l2: weight of the penalty; several are solved at the cost of one.
-        seeds: of the draws.
+        seeds: seeds of the draws.
         preprocessing: how images become input; default: the model's own, which a model
             that is not a `VisionModel` does not have (then the paper's).
-        batch_size: of feature extraction.
+        batch_size: batch size of feature extraction.
         before_crop: (H, W) that images are resized to before the middle is cut out.
             big_vision's is (256, 256) for 224 pixels; None resizes to the model's size.
         verbose: whether to show progress on a terminal.
@@ -208,7 +208,7 @@ def fewshot(
         ValueError: if a class has fewer images than shots, a label is out of range,
             there are fewer than two classes or no test images, or features are not
             finite; if `shots`, `l2` or `seeds` has an impossible value, or one twice.
-        ImportError: as of `data.open_source`.
+        ImportError: see `data.open_source`.
     """
     data = opened(data)
     check(data, shots, l2, seeds)

@@ -95,9 +95,9 @@ def evaluate_imagenet(
         model: images to 1,000 logits in the published heads' order.
         name: "val", "real", "v2", "a", "r", "sketch" or "objectnet".
         data: see `open_task`.
-        labels: likewise.
-        on_corrupt: likewise.
-        **options: of `classify`: batch_size, preprocessing, keep_logits, verbose.
+        labels: see `open_task`.
+        on_corrupt: see `open_task`.
+        **options: see `classify`: batch_size, preprocessing, keep_logits, verbose.
 
     Returns:
         An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
@@ -120,9 +120,10 @@ def open_task(
     """One of `SETS`, to be evaluated on (4.1, Table 2, D.9).
 
     Args:
-        name: of the set.
+        name: name of the set.
         data: a TFDS name, with or without a split ("imagenet_v2/topimages"), or a
-            folder: of class folders named by wnid (n01440764) or number (0 to 999); for
+            folder: folder of class folders named by wnid (n01440764) or number (0 to
+                999); for
             "real" of ILSVRC2012_val_00000001.JPEG and so on, in any folders; for
             "objectnet" the unpacked archive, or its `images`. None: TFDS's own.
         labels: the file real.json of google-research/reassessed-imagenet, for "real"
@@ -414,5 +415,5 @@ def _objectnet(root: Path, on_corrupt: str) -> Task:
         model_outputs=1000,
         class_of_output=class_of_output,
         border=_Bordered.border,
-        calibrates=False,  # Its licence: never "to tune the parameters of any model".
+        calibrates=False,  # Its license: never "to tune the parameters of any model".
     )

@@ -1,7 +1,7 @@
-"""What a classifier's logits say: accuracy, likelihood, calibration, differences.
+"""Measures of a classifier's logits: accuracy, likelihood, calibration, differences.
 
-Top-1 accuracy is section 4.1's measure, top-5 D.9's. The rest is not in the paper, and
-is named after its own where it stands.
+Top-1 accuracy is from section 4.1, top-5 from D.9. The other measures state their
+sources.
 
 `Counts` takes logits by the batch and keeps five numbers of each image (`PerImage`), of
 which everything else is computed, in float64. The N x K logits are kept for
@@ -39,10 +39,10 @@ _VALUES = 2**22  # That are in float64 at a time.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number and its 95 % interval (not in the paper).
+    """A number and its 95 % interval.
 
     Attributes:
-        value: of the data.
+        value: the estimate from the data.
         low: the interval's lower end.
         high: its upper end.
     """
@@ -63,7 +63,7 @@ class Reliability:
         images: float64 [bins], how many are in each.
         confidence: float64 [bins], the mean of each bin's images, in (0, 1]; NaN where
             there are none.
-        accuracy: likewise, in [0, 1].
+        accuracy: accuracy of the images in the bin, in [0, 1].
     """
 
     images: np.ndarray
@@ -124,8 +124,8 @@ class PerImage:
         """Mean negative log-likelihood, with a bootstrap interval.
 
         Args:
-            replicates: of `bootstrap`.
-            seed: likewise.
+            replicates: see `bootstrap`.
+            seed: see `bootstrap`.
 
         Returns:
             An `Estimate` in nats, 0 or more.
@@ -161,8 +161,8 @@ class PerImage:
 
         Args:
             bins: how many, 1 or more.
-            replicates: of `bootstrap`.
-            seed: likewise.
+            replicates: see `bootstrap`.
+            seed: see `bootstrap`.
 
         Returns:
             An `Estimate` in [0, 1].
@@ -429,8 +429,6 @@ class Counts:
 def wilson(right: int, images: int) -> Estimate:
     """A share with Wilson's score interval of 95 % (1927).
 
-    Not in the paper.
-
     Args:
         right: images that are right.
         images: all of them, 1 or more.
@@ -461,13 +459,11 @@ def bootstrap(
 ) -> Estimate:
     """A statistic of images with its percentile bootstrap interval of 95 %.
 
-    Not in the paper.
-
     Args:
-        statistic: of float64 [N], how often each image is drawn.
+        statistic: function of float64 [N], how often each image is drawn.
         images: N.
         replicates: draws of N images with replacement.
-        seed: of the draws; the same for two calls pairs them.
+        seed: seed of the draws; the same for two calls pairs them.
 
     Returns:
         An `Estimate` of the statistic.
@@ -504,13 +500,11 @@ def paired_difference(
 ) -> Estimate:
     """Mean of second - first over the same images, with a paired bootstrap interval.
 
-    Not in the paper.
-
     Args:
         first: [N], a value of each image: right or not, or its nll.
-        second: likewise, of the other model.
-        replicates: of `bootstrap`.
-        seed: likewise.
+        second: the same for the second model.
+        replicates: see `bootstrap`.
+        seed: see `bootstrap`.
 
     Returns:
         An `Estimate`, in the values' units.
@@ -531,13 +525,11 @@ def paired_difference(
 def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
     """How much more the second of two shares is, of other images, by Newcombe.
 
-    Not in the paper.
-
     Method 10 of Newcombe (1998): from the two Wilson intervals.
 
     Args:
-        first: of `wilson`.
-        second: likewise.
+        first: see `wilson`.
+        second: see `wilson`.
 
     Returns:
         An `Estimate` in [-1, 1].
@@ -550,8 +542,6 @@ def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     """The exact two-sided p-value that two models err equally often (McNemar, 1947).
-
-    Not in the paper.
 
     Of the n images that one model alone is right about, each is either's by the toss of
     a coin: p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(n, 1/2).
@@ -585,8 +575,6 @@ def _check_pair(first: np.ndarray, second: np.ndarray) -> None:
 
 def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The T that minimizes the mean NLL of softmax(logits / T) (Guo et al. 2017, 4.2).
-
-    Not in the paper.
 
     Find it on other images than those it is used on, as `scaled_by_halves` does. The
     NLL is convex in 1/T. The root of its derivative is found to a relative 1e-7.
@@ -649,15 +637,13 @@ def scaled_by_halves(
 ) -> tuple[tuple[float, float], PerImage]:
     """What temperature scaling does, without other images to find it on.
 
-    Not in the paper.
-
     The images are halved at random; each half's logits are divided by the temperature
     of the other half.
 
     Args:
         logits: [N, K], finite floats.
         labels: int [N] in [0, K).
-        seed: of the halves.
+        seed: seed of the halves.
 
     Returns:
         The halves' temperatures, and the scaled predictions in the images' order.

@@ -1,4 +1,4 @@
-"""Other judges of frozen features, beside section 4.1's: neighbors, and a classifier.
+"""Measures of frozen features in addition to section 4.1's: neighbors, a classifier.
 
 Neither is the paper's: the neighbors are DINO's, the classifier is scikit-learn's.
 
@@ -24,11 +24,11 @@ TEST_CHUNK, TRAIN_CHUNK = 256, 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What `knn` or `linear_probe` measured (not in the paper).
+    """What `knn` or `linear_probe` measured.
 
     Attributes:
-        name: of the method.
-        settings: of the method, by name.
+        name: name of the method.
+        settings: settings of the method, by name.
         accuracy: top-1, in [0, 1].
         classes: K.
         test_images: M.
@@ -63,8 +63,8 @@ def knn(
     class with weight exp(s / temperature) (Caron et al., arXiv:2104.14294, F).
 
     Args:
-        model: as of `fewshot`.
-        data: as of `fewshot`.
+        model: see `fewshot`.
+        data: see `fewshot`.
         k: neighbors, 1 or more.
         temperature: above 0; the lower, the more the nearest ones count.
         verbose: whether to show progress on a terminal.
@@ -147,10 +147,10 @@ def linear_probe(
     training features.
 
     Args:
-        model: as of `fewshot`.
-        data: as of `fewshot`.
+        model: see `fewshot`.
+        data: see `fewshot`.
         l2: weight of the penalty, above 0, for features of mean 0 and deviation 1.
-        max_iterations: of L-BFGS, 1 or more; it warns when they do not suffice.
+        max_iterations: limit of L-BFGS, 1 or more; it warns when they do not suffice.
         verbose: whether to show progress on a terminal.
         **options: preprocessing, batch_size and before_crop of `fewshot`.
 

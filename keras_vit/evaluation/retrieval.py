@@ -87,7 +87,7 @@ class Embeddings:
 
     Attributes:
         vectors: float32 [N, D].
-        paths: of the photographs, within `folder`.
+        paths: paths of the photographs, within `folder`.
         folder: absolute.
         model: `identity` of the model.
         opened: the options of the command line that opened it.

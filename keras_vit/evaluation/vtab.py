@@ -69,7 +69,7 @@ class Score(NamedTuple):
         """That of the runs' accuracies.
 
         Args:
-            accuracies: of each run, in [0, 1].
+            accuracies: accuracy of each run, in [0, 1].
 
         Returns:
             Their `Score`.
@@ -84,7 +84,7 @@ class Scores:
 
     Attributes:
         accuracies: in [0, 1], of every task that has a result, by run.
-        failures: of a task whose data could not be opened, why.
+        failures: the reason for each task whose data could not be opened.
     """
 
     accuracies: Mapping[str, Mapping[int, float]]
@@ -143,7 +143,7 @@ def run(
 ) -> Scores:
     """Fine-tunes a copy of `model` on each task (D.10), tests it on all test images.
 
-    A task's result is written as soon as it is there, and a killed run goes on in the
+    A task's result is written as soon as it is there, and a killed run resumes in the
     middle of a task, by the same call. A task whose data cannot be opened is named in
     the table and does not stop the others. Of a finished training the curves stay, the
     model and the checkpoints go: nineteen of a ViT-L/16 would take 100 GB.
@@ -156,7 +156,7 @@ def run(
             are judged on the benchmark's 200 validation images.
         runs: how many times each task is trained; Table 2 has the mean of three. Run r
             is of the seed `seed + r`.
-        seed: of order, crops and dropout.
+        seed: seed of order, crops and dropout.
         preprocessing: how images become input; default: the model's own.
         augment: "task", the crops and flips that leave the task's labels true (after a
             resize by 7/6, 448 px for 384), scenic's; or "recipe", the recipe's for
@@ -225,7 +225,7 @@ def recipe_for(task: VTABTask, recipe: Recipe) -> Recipe:
     """The recipe with the crops and flips of a task, scenic's.
 
     Args:
-        task: of `data.vtab`.
+        task: see `data.vtab`.
         recipe: to be changed, of (H, W) pixels.
 
     Returns:
@@ -345,7 +345,7 @@ def groups(scores: Scores) -> dict[str, Score]:
     """The bars of Figure 2, of groups whose tasks all have a result.
 
     Args:
-        scores: of a model.
+        scores: scores of a model.
 
     Returns:
         The `Score` of each group, by title, as "Natural (7 tasks)".

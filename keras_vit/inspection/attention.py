@@ -267,15 +267,15 @@ def output_attention(
     the patches' rows.
 
     Args:
-        model: as of `attention_rollout`.
+        model: see `attention_rollout`.
         images: [N, H, W, C], likewise.
-        batch_size: likewise.
+        batch_size: see `attention_rollout`.
 
     Returns:
         NumPy array of shares, those of a head adding up to at most 1.
 
     Raises:
-        ValueError: as of `attention_rollout`.
+        ValueError: see `attention_rollout`.
     """
     facts = _facts(model)
     prefix, grid = facts["num_prefix_tokens"], facts["grid"]
@@ -305,15 +305,15 @@ def attention_distance(
     patches lie a patch of pixels apart.
 
     Args:
-        model: as of `attention_rollout`.
+        model: see `attention_rollout`.
         images: [N, H, W, C], likewise.
-        batch_size: likewise.
+        batch_size: see `attention_rollout`.
 
     Returns:
         NumPy array, float64, a row for each layer and a column for each head.
 
     Raises:
-        ValueError: as of `attention_rollout`.
+        ValueError: see `attention_rollout`.
     """
     facts = _facts(model)
     away = patch_distances(facts["grid"], facts["stride"] * facts["patch_size"])

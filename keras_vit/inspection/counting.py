@@ -45,7 +45,7 @@ class Costs:
         parameters: `model.count_params()`.
         by_layer: multiply-adds of one image, forward, by a layer's name.
         by_operation: the same sum by what is computed.
-        memory: of the batch, in bytes.
+        memory: memory of the batch, in bytes.
     """
 
     parameters: int
@@ -88,7 +88,7 @@ class Costs:
 
         Args:
             images_seen: epochs times images.
-            device: of `devices.DEVICES`: "TPUv3-core", "A100-80GB", "H100", ...
+            device: see `devices.DEVICES`: "TPUv3-core", "A100-80GB", "H100", ...
             utilisation: share of the device's peak that is FLOPs of `exaflops`, in
                 (0, 1] [default: Table 2's ViTs on TPUv3, 0.345].
 
@@ -114,7 +114,7 @@ class Costs:
 
         Args:
             images_seen: epochs times images.
-            utilisation: as of `hours`.
+            utilisation: see `hours`.
 
         Returns:
             Days of one TPUv3 core, of which a chip has two.
@@ -134,8 +134,8 @@ class Costs:
 
         Args:
             images_seen: epochs times images.
-            device: as of `hours`.
-            utilisation: likewise.
+            device: see `hours`.
+            utilisation: see `hours`.
 
         Returns:
             Hours of one device.
@@ -158,8 +158,8 @@ class Costs:
         Args:
             images_seen: epochs times images.
             price: euros an hour of one device, 0 or more.
-            device: as of `hours`.
-            utilisation: likewise.
+            device: see `hours`.
+            utilisation: see `hours`.
 
         Returns:
             Euros.
@@ -215,7 +215,7 @@ def costs(
         batch: images at once, of the memory alone.
         num_classes: K; 0 leaves the head out [default: a built model's own, else 1000].
         num_channels: C [default: a built model's own, else 3].
-        dtype: of activations: "float32", or "bfloat16" as of "mixed_bfloat16".
+        dtype: dtype of activations: "float32", or "bfloat16" as of "mixed_bfloat16".
         optimizer: whose numbers are counted: "adam", "sgd" or "adafactor".
 
     Returns:

@@ -28,7 +28,7 @@ class Device:
     Attributes:
         teraflops: dense peak, 10^12 FLOP/s of bfloat16 (float16 of the T4).
         memory: in bytes.
-        source: of the peak.
+        source: publication of the peak.
     """
 
     teraflops: float
@@ -84,7 +84,7 @@ def device_of(name: str) -> Device:
     """Returns the device of a name, in any case.
 
     Args:
-        name: of `DEVICES`: "H100"; "A100" is the one of 40 GB.
+        name: see `DEVICES`: "H100"; "A100" is the one of 40 GB.
 
     Returns:
         The `Device`.

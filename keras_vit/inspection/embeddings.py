@@ -53,7 +53,7 @@ def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
     position is all zeros.
 
     Args:
-        model: of any of D.4's kinds that adds positions.
+        model: a model of any of D.4's kinds that adds positions.
         layer: whose positions, where every layer adds some of its own (D.4).
 
     Returns:

@@ -11,8 +11,8 @@ of a batch's activations:
 - rematerialized: of Transformer blocks their inputs alone, and all of one block but the
   tanh. What is outside of them (a hybrid's ResNet) is kept as before.
 
-Beside them are float32 weights, a gradient of each, the optimizer's numbers, and the
-kernels that a ResNet standardises, once for a batch. With "bfloat16" (Keras's
+Also counted: float32 weights, a gradient of each, the optimizer's numbers, and the
+kernels that a ResNet standardizes, once for a batch. With "bfloat16" (Keras's
 "mixed_bfloat16") activations have two bytes but for the softmax, which is kept in
 float32 and in bfloat16, and kernels are there in bfloat16 too.
 
@@ -44,13 +44,13 @@ class Memory:
 
     Attributes:
         batch: images at once.
-        dtype: of activations.
+        dtype: dtype of activations.
         weights: bytes, four of each parameter.
-        gradients: likewise.
+        gradients: bytes, four of each parameter.
         optimizer: bytes of its numbers, four each.
         forward: bytes of activations of inference, at most, and of kernels' copies.
-        training: likewise, of an update.
-        rematerialized: likewise, with `remat`.
+        training: bytes of activations of an update.
+        rematerialized: bytes of activations of an update with `remat`.
     """
 
     batch: int
@@ -89,10 +89,10 @@ class Memory:
             ("optimizer", self.optimizer),
             ("activations, forward", self.forward),
             ("activations, training", self.training),
-            ("  rematerialised", self.rematerialized),
+            ("  rematerialized", self.rematerialized),
             ("inference in all", self.inference_total),
             ("training in all", self.training_total),
-            ("  rematerialised", self.rematerialized_total),
+            ("  rematerialized", self.rematerialized_total),
         )
         images = "1 image" if self.batch == 1 else f"{self.batch} images"
         lines = [f"{name:24}{size / 2**20:>18,.1f}" for name, size in rows]
@@ -103,9 +103,9 @@ def memory(parts: Iterable[Part], batch: int, dtype: str, optimizer: str) -> Mem
     """Sums the parts of a model.
 
     Args:
-        parts: of `parts.parts`.
+        parts: see `parts.parts`.
         batch: images at once.
-        dtype: of activations, "float32" or "bfloat16".
+        dtype: dtype of activations, "float32" or "bfloat16".
         optimizer: "adam", "sgd" (with momentum) or "adafactor".
 
     Raises:

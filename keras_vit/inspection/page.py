@@ -37,7 +37,7 @@ class Page(PageData):
         title: the model's name.
         facts: (what, value), in the order of the page.
         photos: uint8 [B, H, W, 3], as the model was given them.
-        names: of the photos.
+        names: names of the photos.
         predictions: for each photo (class, probability in 0..1), the best first.
         attention: [B, L, k, rows, cols], shares of 1.
         rollout: [B, rows, cols], shares of 1.
@@ -71,7 +71,7 @@ class Page(PageData):
             images: [B, H, W, C], preprocessed.
             preprocessing: how they were; default: as the model states.
             title: the model's name [default: its variant's].
-            names: of the images [default: image 1, image 2, ...].
+            names: names of the images [default: image 1, image 2, ...].
             classes: names of the head's outputs; default: the model's labels, else
                 class 0, class 1, ...
             top: predictions for each image.
@@ -120,7 +120,7 @@ class Page(PageData):
         """Writes the page, whole or not at all: one file of HTML, pictures inside.
 
         Args:
-            path: of the file.
+            path: path of the file.
 
         Returns:
             Its size in bytes.

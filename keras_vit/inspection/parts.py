@@ -26,10 +26,12 @@ class Part(NamedTuple):
     parameters: int = 0
     kept: int = 0  # Numbers that the backward pass reads.
     softmax: int = 0  # Likewise, in float32 under any dtype policy.
-    recomputed: int = 0  # Of `kept`, what no block keeps that is rematerialised.
+    recomputed: int = 0  # Of `kept`, what no block keeps that is rematerialized.
     held: int = 0  # Numbers there at once while it is computed.
-    stream: int = 0  # Numbers of what runs past the layer, beside the residual branch.
-    kernel: int = 0  # Weights kept once more, standardised; once for a batch.
+    stream: int = (
+        0  # Numbers of what runs past the layer, in addition to the residual branch.
+    )
+    kernel: int = 0  # Weights kept once more, standardized; once for a batch.
     block: str = ""  # The Transformer block it is part of.
 
 
@@ -364,7 +366,7 @@ def _unit(
     filters: int,
     strides: int,
 ) -> Iterator[Part]:
-    """A bottleneck: 1x1, 3x3 or axial attention, 1x1, and a projection beside them."""
+    """A bottleneck: 1x1, 3x3 or axial attention, 1x1, and a projection."""
     outputs = 4 * filters
     projected = strides != 1 or channels != outputs
     before = _Convolution(config, layer, places)

@@ -33,8 +33,8 @@ FINETUNE_EXAMPLE = "finetune ViT-B/16 on 720 photos on 1xT4"
 # 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
 CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
 """K by the pre-training data: 4.1's, of ImageNet-21k the published checkpoints'."""
-# The rest is for the compiler, its workspaces and fragmentation: beside the little that
-# is left rematerialised, a process held a third more (`benchmarks/memory.py`).
+# The rest is for the compiler, its workspaces and fragmentation. With rematerialization
+# little is left, and a process held a third more than that (`benchmarks/memory.py`).
 USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
 MOST_EPOCHS = 1_000_000
 IMAGE_BYTES = 110_000
@@ -216,7 +216,7 @@ class Plan(_Planned):
         device: one of `devices.DEVICES`.
         image_size: (H, W) in pixels [default: the recipe's].
         batch: images an update, of all devices [default: the recipe's].
-        utilisation: as of `Costs.hours`.
+        utilisation: see `Costs.hours`.
         price: euros an hour of one device; None: no price.
 
     Raises:
@@ -312,7 +312,7 @@ class FinetunePlan(_Planned):
         device: one of `devices.DEVICES`.
         image_size: (H, W) in pixels [default: the recipe's, 384].
         batch: images an update, of all devices [default: the recipe's, 512].
-        utilisation: as of `Costs.hours`.
+        utilisation: see `Costs.hours`.
         price: euros an hour of one device; None: no price.
 
     Raises:
@@ -497,8 +497,8 @@ def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
     yield _fit_line("memory of a device", run.fit(False), _room(device, False), share)
     remark = f"at {run.utilisation:.1%} of the peak"
     if run.rematerializes:
-        yield _fit_line("  rematerialised", run.fit(True), _room(device, True), share)
-        remark += f"; rematerialised {run.rematerialized_hours:,.1f}"
+        yield _fit_line("  rematerialized", run.fit(True), _room(device, True), share)
+        remark += f"; rematerialized {run.rematerialized_hours:,.1f}"
     yield _line("hours", f"{run.hours:,.1f}", remark)
     least, greatest = MEASURED_UTILISATION
     fast, slow = run.hours_measured

@@ -40,11 +40,11 @@ class Figure12:
     A size that does not fit is left out.
 
     Attributes:
-        images_per_second: of inference, the best over the batches tried, by the model's
-            name and the pixels of a side.
+        images_per_second: speed of inference, the best over the batches tried, by the
+            model's name and the pixels of a side.
         largest_batch: images that fit, likewise.
         memory: bytes that a child could take on a CPU; None on an accelerator.
-        backend: of Keras.
+        backend: backend of Keras.
     """
 
     images_per_second: dict[str, dict[int, float]]
@@ -69,7 +69,7 @@ class Figure12:
         """Writes the numbers as JSON.
 
         Args:
-            path: of the file.
+            path: path of the file.
         """
         files.write_json(path, dataclasses.asdict(self))
 

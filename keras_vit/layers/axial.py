@@ -42,10 +42,10 @@ class AxialBlock(Composite):
         grid: (rows, columns) of the T tokens.
         num_heads: k; must divide D.
         mlp_dim: width of each MLP's hidden layer.
-        dropout_rate: of both blocks, see `TransformerBlock`.
+        dropout_rate: dropout rate of both blocks, see `TransformerBlock`.
         attention_dropout_rate: fraction of the attention probabilities dropped.
         gelu: "tanh" or "erf", see `MlpBlock`.
-        layer_norm_epsilon: of both blocks' norms, added to the variance.
+        layer_norm_epsilon: epsilon of both blocks' norms, added to the variance.
         relative: whether attention reads relative positions (D.4), along each axis.
 
     Raises:
@@ -122,7 +122,7 @@ class AxialAttention(Composite):
 
     Args:
         num_heads: k; must divide C.
-        strides: of the average pooling that follows, along height and width.
+        strides: strides of the average pooling that follows, along height and width.
 
     Raises:
         ValueError: if an argument is impossible; when built, if C is not a multiple of
@@ -175,10 +175,10 @@ class AxialUnit(PreActivationUnit):
 
     Args:
         filters: output channels of conv1 and of the attention; a multiple of 32.
-        strides: of the attention's average pooling.
+        strides: strides of the attention's average pooling.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
-        group_norm_epsilon: of the 32 groups' variance.
+        group_norm_epsilon: epsilon of the 32 groups' variance.
         num_heads: k; must divide `filters`.
 
     Raises:

@@ -1,11 +1,11 @@
-"""The ResNets beside and below the Transformer: 3.1 (hybrids), 4.1 (BiT), D.6.
+"""ResNets: the hybrids' stems (3.1), the BiT baselines (4.1), and D.6.
 
 "We replace the Batch Normalization layers with Group Normalization, and used
 standardized convolutions" (4.1). The two families differ wherever they can:
 
 |                  | hybrids, "v1"             | BiT, "v2"                     |
 |------------------|---------------------------|-------------------------------|
-| unit             | convolve, normalise, ReLU | normalise, ReLU, convolve     |
+| unit             | convolve, normalize, ReLU | normalize, ReLU, convolve     |
 | kernel           | (w - mean) / (std + 1e-5) | (w - mean) / sqrt(var + 1e-10)|
 | group norm       | epsilon 1e-6              | epsilon 1e-5                  |
 | padding          | SAME: more at the end     | the same at both ends         |
@@ -27,7 +27,7 @@ GROUPS = 32
 
 @register
 class StdConv2D(keras.layers.Layer):
-    """The standardised convolution of 4.1: [B, H, W, C] -> [B, H', W', filters].
+    """The standardized convolution of 4.1: [B, H, W, C] -> [B, H', W', filters].
 
     Each filter has mean 0 and, up to epsilon, standard deviation 1 over its height,
     width and channels (Qiao et al., 2019); there is no bias. The statistics are
@@ -119,7 +119,7 @@ def _over_inputs(kernel: Tensor) -> Tensor:
     """The mean of each filter: [k, k, C, filters] -> [1, 1, 1, filters].
 
     Times 1 / n, as XLA divides by a constant: where a filter is far narrower than its
-    mean, a last digit of the mean is the fourth of the standardised kernel.
+    mean, a last digit of the mean is the fourth of the standardized kernel.
     """
     inputs = math.prod(kernel.shape[:3])
     return ops.sum(kernel, axis=(0, 1, 2), keepdims=True) * (1 / inputs)
@@ -244,10 +244,10 @@ class ResidualUnit(_Unit):
 
     Args:
         filters: output channels of conv1 and conv2; a multiple of 32, the groups.
-        strides: of conv2, along height and width.
+        strides: strides of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
-        group_norm_epsilon: of the 32 groups' variance.
+        group_norm_epsilon: epsilon of the 32 groups' variance.
 
     Raises:
         ValueError: if an argument is impossible.
@@ -295,14 +295,14 @@ class PreActivationUnit(_Unit):
     x' = relu(gn1(x));  y = conv3(relu(gn3(conv2(relu(gn2(conv1(x')))))));  x + y
 
     conv2 has the stride; where shape changes, x becomes conv_proj(x'), which reads the
-    normalised input (Kolesnikov et al., 2020, and big_transfer's models).
+    normalized input (Kolesnikov et al., 2020, and big_transfer's models).
 
     Args:
         filters: output channels of conv1 and conv2; a multiple of 32, the groups.
-        strides: of conv2, along height and width.
+        strides: strides of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
-        group_norm_epsilon: of the 32 groups' variance.
+        group_norm_epsilon: epsilon of the 32 groups' variance.
 
     Raises:
         ValueError: if an argument is impossible.

@@ -98,7 +98,8 @@ def wide(dtype: Any = None) -> str:
     """What is computed in float32 under any policy but float64.
 
     Args:
-        dtype: of what is computed; None: the one that layers compute in by default.
+        dtype: dtype of what is computed; None: the one that layers compute in by
+            default.
     """
     own = keras.config.dtype_policy().compute_dtype if dtype is None else dtype
     return "float64" if keras.backend.standardize_dtype(own) == "float64" else "float32"
@@ -205,7 +206,7 @@ def block(
             the output; the same of the second norm and the MLP's two layers.
         num_heads: k.
         gelu: "tanh" or "erf".
-        epsilon: of both norms.
+        epsilon: epsilon of both norms.
     """
     tokens = known_length(z, 1)
 

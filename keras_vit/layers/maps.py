@@ -18,7 +18,7 @@ class FeatureMaps(keras.layers.Layer):
     [B, n, D]. Tokens that a model does not have have no key.
 
     Args:
-        numbers: of the layers, from 1, in the order of the tokens.
+        numbers: numbers of the layers, from 1, in the order of the tokens.
         patch_size: P, in places of what the patches are cut from.
         num_class_tokens: 1, or 2 with a distillation token, or 0.
         num_registers: tokens between those and the patches.
@@ -49,7 +49,7 @@ class FeatureMaps(keras.layers.Layer):
         """Returns the maps.
 
         Args:
-            tokens: of each layer, [B, T, D].
+            tokens: tokens of each layer, [B, T, D].
             places: what the patches are cut from, [B, H, W, C]; only its size is read.
         """
         _, height, width, _ = ops.shape(places)

@@ -514,7 +514,7 @@ class PlainBlock(TransformerBlock):
     Args:
         config: a `PlainViTConfig`, or its plain values.
         grid: (rows, columns) of the patches, which follow the other tokens.
-        stochastic_depth_rate: as of `TransformerBlock`.
+        stochastic_depth_rate: see `TransformerBlock`.
 
     Raises:
         ValueError: if an argument is impossible.

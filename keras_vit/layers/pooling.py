@@ -76,7 +76,7 @@ class MAPHead(Composite):
         num_heads: k; must divide D.
         mlp_dim: width of the MLP's hidden layer.
         gelu: "tanh" or "erf".
-        layer_norm_epsilon: of the norm before the MLP.
+        layer_norm_epsilon: epsilon of the norm before the MLP.
 
     Raises:
         ValueError: if an argument is impossible; when built, if D is not a multiple of

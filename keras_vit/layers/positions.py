@@ -21,7 +21,7 @@ def _grid(name: str, value: Any) -> tuple[int, int]:
 class AddPositionEmbs(keras.layers.Layer):
     """Adds the E_pos of Equation 1: [B, T, D] -> [B, T, D].
 
-    Initialised N(0, 0.02), "from BERT" (vit_jax/models_vit.py); Keras's
+    Initialized N(0, 0.02), "from BERT" (vit_jax/models_vit.py); Keras's
     "random_normal" string would give 0.05.
 
     Args:

@@ -74,7 +74,7 @@ def efficientnet(
         image_size: (H, W) in pixels, any; the config's, square, by default.
         num_classes: K; None or 0 leaves the head out, and the model returns what the
             head would read.
-        name: of the model.
+        name: name of the model.
 
     Returns:
         A `VisionModel` from images [B, H, W, 3] to logits [B, K]. The published weights

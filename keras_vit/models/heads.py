@@ -70,7 +70,7 @@ def head(
     bias: bool = True,
     bias_init: float = 0.0,
 ) -> Tensor:
-    """The zero-initialised linear head (3.2), in float32: [..., D] -> [..., K]."""
+    """The zero-initialized linear head (3.2), in float32: [..., D] -> [..., K]."""
     return keras.layers.Dense(
         num_classes,
         activation=activation,

@@ -31,7 +31,7 @@ def resnet(
             units are axial.
         num_classes: K; None or 0 leaves the head out.
         num_channels: C.
-        name: of the model.
+        name: name of the model.
 
     Returns:
         A `VisionModel` from images [B, H, W, C] in [-1, 1] to logits [B, K], or to

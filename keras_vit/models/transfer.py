@@ -34,13 +34,13 @@ from keras_vit.models.vision import VisionModel, facts_of
 
 
 def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
-    """Replaces the head by a new, zero-initialised linear one (3.2).
+    """Replaces the head by a new, zero-initialized linear one (3.2).
 
     "We remove the whole head (two linear layers) and replace it by a single,
     zero-initialized linear layer" (B.1.1): `pre_logits` and `head` go.
 
     Args:
-        model: of this library, with its head or without.
+        model: a model of this library, with its head or without.
         classes: K of the new task, or its K labels.
 
     Returns:
@@ -119,7 +119,7 @@ def at_resolution(
     interpolated by their place in the image.
 
     Args:
-        model: of this library; left as it is.
+        model: a model of this library; left as it is.
         image_size: (H, W) in pixels; each a multiple of the patch size, but for a
             hybrid or a ResNet, whose maps round up. A side of None accepts images
             of any size: positions are interpolated in the model, from the same table

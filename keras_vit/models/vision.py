@@ -62,11 +62,11 @@ class VisionModel(keras.Model):
 
     Args:
         inputs: images, a `keras.Input`.
-        outputs: of the graph: logits [B, K], tokens or features.
-        name: of the model.
+        outputs: outputs of the graph: logits [B, K], tokens or features.
+        name: name of the model.
         facts: its `Facts`, or what `Facts.to_json` returned; default: the paper's
             preprocessing, and nothing else known.
-        **kwargs: of `keras.Model`.
+        **kwargs: see `keras.Model`.
 
     Raises:
         ValueError: if there is not one label for each of the K outputs, or not one

@@ -38,7 +38,7 @@ def vit(
         num_classes: K; None or 0 leaves the head out, and the model returns what the
             head would read.
         num_channels: C.
-        name: of the model.
+        name: name of the model.
 
     Returns:
         A `VisionModel` from images [B, H, W, C] in [-1, 1] to logits [B, K]

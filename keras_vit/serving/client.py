@@ -40,7 +40,7 @@ MOST_RETRIES = 4  # gRPC's own limit is five attempts.
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a server says of one image (not in the paper).
+    """What a server says of one image.
 
     Attributes:
         classes: the most probable ones, the first one first; none of a bad image.
@@ -64,7 +64,7 @@ class Signature:
 
     Attributes:
         inputs: by name, dtype and shape: "float32 [?, 5]".
-        outputs: likewise.
+        outputs: by name, dtype and shape.
     """
 
     inputs: Mapping[str, str]
@@ -180,7 +180,7 @@ class Client:
         """What the model's head reads of images (4.1).
 
         Args:
-            images: as of `predict`; an array, of 1 or 3 channels, goes as a PNG.
+            images: see `predict`; an array, of 1 or 3 channels, goes as a PNG.
 
         Returns:
             float32 [B, D].
@@ -197,7 +197,7 @@ class Client:
         """Attention rollout (D.8) of images, over the patches.
 
         Args:
-            images: as of `features`.
+            images: see `features`.
 
         Returns:
             float32 [B, rows, columns], shares of 1.

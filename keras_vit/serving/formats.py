@@ -44,10 +44,10 @@ _TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "int8": INT8}
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFile:
-    """What `export_file` wrote (not in the paper).
+    """What `export_file` wrote.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         difference: the largest one from Keras's scores, in [0, 1], in a process without
             Keras.
         agreement: the share of images whose best class is Keras's, in [0, 1].
@@ -82,12 +82,12 @@ def export_file(
 ) -> ExportedFile:
     """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
 
-    Not in the paper; the exporters are Keras's and TensorFlow's.
+    The exporters are Keras's and TensorFlow's.
 
     The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
     The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
     float32 [B, K], probabilities; B is any number (of LiteRT after
-    `resize_tensor_input`). Beside it, `FILE.labels.txt` has a class a line,
+    `resize_tensor_input`). Next to it, `FILE.labels.txt` has a class a line,
     `FILE.facts.json` the config, the preprocessing and the provenance of the model, and
     `FILE.manifest.json` the sizes and hashes by which `manifest.verify` compares them.
 
@@ -98,7 +98,7 @@ def export_file(
 
     Args:
         model: a classifier of this library, of logits or probabilities [B, K].
-        path: of the file to write.
+        path: path of the file to write.
         labels: K names; default: the model's own, else ImageNet's for 1000 classes,
             else "class 0" and on.
         precision: "float32"; of LiteRT also "float16", which halves the weights, and
@@ -189,12 +189,12 @@ def keras_scores(
 
 
 def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
-    """An exported file's scores, by its own runtime (not in the paper).
+    """An exported file's scores, by its own runtime.
 
     It runs in a process without Keras.
 
     Args:
-        path: of a file that `export_file` wrote.
+        path: path of a file that `export_file` wrote.
         images: uint8 [N, H, W, C].
 
     Returns:
@@ -334,8 +334,8 @@ class _Format:
     """What a suffix stands for.
 
     Attributes:
-        name: of the runtime.
-        kind: of `fresh.KINDS`, and of the extra.
+        name: name of the runtime.
+        kind: key of `isolated_run.KINDS`, and name of the extra.
         packages: what writing and proving a file import.
         below_2_gib: whether the file's format ends there.
         write: the exporter.

@@ -142,7 +142,7 @@ def best(scores: Tensor, labels: Sequence[str], top_k: int) -> dict[str, Tensor]
 
 
 def masked(outputs: dict[str, Tensor], status: Tensor) -> dict[str, Tensor]:
-    """Outputs of images that were none are zeros and empty names; the status beside."""
+    """Outputs of images that were none are zeros and empty names; the status is set."""
     read = tf.equal(status, OK)
 
     def only_read(output: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ def run_fresh(
     """What a file says of arrays, in a process of its own that never imports Keras.
 
     Args:
-        kind: of `isolated_run.KINDS`: what runs the file.
-        path: of the file or folder.
+        kind: see `isolated_run.KINDS`: what runs the file.
+        path: path of the file or folder.
         given: what `fresh` takes for this kind.
 
     Raises:

@@ -1,6 +1,6 @@
 """A model in the numbers that it is served in: float32, or int8.
 
-Not in the paper; int8 is Keras's.
+Int8 is Keras's.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
     """A copy of a model with its weights in another of Keras's dtype policies.
 
     Args:
-        model: of this library.
-        policy: of `keras.dtype_policies.get`: "float32", "mixed_bfloat16".
+        model: a model of this library.
+        policy: see `keras.dtype_policies.get`: "float32", "mixed_bfloat16".
 
     Returns:
         The copy.
@@ -58,7 +58,7 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """What `quantize` did (not in the paper).
+    """What `quantize` did.
 
     Attributes:
         parameters: how many are int8 now.
@@ -76,7 +76,7 @@ class Quantized:
 
 
 def quantize(model: keras.Model) -> Quantized:
-    """Puts a model's Dense kernels in int8, in place (not in the paper).
+    """Puts a model's Dense kernels in int8, in place.
 
     Keras's `model.quantize("int8")` does it.
 
@@ -84,7 +84,7 @@ def quantize(model: keras.Model) -> Quantized:
     convolutions of hybrids and ResNets, positions and norms stay as they are.
 
     Args:
-        model: of this library.
+        model: a model of this library.
 
     Returns:
         A `Quantized`, with how many parameters that was of.

@@ -27,8 +27,9 @@ def parse(
 
     Args:
         request: the proto.
-        dtypes: of the signature's inputs, by name.
-        max_bytes: of an array; a tensor of one value may be told to have any shape.
+        dtypes: dtypes of the signature's inputs, by name.
+        max_bytes: limit of an array; a tensor of one value may be told to have any
+            shape.
 
     Raises:
         Refused: INVALID_ARGUMENT, for other names or dtypes, and for a tensor that is

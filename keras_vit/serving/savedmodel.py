@@ -35,7 +35,7 @@ FACTS = "facts.json"  # An asset of the SavedModel.
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export` wrote (not in the paper).
+    """What `export` wrote.
 
     Attributes:
         path: the version's folder.
@@ -82,10 +82,10 @@ def export(
 ) -> Exported:
     """Writes `path/VERSION/`, a SavedModel with everything inside, and proves it.
 
-    Not in the paper; the layout and warm-up are TensorFlow Serving's.
+    The layout and warm-up are TensorFlow Serving's.
 
     Preprocessing is evaluation's, labels and the softmax are in the graph, warm-up
-    requests are beside it. The signatures, which all take batches of any size:
+    requests are next to it. The signatures, which all take batches of any size:
 
     - "image_bytes", and `serving_default`: `image_bytes` string [B], each a JPEG, PNG,
       GIF (the first frame), BMP or WebP -> `classes` string [B, k] and `scores` float32
@@ -108,8 +108,9 @@ def export(
         path: the folder of its versions, `model_base_path` to TensorFlow Serving.
         labels: K names; default: the model's own, else ImageNet's for 1000 classes,
             else "class 0" and on.
-        signatures: of `SIGNATURES` [default: all that the model can have; a ResNet and
-            axial attention have no rollout, and `Exported.omitted` has the reason].
+        signatures: names of `SIGNATURES` [default: all that the model can have; a
+            ResNet and axial attention have no rollout, and `Exported.omitted` has the
+            reason].
         preprocessing: how images become input; default: the model's own, else the
             paper's.
         top_k: how many classes are told; at most K are.

@@ -89,8 +89,8 @@ class Models:
     Args:
         name: in the address and in requests.
         servable: the version that is served.
-        limits: of a request.
-        threads: of the pool.
+        limits: limits of a request.
+        threads: number of threads in the pool.
     """
 
     def __init__(
@@ -441,13 +441,13 @@ def serve(
 
     Args:
         servable: what to serve, warmed up.
-        name: of the model, in the address.
+        name: name of the model, in the address.
         host: whose connections are taken; "0.0.0.0" is everyone.
-        port: of REST.
-        grpc_port: of gRPC.
+        port: port of REST.
+        grpc_port: port of gRPC.
         threads: that run requests; 4 a core by default, as the real server's, which
             with batching has to be twice max_batch_size.
-        limits: of a request.
+        limits: limits of a request.
         refresh: called every `POLL_SECONDS`; returns the version to serve from then on.
         ready: called once both ports answer.
 

@@ -11,7 +11,7 @@ TOO_MANY = "larger than maximum"  # Of TensorFlow's batching, and of our server'
 
 
 class ServerError(OSError):
-    """A server answered, but not what was asked for (not in the paper).
+    """A server answered, but not what was asked for.
 
     It was too busy, refused the request, broke as it worked, or is no model server.
     """
@@ -26,7 +26,7 @@ class Target:
     """A model of a server, and how long and how often to ask for it.
 
     Attributes:
-        url: of the server, without a "/" at its end.
+        url: URL of the server, without a "/" at its end.
         name: the model's.
         version: a number, a label, or None for what the server takes.
         timeout: in seconds, for one request with its retries.
@@ -135,9 +135,9 @@ class Transport(Protocol):
         """What the server says of the model, in the form of TensorFlow Serving's JSON.
 
         Raises:
-            ConnectionError: likewise.
-            TimeoutError: likewise.
-            ServerError: likewise.
+            ConnectionError: see `predict`.
+            TimeoutError: see `predict`.
+            ServerError: see `predict`.
         """
 
     def close(self) -> None:

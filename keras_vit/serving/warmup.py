@@ -18,7 +18,7 @@ def write(
 
     Args:
         saved: the SavedModel's folder.
-        name: of the model, in the requests.
+        name: name of the model, in the requests.
         requests: signature and inputs by name, of each.
     """
     (saved / FILE).parent.mkdir(exist_ok=True)

@@ -1,6 +1,4 @@
-"""What a training tells while it runs: a progress bar, and scalars for TensorBoard.
-
-Not in the paper.
+"""Progress bar of a training, and scalars for TensorBoard.
 
     RUN/tensorboard/events.out.tfevents...    every tag of `TAGS`, by update
 
@@ -43,7 +41,7 @@ class Events:
     """An event file, from one update on; none where the disk is full, with a warning.
 
     Args:
-        folder: of the file, created if absent.
+        folder: folder of the file, created if absent.
         step: updates made before. What older files of the folder say of later ones is
             taken back, as TensorBoard does: a run that was cut goes through them anew.
     """
@@ -79,12 +77,12 @@ class Events:
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The curves of a training, as they hold now (not in the paper).
+    """The curves of a training, as they hold now.
 
     A file that ends in the middle of a record, by a kill, is read up to there.
 
     Args:
-        folder: of the event files, `tensorboard` in the `output` of `fit`.
+        folder: folder of the event files, `tensorboard` in the `output` of `fit`.
 
     Returns:
         Of every tag of `TAGS` that is there, its (step, value)s, by step; a step is
@@ -109,7 +107,8 @@ class Watch(keras.callbacks.Callback):
     """Measures a training's speed and, in a folder, writes its scalars.
 
     Args:
-        keeper: of the training, which knows the step; belongs before this one.
+        keeper: the callback of the training, which knows the step; belongs before this
+            one.
         batch_size: images an update.
         learning_rate: that of an update, counted from 0.
     """
@@ -133,7 +132,7 @@ class Watch(keras.callbacks.Callback):
         self._evaluation_seconds = 0.0
 
     def begin(self) -> None:
-        """The training begins, or goes on, after the keeper's `step` updates."""
+        """The training begins, or resumes, after the keeper's `step` updates."""
         if self.keeper.folder is not None and self.keeper.workers.chief:
             self._events = Events(self.keeper.folder / FOLDER, self.keeper.step)
 
@@ -151,7 +150,7 @@ class Watch(keras.callbacks.Callback):
         self._since = None  # The first update of a call compiles: it does not count.
         self._written = {}
         count = self.keeper.step % self.keeper.period
-        if count:  # Cut in two: the metrics go on.
+        if count:  # Cut in two: the metrics continue.
             self._written = {
                 metric.name: (count, float(metric.result()) * count)
                 for metric in self.keeper.metrics()

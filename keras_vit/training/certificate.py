@@ -41,7 +41,7 @@ class Certificate:
     """The links of one training.
 
     Args:
-        facts: of every link: the data, the seed, the period and the environment.
+        facts: facts of every link: the data, the seed, the period and the environment.
         batch_size: images an update.
     """
 
@@ -70,7 +70,7 @@ class Certificate:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The certificate of a run, of which every hash was compared (not in the paper).
+    """The certificate of a run, of which every hash was compared.
 
     Args:
         folder: the `output` of `fit`.

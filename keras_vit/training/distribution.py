@@ -71,11 +71,10 @@ KNOWN = (MultiWorker, tf.distribute.MirroredStrategy, tf.distribute.TPUStrategy)
 def strategy(
     word: Word = "auto", *, tpu: str | None = None, model_parallel: int = 1
 ) -> Any:
-    """What a model is built and trained under: something with a `scope()`.
+    """Returns the strategy that a model is built and trained under; it has a `scope()`.
 
     On TensorFlow a `tf.distribute` strategy, on JAX a distribution of
-    `keras.distribution`, on torch one device; not in the paper, which trains on TPUs
-    (4.1).
+    `keras.distribution`, on torch one device. The paper trains on TPUs (4.1).
 
     Args:
         word: "none", one device; "mirrored", every device of this machine;
@@ -342,8 +341,8 @@ class Workers:
     """The processes and devices of one training: here one device, on any backend.
 
     Attributes:
-        index: of this process; 0 is the chief, the only one that writes files.
-        count: of processes.
+        index: index of this process; 0 is the chief, the only one that writes files.
+        count: number of processes.
         replicas: that a batch is divided among, in all processes together.
     """
 
@@ -406,7 +405,7 @@ class Workers:
         """A dataset whose global batches are `made`'s, a part on each replica.
 
         Args:
-            made: of (this worker's index, how many there are), as
+            made: a function of (this worker's index, how many there are), as
                 `pipelines.train_pipeline` takes it, to this worker's batches.
         """
         return made((self.index, self.count))
@@ -426,7 +425,7 @@ class Workers:
         self.any(False)
 
     def check_step(self, step: int) -> None:
-        """Raises ValueError unless every process goes on from the same step."""
+        """Raises ValueError unless every process resumes from the same step."""
         if self.count == 1:
             return
         (total,) = self._sums(np.array([step], np.float32))
@@ -458,7 +457,7 @@ class Workers:
         On JAX the draws are those of the whole batch, on any number of devices.
 
         Args:
-            states: of the generators, equal on all replicas: (seed, count) each.
+            states: states of the generators, equal on all replicas: (seed, count) each.
         """
 
     def _sums(self, values: np.ndarray) -> np.ndarray:

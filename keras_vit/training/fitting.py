@@ -56,7 +56,7 @@ def fit(
     Under a strategy (`training.strategy`) it trains on all its devices, of all its
     processes, of which each makes the same call; the first one writes and tells.
 
-    With an `output` folder nothing is lost: killed anywhere, the same call goes on from
+    With an `output` folder nothing is lost: after a kill, the same call resumes from
     the newest checkpoint to the same final bits.
 
     Args:
@@ -73,13 +73,13 @@ def fit(
         validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
         preprocessing: how images become input; default: the model's own, which a model
             that is not a `VisionModel` does not have (then the paper's).
-        seed: of the batches' order and augmentation, of the held-out share, and of a
-            test share where the data has none of its own.
+        seed: seed of the batches' order and augmentation, of the held-out share, and of
+            a test share where the data has none of its own.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
             `best.keras` (the best evaluation), `model.keras` (the final model),
-            `tensorboard` (scalars), and what a killed run goes on from: `begun.json`,
+            `tensorboard` (scalars), and the files to resume from: `begun.json`,
             `checkpoints`.
-        resume: "auto" goes on with the run in `output`, if one was begun there;
+        resume: "auto" resumes the run in `output`, if one was begun there;
             "never" forgets it.
         evaluations: at most so many, equally far apart, the last at the end.
         verbose: as in `model.fit`.
@@ -96,7 +96,7 @@ def fit(
             if the run in `output` was begun with another recipe, model, seed or data,
             or none of its checkpoints is whole; if the loss is not finite, naming the
             step.
-        ImportError: as of `data.open_source`.
+        ImportError: see `data.open_source`.
         OSError: if `output` cannot be written to; `RunInUse` if another process trains
             in it, unless `wait`.
         Preempted: when the process was asked to end, and the run is saved.

@@ -33,11 +33,11 @@ _entered: ContextVar[frozenset[Path]] = ContextVar("entered", default=frozenset(
 
 
 class RunInUse(OSError):
-    """Another process trains in the folder (not in the paper).
+    """Another process trains in the folder.
 
     Attributes:
-        exit_code: of a command that ends by it: 75, EX_TEMPFAIL of sysexits.h. The same
-            command works later.
+        exit_code: exit code of a command that ends by it: 75, EX_TEMPFAIL of
+            sysexits.h. The same command works later.
     """
 
     exit_code = 75
@@ -81,7 +81,7 @@ def run_folder(
     Its manifest is discarded: it is written when the run ends.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         workers: the processes of the training.
         wait: whether to wait for another training in it.
         identity: returns what has to be equal for a run to be resumed.

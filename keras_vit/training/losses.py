@@ -26,8 +26,8 @@ class SigmoidCrossEntropy(keras.losses.Loss):
     gradients K times smaller, and with them the clipping another.
 
     Args:
-        name: of the loss.
-        **kwargs: of `keras.losses.Loss`.
+        name: name of the loss.
+        **kwargs: see `keras.losses.Loss`.
     """
 
     def __init__(self, name: str = "sigmoid_cross_entropy", **kwargs: Any) -> None:
@@ -48,8 +48,8 @@ class SoftmaxCrossEntropy(keras.losses.Loss):
 
     Args:
         label_smoothing: s in [0, 1); the labels become (1 - s) * labels + s / K.
-        name: of the loss.
-        **kwargs: of `keras.losses.Loss`.
+        name: name of the loss.
+        **kwargs: see `keras.losses.Loss`.
     """
 
     def __init__(

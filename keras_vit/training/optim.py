@@ -117,13 +117,14 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
             (1 - progress) ^ `power`; "rsqrt", over `timescale`; "stair", `mults` times
             the rate from `steps` on.
         warmup_steps: 0 for none.
-        cooldown_steps: of a last linear decay to 0, over any other; 0 for none.
-        power: of "polynomial".
-        end: of "linear" and "polynomial".
-        timescale: of "rsqrt": base_lr / sqrt(1 + (step - warmup + shift) / timescale).
-        shift: of "rsqrt", in steps.
-        steps: of "stair".
-        mults: of "stair", one for each of `steps`.
+        cooldown_steps: length of a last linear decay to 0, over any other; 0 for none.
+        power: exponent of "polynomial".
+        end: final value of "linear" and "polynomial".
+        timescale: timescale of "rsqrt": base_lr / sqrt(1 + (step - warmup + shift) /
+            timescale).
+        shift: shift of "rsqrt", in steps.
+        steps: steps of "stair".
+        mults: factors of "stair", one for each of `steps`.
 
     Raises:
         ValueError: if `decay` is unknown, not 0 <= warmup_steps < total_steps, or
@@ -273,7 +274,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     L + 1 and keeps the whole rate: layer_decay ^ (L + 1 - depth).
 
     Args:
-        paths: of the variables, `keras.Variable.path`.
+        paths: paths of the variables, `keras.Variable.path`.
         layer_decay: the factor of one layer less, in (0, 1].
 
     Returns:
@@ -432,7 +433,7 @@ class _Decoupled(keras.optimizers.Optimizer):
 
         Args:
             gradient: g, float32 of the variable's shape, [...].
-            index: of the variable, among those that the optimizer was built for.
+            index: index of the variable, among those that the optimizer was built for.
 
         Returns:
             float32 [...] of the same shape.
@@ -479,7 +480,7 @@ class MomentumSGD(_Decoupled):
     Args:
         learning_rate: a number or a schedule.
         momentum: in [0, 1).
-        name: of the optimizer.
+        name: name of the optimizer.
         **kwargs: `kernel_decay`, weight decay of kernels, relative to the rate
             [default: 0, Table 4's]; `layer_decay`, see `layer_rates` [default: None,
             one rate]; `momentum_dtype`, "float32" or "bfloat16", which keeps m as
@@ -514,7 +515,7 @@ class MomentumSGD(_Decoupled):
             return
         import tensorflow as tf
 
-        tf.raw_ops.ResourceApplyMomentum(  # One pass, and nothing beside it.
+        tf.raw_ops.ResourceApplyMomentum(  # One pass, and no other memory.
             var=variable.handle,
             accum=self.momentums[index].value.handle,
             lr=self._rate(learning_rate, index),
@@ -558,12 +559,12 @@ class DecoupledAdam(_Decoupled):
         beta1: in [0, 1).
         beta2: in [0, 1).
         epsilon: as in the formula.
-        name: of the optimizer.
-        **kwargs: as of `MomentumSGD`; a `momentum_dtype` of "bfloat16" keeps m so, and
+        name: name of the optimizer.
+        **kwargs: see `MomentumSGD`; a `momentum_dtype` of "bfloat16" keeps m so, and
             rounds `beta1`, as optax does.
 
     Raises:
-        ValueError: as of `MomentumSGD`.
+        ValueError: see `MomentumSGD`.
     """
 
     def __init__(
@@ -627,17 +628,17 @@ class Adafactor(_Decoupled):
 
     Args:
         learning_rate: a number or a schedule.
-        momentum: of the last average; 0 leaves m out.
+        momentum: momentum of the last average; 0 leaves m out.
         beta2_cap: as in the formula.
         views: variable path: (tensors side by side on its last axis, shape of each);
             see `checkpoint_views`. A path that is absent is one tensor of its own
             shape.
-        name: of the optimizer.
-        momentum_dtype: of m; "bfloat16" is big_vision's.
-        **kwargs: as of `MomentumSGD`.
+        name: name of the optimizer.
+        momentum_dtype: dtype of m; "bfloat16" is big_vision's.
+        **kwargs: see `MomentumSGD`.
 
     Raises:
-        ValueError: as of `MomentumSGD`.
+        ValueError: see `MomentumSGD`.
     """
 
     def __init__(
@@ -760,7 +761,7 @@ def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]
     """How the official checkpoints cut variables, for big_vision's `Adafactor`.
 
     Args:
-        model: of this library.
+        model: a model of this library.
 
     Returns:
         Of the variables that they hold otherwise, by path, how many tensors lie side by
@@ -780,7 +781,7 @@ def schedule(
     """The recipe's learning rate by step, at one of its base rates (Tables 3 and 4).
 
     Args:
-        recipe: of steps, see `Recipe.for_images`.
+        recipe: a recipe of steps, see `Recipe.for_images`.
         base_lr: one of `recipe.base_lr`.
 
     Returns:
@@ -800,7 +801,7 @@ def optimizer(
     """The recipe's optimizer at one of its learning rates (Tables 3 and 4).
 
     Args:
-        recipe: of steps, see `Recipe.for_images`.
+        recipe: a recipe of steps, see `Recipe.for_images`.
         base_lr: one of `recipe.base_lr`.
         model: what it will train; Adafactor reads the shapes of its checkpoint.
 

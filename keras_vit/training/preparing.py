@@ -104,7 +104,7 @@ def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
 
 
 def identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, Any]:
-    """What has to be the same for a run to go on, as plain values."""
+    """The values that have to be the same for a run to resume."""
     shapes = [[list(v.shape), v.dtype] for v in model.variables]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
     return {

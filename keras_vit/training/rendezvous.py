@@ -233,10 +233,11 @@ def wait_for(
     reached all and all have reached it.
 
     Args:
-        addresses: of the workers, "HOST:PORT".
+        addresses: addresses of the workers, "HOST:PORT".
         own: which of them is this process.
         seconds: how long to wait.
-        versions: of `environment.versions()`, which have to be the same in all.
+        versions: see `environment.versions()`; they have to be the same in all
+            processes.
 
     Raises:
         ValueError: naming the addresses where no worker was, an index that two

@@ -34,10 +34,10 @@ Verdict = Literal["bit-equal", "within tolerance", "different"]
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A link of a certificate and the one computed again (not in the paper).
+    """A link of a certificate and the one computed again.
 
     Attributes:
-        step: of the evaluation.
+        step: step of the evaluation.
         weights: whether the digests of the weights are equal.
         optimizer: whether the digests of the optimizer's variables are equal.
         metrics: the largest difference of a metric, relative to 1 or to its value.
@@ -62,7 +62,7 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What `replay` found (not in the paper).
+    """What `replay` found.
 
     Attributes:
         start: the step that was computed from.
@@ -136,7 +136,7 @@ def replay(
     data: str | Source | None = None,
     verbose: int | str = "auto",
 ) -> Replay:
-    """Computes a segment of a finished run again (not in the paper).
+    """Computes a segment of a finished run again.
 
     It starts from the newest whole checkpoint that is not after `first`, else from the
     run's start, and compares every evaluation after it, up to `last`, with the run's

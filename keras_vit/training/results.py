@@ -1,4 +1,4 @@
-"""What a training leaves in its folder beside its model: the result."""
+"""The result of a training, in its folder next to the model."""
 
 import dataclasses
 import shutil
@@ -63,7 +63,7 @@ def finished(folder: Path) -> Result | None:
 
 
 def forget(folder: Path) -> None:
-    """Deletes what a run would go on from."""
+    """Deletes the files that a run would resume from."""
     written = (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json")
     for name in (*written, certificate.FILE, manifest.FILE):
         (folder / name).unlink(missing_ok=True)

@@ -1,13 +1,11 @@
 """Runs that a kill cannot lose: checkpoints that continue to the same bits.
 
-Not in the paper.
-
     RUN/begun.json                          what is trained, on what, with what seed
     RUN/start/step-0000000000.npz, .json    the first weights
     RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
     RUN/checkpoints/step-0000000120.json    its size and sha256
 
-The .json is written last: without it the .npz beside it does not count.
+The .json is written last: without it the .npz next to it does not count.
 """
 
 import contextlib
@@ -49,7 +47,7 @@ INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum
 
 
 class SaveOptions(TypedDict, total=False):
-    """Keyword arguments of `fit` and `transfer`: how a run is saved (not in the paper).
+    """Keyword arguments of `fit` and `transfer`: how a run is saved.
 
     SIGTERM and Ctrl-C save at once.
 
@@ -68,7 +66,7 @@ class SaveOptions(TypedDict, total=False):
 
 
 class Preempted(SystemExit):
-    """The process was asked to end, and its run is saved (not in the paper).
+    """The process was asked to end, and its run is saved.
 
     By SIGTERM or Ctrl-C.
 
@@ -87,12 +85,12 @@ class Preempted(SystemExit):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found whole (not in the paper).
+    """A checkpoint that was read and found whole.
 
     Attributes:
         step: updates made.
         variables: arrays by name, as `Checkpoints.save` was given them.
-        info: what the caller saved beside the variables.
+        info: what the caller saved in addition to the variables.
     """
 
     step: int
@@ -101,13 +99,13 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the newest `keep` stay (not in the paper).
+    """The checkpoints of one run, of which the newest `keep` stay.
 
     Two are the least that survive damage to one of them. One that `newest` has found
     damaged does not count, and goes at the next `save`.
 
     Args:
-        folder: of the checkpoints, created if absent.
+        folder: folder of the checkpoints, created if absent.
         keep: how many stay, 1 or more.
 
     Raises:
@@ -324,7 +322,7 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
     """Writes what a run is, or compares with what was written.
 
     Args:
-        path: of the run's `begun.json`.
+        path: path of the run's `begun.json`.
         given: plain JSON values: the recipe, the data's fingerprint, ...
         writes: whether this process is the one that writes.
 
@@ -384,7 +382,7 @@ def check_equal(begun: Any, given: Any, expected: str, remedy: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """What a run's folder tells: its evaluations, and how far it is (not in the paper).
+    """What a run's folder tells: its evaluations, and how far it is.
 
     Attributes:
         total_steps: updates of the whole training.
@@ -402,7 +400,7 @@ class RunStatus:
 
 
 def read_run(folder: Path) -> RunStatus:
-    """The history of a run, under way or finished (not in the paper).
+    """The history of a run, under way or finished.
 
     Args:
         folder: the `output` of `fit`.
@@ -556,7 +554,7 @@ class EMACallback(keras.callbacks.Callback):
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """The history of one training; in a folder, the training can be cut and go on.
+    """The history of one training; in a folder, the training can be cut and resumed.
 
     A training is `period`s of updates with an evaluation after each. Belongs inside
     `terminations`, and before `EMACallback`, whose last act is not to be saved.
@@ -568,12 +566,12 @@ class CheckpointCallback(keras.callbacks.Callback):
         workers: the processes of the training, of whom the chief writes.
         by_loss: whether the best evaluation is that of the least loss, not of the
             highest accuracy.
-        folder: of the run; None keeps the history alone, in memory.
+        folder: folder of the run; None keeps the history alone, in memory.
         averaged: where evaluations are of averaged weights.
         save_best: called when an evaluation was the best so far.
-        termination: of `terminations`.
+        termination: see `terminations`.
         save_steps: updates between two checkpoints, or None.
-        save_minutes: likewise in minutes, or None.
+        save_minutes: minutes between two checkpoints, or None.
         keep: checkpoints that stay.
     """
 

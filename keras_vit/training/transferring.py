@@ -1,4 +1,4 @@
-"""Section 4.1 and B.1.1 in one call: sweep, final runs, mean, beside the paper's value.
+"""Section 4.1 and B.1.1 in one call: sweep, final runs, mean, and the paper's value.
 
 OUTPUT/begun.json     what is transferred, to what, with what seed
 OUTPUT/run-0          of `fit`: the sweep and the first final run
@@ -80,12 +80,13 @@ class Transfer:
 
     Attributes:
         data: the source's name.
-        learning_rate: of the final runs, chosen by the sweep if there was one.
+        learning_rate: learning rate of the final runs, chosen by the sweep if there was
+            one.
         sweep: held-out accuracy, in [0, 1], of every rate tried; empty without a sweep.
-        seed: of the first run; the next run has the next seed.
-        accuracies: of each run, on all test images.
+        seed: seed of the first run; the next run has the next seed.
+        accuracies: accuracy of each run, on all test images.
         test_images: how many those are.
-        mean: of the accuracies.
+        mean: mean of the accuracies.
         std: their sample standard deviation; None of one run.
         expected: the paper's number; None where it has none, or nobody said what the
             model was pre-trained on.
@@ -131,7 +132,7 @@ class Transfer:
         """Writes every attribute, whole or not at all.
 
         Args:
-            path: of the JSON file.
+            path: path of the JSON file.
         """
         write_json(path, dataclasses.asdict(self))
 
@@ -166,27 +167,28 @@ def transfer(
     `model` is left as it is: what trains is a copy at the recipe's resolution, a fresh
     one for each run, so memory holds the weights once more than `fit` does.
 
-    With an `output` folder nothing is lost: the same call goes on from the newest
+    With an `output` folder nothing is lost: the same call resumes from the newest
     checkpoint of the run that was cut, to the same final bits, and reads the runs
     before it from their folders. With more `runs` it adds to them.
 
     Under a strategy it works as `fit` does; the first process writes.
 
     Args:
-        model: of this library, pretrained, with any head or none, of any resolution.
-        data: as of `fit`, but no ready batches: a source with training and test images.
+        model: a model of this library, pretrained, with any head or none, of any
+            resolution.
+        data: see `fit`, but no ready batches: a source with training and test images.
         recipe: how to fine-tune; None: the row's.
-        row: of Table 4, `recipes.FINETUNE`, to train by and to compare with; None: the
-            one of the data's name, else oxford_flowers102's.
+        row: the row of Table 4, `recipes.FINETUNE`, to train by and to compare with;
+            None: the one of the data's name, else oxford_flowers102's.
         pretrained_on: "imagenet21k", "imagenet2012" or "jft300m", for the paper's
             number; a tag of other weights has none.
         runs: 1 or more.
         preprocessing: how images become input; default: the model's own.
-        seed: of the first run; the next ones have the next seeds. It draws the held-out
-            share too, and a test share where the data has none of its own.
+        seed: seed of the first run; the next ones have the next seeds. It draws the
+            held-out share too, and a test share where the data has none of its own.
         output: folder; see the top of this module. `keras_vit.training.fit` describes
             what is in a run's.
-        resume: "auto" goes on with the transfer in `output`, if one was begun there;
+        resume: "auto" resumes the transfer in `output`, if one was begun there;
             "never" forgets it.
         verbose: as in `model.fit`.
         **saving: `save_steps`, `save_minutes`, `keep` and `wait`; see
@@ -199,7 +201,7 @@ def transfer(
         ValueError: if there are no runs, rows or test images of this kind, if `fit` or
             `at_resolution` cannot do as the recipe says, or if the transfer in `output`
             was begun with other weights, data, seed or recipe.
-        ImportError: as of `data.open_source`.
+        ImportError: see `data.open_source`.
         OSError: if `output` cannot be written to; `RunInUse` if another process trains
             in it, unless `wait`.
         Preempted: when the process was asked to end, and the run is saved.
@@ -295,7 +297,7 @@ def _source(data: Any, seed: int) -> CachedSource:
 
 
 def _forget(folder: Path) -> None:
-    """Deletes what a transfer would go on from."""
+    """Deletes the files that a transfer would resume from."""
     for run in folder.glob("run-*"):
         forget(run)
     for name in (resuming.BEGUN, RESULT, manifest.FILE):
@@ -309,7 +311,7 @@ def _identity(
     seed: int,
     preprocessing: Preprocessing,
 ) -> dict[str, Any]:
-    """What has to be the same for a transfer to go on, as plain values."""
+    """The values that have to be the same for a transfer to resume."""
     body = weights_sha256(model, without=("pre_logits", "head"))
     return {
         "transfer": {"weights": body, "seed": seed},

@@ -266,7 +266,7 @@ def _numerics(parsed: ParsedCheckpoint) -> tuple[str, ...]:
 
 
 def _computed_with(config: CheckpointConfig) -> dict[str, Any]:
-    """The GELU and the epsilons of a config, those of a hybrid's stem beside them."""
+    """The GELU and the epsilons of a config, and those of a hybrid's stem."""
     fields = {field: getattr(config, field) for field in config.numerics_by("paper")}
     stem = fields.pop("resnet", None)
     told = {field: fields[field] for field in sorted(fields)}

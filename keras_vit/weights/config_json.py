@@ -1,4 +1,4 @@
-"""The `config.json` beside a checkpoint: ours, timm's, transformers' or keras-hub's."""
+"""Read `config.json` next to a checkpoint: ours, timm's, transformers', keras-hub's."""
 
 import dataclasses
 import json
@@ -24,11 +24,11 @@ _PLAIN = {
     if field.name not in VIT_FIELDS | {"rotary"}
 }
 _FIELDS |= _PLAIN.keys()
-_FIELDS -= {"resnet"}  # Its fields stand beside the others.
+_FIELDS -= {"resnet"}  # Its fields are next to the others.
 
 
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `config.json` beside a checkpoint, in our words.
+    """The `config.json` next to a checkpoint, in our words.
 
     It may be ours (fields of `ViTConfig`, `ResNetConfig` or `Preprocessing`, `grid`,
     `labels`), timm's, keras-hub's or transformers', with its

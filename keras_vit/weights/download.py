@@ -121,7 +121,7 @@ def lock(path: Path | None = None) -> tuple[Path, int, int, list[Path]]:
     """Writes a lock file of what is in the cache and in one's own directory.
 
     Args:
-        path: of the lock file; None: KERAS_VIT_LOCK, else keras-vit.lock.
+        path: path of the lock file; None: KERAS_VIT_LOCK, else keras-vit.lock.
 
     Returns:
         Its path, and what `hashes.write_lock` returns.
@@ -201,7 +201,7 @@ def _own_mirror() -> tuple[Path | None, str | None]:
 
 
 def _own_files(directory: Path | None, name: str) -> list[Path]:
-    """The file in one's own directory: under the bucket's path, or beside others."""
+    """The file in the user's directory: under the bucket's path, or next to others."""
     places = [directory / name, directory / Path(name).name] if directory else []
     return [path for path in places if path.is_file()]
 

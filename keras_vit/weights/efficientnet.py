@@ -39,7 +39,7 @@ def load_efficientnet(model: keras.Model, source: str | os.PathLike[str]) -> Rep
     included, as its own evaluation does.
 
     Args:
-        model: of `keras_vit.models.efficientnet`.
+        model: see `keras_vit.models.efficientnet`.
         source: the checkpoint's directory, or its path without the `.index`.
 
     Returns:

@@ -41,7 +41,7 @@ class Entry:
     Attributes:
         sha256: in hexadecimal.
         size: in bytes.
-        commit: of the repository of the Hugging Face Hub; None of other servers.
+        commit: commit of the repository of the Hugging Face Hub; None of other servers.
     """
 
     sha256: str
@@ -191,7 +191,7 @@ def write_lock(path: Path, roots: Iterable[Path]) -> tuple[int, int, list[Path]]
     """Adds what was downloaded to a lock file, and creates it if need be.
 
     Args:
-        path: of the lock file.
+        path: path of the lock file.
         roots: the folders whose records are read.
 
     Returns:

@@ -36,7 +36,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class DownloadError(OSError):
-    """A weights file could not be had, kept or trusted; not in the paper.
+    """A weights file could not be downloaded, stored or verified.
 
     Args:
         message: what was expected, what was received, and what to do.
@@ -134,7 +134,7 @@ def receive(
     """Downloads `url` to `part`, from where an earlier call stopped if it can.
 
     Args:
-        url: of the mirror.
+        url: URL of the mirror.
         part: where the body is written.
         size_bounds: the smallest and the largest size to accept, in bytes; None: up to
             `MAX_SIZE`.

@@ -317,7 +317,7 @@ def _root(theirs: str, norm: str) -> list[Rule]:
 
 
 def _bit_units() -> list[Rule]:
-    """big_transfer's units: each of a, b and c normalises, then convolves."""
+    """big_transfer's units: each of a, b and c normalizes, then convolves."""
     ours, theirs = "block{b}/unit{u}", "resnet/block{b}/unit{u:02}"
     rules: list[Rule] = []
     for n, letter in ((1, "a"), (2, "b"), (3, "c")):
@@ -813,7 +813,7 @@ LEFT_OUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Canonical:
-    """A checkpoint under canonical names, and what its dialect tells beside them."""
+    """A checkpoint under canonical names, and the other facts of its dialect."""
 
     tensors: dict[str, np.ndarray]
     dialect: str
@@ -847,7 +847,7 @@ def canonical(
         tensors: under the names of the file.
         where: the file, for messages.
         heads: k, where known; torch's axes do not show it.
-        map_heads: of attention pooling, where they are others.
+        map_heads: number of heads of attention pooling, where they are others.
         patches: N, where known; tokens without a position are told by it.
         embedded: whether the tokens before the patches have positions, where known.
         architecture: a name of timm's that `timm_names` does not have.

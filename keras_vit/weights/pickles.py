@@ -34,7 +34,7 @@ def convert(
 
     Args:
         source: a file; "x.pth:teacher" is one of several mappings of tensors in it.
-        output: of the .safetensors file.
+        output: path of the .safetensors file.
 
     Returns:
         The key of the mapping that was written, "" for the whole file, and the number

@@ -60,8 +60,8 @@ def push(
     Args:
         model: a model of this library that transformers or timm has a layout for.
         repository: "hf://USER/NAME".
-        license: of the model card; default: that of the weights the model was loaded
-            from, if they state one.
+        license: license of the model card; default: that of the weights the model was
+            loaded from, if they state one.
         private: whether a repository that is created is visible to you only.
         sections: more tables of the model card, such as the training and its results:
             the values by name, by title.

@@ -107,7 +107,7 @@ def read(
     fields = configs.numerics_of(parsed.config, own)
     if numerics is None:  # Names may tell more than whose they are.
         fields |= {key: found.hints[key] for key in fields.keys() & found.hints.keys()}
-    else:  # Stronger than the file beside, as it was asked for.
+    else:  # Stronger than the file next to it, because it was given.
         beside = {key: value for key, value in beside.items() if key not in fields}
     given = {**fields, **beside, **asked}
     _check_normalization(stated.fields, parsed)

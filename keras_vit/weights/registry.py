@@ -6,7 +6,7 @@ came after it; the BiT baselines of google-research/big_transfer; and the output
 others published for known inputs. Standard library only.
 
 A tag lists the copies of one training, never of two. Each copy stands on a public page
-or conversion script, cited beside it; nobody published hashes to compare the bytes by.
+or conversion script, cited next to it; nobody published hashes to compare the bytes by.
 
 Glossary: a tag is a training ("imagenet21k"), a variant an architecture in the
 paper's spelling ("ViT-B/16"); i21k is ImageNet-21k, i1k ImageNet-2012; a dialect is
@@ -36,7 +36,7 @@ class Mirror:
     """One place that has a checkpoint, and the dialect it is written in there.
 
     Attributes:
-        url: of the file.
+        url: URL of the file.
         format: "npz" is the official file itself; "timm" and "hf" are safetensors.
     """
 
@@ -50,7 +50,7 @@ class Checkpoint:
 
     Attributes:
         variant: in the paper's spelling, "R50+ViT-B/16".
-        tag: of the training, "imagenet21k".
+        tag: tag of the training, "imagenet21k".
         path: inside the official bucket, `BUCKET` or `BIT_BUCKET`.
         size: as published, in MiB or GiB, to its last place; None: unpublished.
         image_size: (H, W) in pixels that it was trained for.
@@ -58,10 +58,10 @@ class Checkpoint:
         labels: what the classes are, "imagenet21k" or "imagenet2012".
         mirrors: in the order in which they are tried.
         origin: the paper of the training.
-        licence: of vision_transformer's LICENSE, big_transfer's sources and the
+        licence: license of vision_transformer's LICENSE, big_transfer's sources and the
             copies' model cards.
         sha256: None, as nobody published one of an official npz.
-        value_range: of the pixels that it was trained on.
+        value_range: range of the pixels that it was trained on.
         accuracy: top-1 in percent on ImageNet, where published.
         accuracy_source: who published it: "Table 5", "vit_jax" or "timm".
         zero_head: whether the head is all zeros, so that predictions are uniform.
@@ -147,7 +147,7 @@ _ORIGINS = {  # By the tag up to its first "-"; the paper's own tags are not her
     "gsam": "GSAM (arXiv:2203.08065)",
     "augreg": "AugReg (arXiv:2106.10270)",
 }
-# Released beside the paper's own files, and after it.
+# Released next to the paper's own files, and after it.
 _NOT_IN_THE_PAPER = ("ViT-B/8", "R26+ViT-B/32", "BiT-R152x2")
 
 # AugReg: the files in common use, timm's list (timm/models/vision_transformer.py and
@@ -383,16 +383,16 @@ class Reference:
     """Outputs of a checkpoint for a known input, as others published them.
 
     An image is resized ("squash": both sides; "crop": the shortest side, then the
-    centre; with Pillow, so antialiased) to `image_size`, and a pixel x in 0..255 scaled
+    center; with Pillow, so antialiased) to `image_size`, and a pixel x in 0..255 scaled
     to x / `half_range` - 1.
 
     Attributes:
         variant: in the paper's spelling.
-        tag: of the training.
+        tag: tag of the training.
         image: a URL; or what every value of the scaled input is.
         image_size: (H, W) in pixels of the input.
         resize: "none", "squash" or "crop".
-        interpolation: of the resizing, or None.
+        interpolation: filter of the resizing, or None.
         half_range: half of the pixels' range.
         output: "logits", "probabilities" (their softmax), or "class_token", that after
             `encoder_norm`.
@@ -546,7 +546,7 @@ def find(variant: str, tag: str) -> Checkpoint:
 
     Args:
         variant: in the paper's spelling or as its builder's name.
-        tag: of the training.
+        tag: tag of the training.
 
     Raises:
         ValueError: if there is none, with the tags that this variant has.
@@ -574,7 +574,7 @@ def select(variant: str | None = None, tag: str | None = None) -> list[Checkpoin
 
     Args:
         variant: in the paper's spelling or as its builder's name; None: any.
-        tag: of the training; None: any.
+        tag: tag of the training; None: any.
 
     Raises:
         ValueError: if there is none.
@@ -599,7 +599,7 @@ def references(variant: str, tag: str) -> tuple[Reference, ...]:
 
     Args:
         variant: in the paper's spelling or as its builder's name.
-        tag: of the training.
+        tag: tag of the training.
     """
     return tuple(
         reference

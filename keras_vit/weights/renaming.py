@@ -28,7 +28,7 @@ def unwrap(
     a warning, or a note where they are CLIP's text tower.
 
     Args:
-        names: of the tensors.
+        names: names of the tensors.
         is_known: whether names are of a dialect.
         where: the file, for messages.
 
@@ -86,7 +86,7 @@ def rename(
     """Names by the rules of a user.
 
     Args:
-        names: of the tensors.
+        names: names of the tensors.
         renaming: the new name by each one in the file, or pairs of a regular expression
             and its replacement, applied in turn as `re.sub` does; None in the place of
             a new name leaves the tensor out.

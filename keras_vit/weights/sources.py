@@ -33,7 +33,7 @@ ENDINGS = (".npz", ".safetensors", ".h5")
 INDEX = "model.safetensors.index.json"
 # In the order of preference; of a folder with both, safetensors, as transformers reads.
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "model.weights.h5")
-# What is read beside the weights: a config, a preprocessing, keras-hub's head.
+# Files that are read next to the weights: a config, a preprocessing, keras-hub's head.
 BESIDE = (
     *("config.json", "preprocessor_config.json"),
     *("task.json", "task.weights.h5"),
@@ -47,13 +47,13 @@ class Source:
     """A checkpoint on this machine, and where it came from.
 
     Attributes:
-        path: of the file, or of the folder.
+        path: path of the file, or of the folder.
         name: as messages and the provenance show it.
         subtree: the tower of a file of several, "img" of "lit.npz:img".
         revision: the commit of the repository; None of a local file or a URL.
         file: the name of the weights file, or of the index of its shards; None: local.
         license: as the repository states it; None: not stated.
-        sha256: of the weights file, where it has been computed.
+        sha256: SHA-256 of the weights file, where it has been computed.
     """
 
     path: Path
@@ -249,7 +249,7 @@ class _Repository:
         revision: that was asked for; None: the main branch.
         commit: that it is.
         files: each file's size in bytes; None where it is not stated.
-        folder: of the commit in the cache; None: online.
+        folder: folder of the commit in the cache; None: online.
     """
 
     name: str

@@ -138,7 +138,7 @@ def open_tensors(path: str | os.PathLike[str]) -> TensorFile:
     """Opens a checkpoint; its kind is told by its content.
 
     Args:
-        path: an .npz; a .safetensors; the `.safetensors.index.json` of shards beside
+        path: an .npz; a .safetensors; the `.safetensors.index.json` of shards next to
             it; a directory with `model.safetensors` or its index; an HDF5 file.
 
     Raises:
@@ -499,7 +499,7 @@ def _shards(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
 
 
 def _is_name(shard: Any) -> bool:
-    """Whether a shard's name is that of a file beside its index, on any system."""
+    """Whether a shard's name is that of a file next to its index, on any system."""
     return (
         isinstance(shard, str)
         and shard.isprintable()

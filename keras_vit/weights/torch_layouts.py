@@ -22,7 +22,8 @@ class Layout(NamedTuple):
         words: timm's `model_args`, or fields of transformers' config.json.
         first: timm's name of the first layer.
         last: timm's name of the head.
-        epsilon: of the architecture's LayerNorms, where it is not timm's usual one.
+        epsilon: epsilon of the architecture's LayerNorms, where it is not timm's usual
+            one.
     """
 
     tensors: dict[str, np.ndarray]

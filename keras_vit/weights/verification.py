@@ -52,7 +52,7 @@ class Verification:
 
     Attributes:
         variant: in the paper's spelling, "ViT-B/16".
-        tag: of the training.
+        tag: tag of the training.
         checks: a published output each: `reference`, `difference` and `passed`.
     """
 

@@ -56,8 +56,8 @@ def save(
             pretrained=True) and transformers' from_pretrained(FOLDER) read it. A path
             that ends in .safetensors is the file's, with the same JSON next to it.
         format: "npz", the official code's (BiT's own names for a BiT), "timm" or "hf".
-        numbering: of an npz: "pre-linen", as the released files, or "linen", as
-            today's code.
+        numbering: numbering of an npz: "pre-linen", as the released files, or "linen",
+            as today's code.
 
     Raises:
         ValueError: if `format` or `numbering` is unknown, `path` has another format's

@@ -144,7 +144,7 @@ def test_exaflops_are_table_6s(row):
 
 
 # Run apart, on JAX. The scope keeps variables from being filled, which they would be at
-# its end. `flops` are those of one image more: kernels are standardised once for all.
+# its end. `flops` are those of one image more: kernels are standardized once for all.
 # They are of compiled code, since only there BiT's pads become a convolution's; level 0
 # has the passes for that.
 JAX = """

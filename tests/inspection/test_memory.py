@@ -25,7 +25,7 @@ HYBRID = dataclasses.replace(
 )
 BIT = keras_vit.ResNetConfig(num_layers=(2, 3, 2))
 BATCH, SIZE = 64, (128, 128)  # Of 16 images XLA computes a tanh once more: 16 D.
-CASES = {  # config, rematerialised.
+CASES = {  # config, rematerialized.
     "ViT": (VIT, False),
     "ViT, remat": (VIT, True),
     "ViT, erf": (dataclasses.replace(VIT, gelu="erf"), False),
@@ -125,7 +125,7 @@ def test_a_unit_keeps_inputs_of_its_convolutions_and_norms():
         costs(keras_vit.ResNetConfig(num_layers=(n,)), (32, 32), num_classes=0).memory
         for n in (1, 2)
     )
-    kernels = 256 * 64 + 9 * 64 * 64 + 64 * 256  # Standardised once.
+    kernels = 256 * 64 + 9 * 64 * 64 + 64 * 256  # Standardized once.
     read = 2 * 8 * 8 * (256 + 64 + 64)
     assert two.training - one.training == 4 * (kernels + read)
     assert two.rematerialized == two.training

@@ -163,7 +163,7 @@ def test_core_days_are_at_the_papers_share_whatever_the_gpus():
         assert line in str(plan(SENTENCE, utilisation=utilisation))
 
 
-def test_rematerialisation_computes_the_blocks_once_more():
+def test_rematerialization_computes_the_blocks_once_more():
     """A third more of a ViT's time; of a hybrid, less: its ResNet is kept."""
     assert plan(SENTENCE).rematerialized_hours == pytest.approx(
         4 / 3 * plan(SENTENCE).hours, rel=0.01

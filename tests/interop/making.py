@@ -193,7 +193,7 @@ def randomise(model, seed):
             parameter.copy_(0.1 * noise)
         elif name.endswith(("token", "tokens", "embed", "embeddings", "latent")):
             parameter.copy_(0.3 * noise)
-        else:  # A mean off zero, for the standardised convolutions.
+        else:  # A mean off zero, for the standardized convolutions.
             fan_in = parameter[0].numel()
             parameter.copy_(noise / fan_in**0.5 + 1 / fan_in)
     return model.eval()

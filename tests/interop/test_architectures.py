@@ -10,7 +10,7 @@ from keras_vit.weights import timm_names
 from tests.interop import architectures
 
 ATOL = 1e-5
-STEMS = 1e-4  # A hybrid's whole stem, standardised kernels and norms, in float32.
+STEMS = 1e-4  # A hybrid's whole stem, standardized kernels and norms, in float32.
 # In float64; outputs of DeiT's two heads, whose biases are added in float32.
 EXACT, HEADS = 1e-11, 1e-8
 ANGLES = 2e-6  # In float64, of rotary angles that timm computes in float32.

@@ -1,4 +1,4 @@
-"""Rematerialisation: the same training, of which the gradient computes blocks twice."""
+"""Rematerialization: the same training, of which the gradient computes blocks twice."""
 
 import keras
 import numpy as np

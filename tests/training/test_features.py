@@ -128,7 +128,7 @@ def test_features_that_dropout_changes_are_not_computed_once(source, monkeypatch
 
 
 @pytest.mark.parametrize("changes", [{}, {"accumulation_steps": 2}], ids=str)
-def test_rematerialisation_changes_nothing_but_memory(source, changes):  # noqa: F811
+def test_rematerialization_changes_nothing_but_memory(source, changes):  # noqa: F811
     model, plain = tiny(dropout_rate=0.3), tiny(dropout_rate=0.3)
     result = fit(model, recipe(remat=True, **changes), source, verbose=0)
     assert result.history[-1] == pytest.approx(

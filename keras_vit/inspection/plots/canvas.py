@@ -1,7 +1,4 @@
-"""What every picture is drawn on and with; the only module that imports matplotlib.
-
-Not in the paper.
-"""
+"""Canvas and colors of all pictures; the only module that imports matplotlib."""
 
 import contextlib
 import os
@@ -21,8 +18,6 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)
 
 def check() -> Any:
     """Raises now, rather than after hours, if there can be no pictures.
-
-    Not in the paper.
 
     Returns:
         matplotlib's `Figure`.

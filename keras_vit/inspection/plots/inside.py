@@ -23,7 +23,7 @@ def attention_maps(
         images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
         maps: [B, rows, columns], 0 or more, e.g. of `attention_rollout`.
         titles: one for each image.
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
         ValueError: without images, or if a map is not finite, or negative; if there
@@ -58,7 +58,7 @@ def figure_6(
     columns: int = 1,
     quantile: float = 1.0,
 ) -> None:
-    """Draws images beside what the output attends to of them, as Figure 6, to a file.
+    """Draws images next to what the output attends to, as Figure 6, to a file.
 
     An image is multiplied by its map over the map's maximum: what is not attended to is
     black (D.8).
@@ -66,7 +66,7 @@ def figure_6(
     Args:
         images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
         maps: [B, H, W], 0 or more, of `attention_rollout`.
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
         columns: pairs side by side; Figure 6 has 3 pairs in one column.
         quantile: the share of a map that is not drawn in full light, in (0, 1]; 1 is
             the paper's maximum. Where single patches outshine all (arXiv:2309.16588,
@@ -125,7 +125,7 @@ def figure_14(
     Args:
         images: [B, H, W, C] in [0, 1]; the paper has 128 at random.
         maps: [B, H, W], 0 or more, of `attention_rollout`.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
         quantile: see `figure_6`.
 
     Raises:
@@ -149,7 +149,7 @@ def figure_7(
         positions: [rows, columns, rows, columns] of `position_similarity`; of a larger
             grid, 7 x 7 patches all over the image are drawn, as many as the paper has.
         distances: [L, k] of `attention_distance`, in pixels.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if one has nothing to draw, or is not finite, or distances are
@@ -189,7 +189,7 @@ def figure_10(
     Args:
         similarities: by title, [R, S, R, S] of `position_similarity`, of R rows and S
             columns of patches. Figure 10 has three trainings of ViT-L/16.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
         most: tiles a side; of a larger grid, so many from all over the image.
 
     Raises:
@@ -236,7 +236,7 @@ def figure_11(
 
     Args:
         distances: by the model's name, [L, k] of `attention_distance`, in pixels.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there are none, or an array has not a row for each layer and a
@@ -319,7 +319,7 @@ def reconstructions(
     Args:
         pictures: by the name of their row, [B, H, W, C] in [0, 1]: "original",
             "corrupted", "predicted", as `MaskedPatchPredictor.reconstruct` gives them.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there are no rows, or no images in one, or they are not finite,

@@ -26,13 +26,11 @@ def curves(
 ) -> None:
     """Draws how trainings went, a color and a dash for each, to a file.
 
-    Not in the paper.
-
     Args:
-        runs: of each run's name, its curves by tag: "train/loss", "evaluation/loss",
-            "train/learning_rate", ..., as `training.callbacks.read` gives them. Markers
-            are evaluations.
-        path: of the picture; its suffix is the format.
+        runs: for each run's name its curves by tag: "train/loss",
+            "evaluation/loss", "train/learning_rate", ..., as `training.callbacks.read`
+            gives them. Markers are evaluations.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ImportError: without matplotlib, the extra `plots`.
@@ -88,9 +86,9 @@ def shots(
     """Draws accuracy against shots with a band around each line (4.1), to a file.
 
     Args:
-        accuracy: of every line, by the training images of a class: (mean, low, high) of
-            its interval, in [0, 1].
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        accuracy: accuracy of every line, by the training images of a class: (mean, low,
+            high) of its interval, in [0, 1].
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
         levels: accuracies that belong to no number of shots, drawn across.
 
     Raises:
@@ -130,9 +128,9 @@ def task_groups(
     As in the paper every group has its own axis, which does not begin at zero.
 
     Args:
-        models: of every model, by the group's name: mean and deviation, None for none,
-            in [0, 1]. A group that a model lacks has no bar.
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        models: results of every model, by the group's name: mean and deviation, None
+            for none, in [0, 1]. A group that a model lacks has no bar.
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
         ValueError: if there are no groups, or more models than colors to tell them by.
@@ -200,13 +198,11 @@ def reliability(
 ) -> None:
     """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
 
-    Not in the paper.
-
     Args:
         images: [N] of N bins that divide (0, 1], how many are in each.
         confidence: [N], the mean of each bin's images; NaN of an empty bin.
         accuracy: [N], likewise.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ImportError: without matplotlib, the extra `plots`.
@@ -255,14 +251,12 @@ def confusion(
 ) -> None:
     """Draws shares of each class that were taken for each class, to a file.
 
-    Not in the paper.
-
     Args:
         matrix: int [K, K], images of a class (row) that were taken for another
             (column); a last column more counts those taken for none.
-        classes: K names, written beside up to 20 rows; the number of the class where
+        classes: K names, written next to up to 20 rows; the number of the class where
             the font has no such letters.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ImportError: without matplotlib, the extra `plots`.

@@ -15,8 +15,9 @@ def data_size(
     """Draws accuracy against training images, a line a model (Figure 4), to a file.
 
     Args:
-        accuracy: of every model, by the number of images it was trained on, in [0, 1].
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        accuracy: accuracy of every model, by the number of images it was trained on, in
+            [0, 1].
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
         ValueError: if there are no models, or more than the colors to tell them by.
@@ -47,8 +48,8 @@ def pretraining(
     """Draws accuracy against the data of the pre-training (Figure 3), to a file.
 
     Args:
-        accuracy: of every model, by `PRETRAINING`'s names, in [0, 1].
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        accuracy: accuracy of every model, by `PRETRAINING`'s names, in [0, 1].
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
         ValueError: if there are no models, or more than the colors to tell them by, or
@@ -103,7 +104,7 @@ def figure_5(
             `paper.figure_5`), then by the kind of model ("Transformer (ViT)",
             "ResNet (BiT)", "Hybrid", one's own): (exaFLOPs, accuracy in [0, 1]) of
             every model.
-        path: of the picture; its suffix is the format (.png, .svg, .pdf).
+        path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
         ValueError: if there is nothing to draw, more kinds than colors to tell them by,
@@ -133,7 +134,7 @@ def figure_8(
         accuracy: by the panel's title ("ImageNet 5-shot", "Average 5-shot"), then by
             what is scaled ("all", "depth", "patch size", "width MLP", "width"):
             (multiply-adds over the base's, accuracy in [0, 1]) of every model.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there is nothing to draw, more lines than colors to tell them by,
@@ -157,7 +158,7 @@ def figure_9(
     Args:
         accuracy: by the head and learning rate ("CLS-Token, lr=8e-4", "GAP, lr=8e-4",
             "GAP, lr=3e-4"): 5-shot linear accuracy in [0, 1] by epochs of training.
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
         data: what the accuracy is of.
 
     Raises:
@@ -183,8 +184,8 @@ def figure_12(
     Args:
         images_per_second: by the model's name, of inference on one device, by the
             pixels of a side. A size that a model lacks has no point.
-        largest_batch: likewise, images that fit on one device.
-        path: of the picture; its suffix is the format.
+        largest_batch: images that fit on one device, in the same form.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there is nothing to draw, more than 14 models, a number is not
@@ -213,14 +214,14 @@ def figure_12(
 def figure_13(
     models: Mapping[str, tuple[float, float, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws axial models beside others, against compute and speed (D.6), to a file.
+    """Draws axial models and others, against compute and speed (D.6), to a file.
 
     As in Figure 13: compute at the left, speed at the right.
 
     Args:
         models: by name, (exaFLOPs of the training, images per second of inference on
             one device, 5-shot linear accuracy in [0, 1]).
-        path: of the picture; its suffix is the format.
+        path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there are no models, more than 14, compute or speed is not

@@ -6,6 +6,7 @@ torch-xla, and the latter fixes the batch size (keras#20685).
 """
 
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -75,7 +76,7 @@ def main(folder: str) -> None:
     value: Any
     try:
         model = keras.models.load_model(Path(folder, MODEL), compile=False)
-        value = getattr(sys.modules[module], name)(model, *args, **kwargs)
+        value = getattr(importlib.import_module(module), name)(model, *args, **kwargs)
     except (ImportError, OSError, TypeError, ValueError) as error:
         value = error
     Path(folder, RESULT).write_bytes(pickle.dumps(value))

@@ -84,6 +84,10 @@ class Preprocessing:
         )
         return dataclasses.replace(self, mean=mean, std=std)
 
+    def as_pixels(self) -> "Preprocessing":
+        """Returns the same resizing (vit_jax's by default); values stay in 0..255."""
+        return dataclasses.replace(self, mean=(0.0,), std=(1 / 255,))
+
     def identity(self) -> dict[str, Any]:
         """Plain values that tell two preprocessings apart.
 

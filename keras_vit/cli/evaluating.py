@@ -179,9 +179,6 @@ def _by_file(
     files: list[Path], asked: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
     """Likewise, by an exported file."""
-    import_tensorflow()
-    from keras_vit.serving.exported_file import ExportedModel
-
     stated = given(asked)
     path = stated.pop("model")
     if stated:
@@ -189,6 +186,9 @@ def _by_file(
         raise ValueError(
             f"Expected --model {path} without {options}: the exported file has its own"
         )
+    import_tensorflow()
+    from keras_vit.serving.exported_file import ExportedModel
+
     yield from _by_bytes(files, ExportedModel(path).predict, 1, top)
 
 

@@ -14,7 +14,7 @@ from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import class_names, open_model
 from keras_vit.cli.options import Corrupt, NamedModel, TestSeed
 from keras_vit.cli.shell import app, console
-from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format
+from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format, of_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,9 +195,8 @@ def export(
 
 def _format_of(output: Path) -> str:
     """As a file's name ends; a folder is a SavedModel's."""
-    for kind, suffix in SUFFIXES.items():
-        if output.suffix == suffix:
-            return kind
+    if (kind := of_file(output)) is not None:
+        return kind
     if output.suffix and not output.is_dir():
         raise ValueError(
             f"Expected OUT to end in {', '.join(SUFFIXES.values())}, or --format. "
@@ -231,14 +230,11 @@ def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
     from keras_vit.models.vision import preprocessing_of
 
     *size, channels = network.input_shape[1:]
-    as_pixels = dataclasses.replace(  # Leaves 0..255 as it is.
-        preprocessing_of(network), mean=(0.0,), std=(1 / 255,)
-    )
     batches = eval_pipeline(
         task.split,
         image_size=tuple(size),
         batch_size=batch_size,
-        preprocessing=as_pixels,
+        preprocessing=preprocessing_of(network).as_pixels(),
         channels=channels,
     )
     for images, labels in batches.as_numpy_iterator():

@@ -22,7 +22,7 @@ from rich.segment import Segment
 from typer.core import TyperCommand
 
 from keras_vit.failures import is_out_of_memory
-from keras_vit.files import parse_json
+from keras_vit.files import cache_dir, parse_json
 
 # C0 without tab and newline, DEL and C1: a terminal would execute them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -200,9 +200,9 @@ def _backend() -> str:
     """The backend that Keras will import, by its rules."""
     if stated := os.environ.get("KERAS_BACKEND"):
         return stated
-    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    stated_by = cache_dir().with_name("keras.json")
     try:
-        return str(parse_json(Path(home, "keras.json").read_text())["backend"])
+        return str(parse_json(stated_by.read_text())["backend"])
     except (OSError, ValueError, LookupError, TypeError):
         return "tensorflow"
 

@@ -3,7 +3,6 @@
 Glossary of shapes: B images at once; H, W, C the model's input; K classes.
 """
 
-import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,13 +91,11 @@ class ExportedModel:
             ValueError: If an array is not an image, or a score is not finite.
         """
         height, width, channels = self.input_shape
-        stated = dataclasses.replace(  # Leaves 0..255 as it is; the file scales.
-            self.facts.preprocessing, mean=(0.0,), std=(1 / 255,)
-        )
+        resizing = self.facts.preprocessing.as_pixels()  # The file scales.
         predictions = []
         for image in images:
             try:
-                pixels = prepare_all([image], (height, width), stated, channels)
+                pixels = prepare_all([image], (height, width), resizing, channels)
             except ValueError as error:
                 if isinstance(image, np.ndarray):
                     raise

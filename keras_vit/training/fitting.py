@@ -117,19 +117,13 @@ def fit(
     preparing.note_facts(model, batches)
     recipe = batches.recipe
     workers.check(recipe, batches.batch_size)
-    with contextlib.ExitStack() as held:
-        if folder is not None:
-            identity = functools.partial(preparing.identity, model, recipe, batches)
-            wait = saving.get("wait", False)
-            held.enter_context(
-                locking.run_folder(
-                    folder,
-                    workers,
-                    wait,
-                    identity,
-                    forget=forget if resume == "never" else None,
-                )
-            )
+    with locking.run_folder(
+        folder,
+        workers,
+        saving.get("wait", False),
+        functools.partial(preparing.identity, model, recipe, batches),
+        forget=forget if resume == "never" else None,
+    ):
 
         def start() -> None:
             if folder is not None:

@@ -68,7 +68,7 @@ def one_writer(folder: Path, workers: Workers, wait: bool = False) -> Iterator[N
 
 @contextlib.contextmanager
 def run_folder(
-    folder: Path,
+    folder: Path | None,
     workers: Workers,
     wait: bool,
     identity: Callable[[], Any],
@@ -81,7 +81,7 @@ def run_folder(
     Its manifest is discarded: it is written when the run ends.
 
     Args:
-        folder: folder of the run.
+        folder: folder of the run; None: it has none.
         workers: the processes of the training.
         wait: whether to wait for another training in it.
         identity: returns what has to be equal for a run to be resumed.
@@ -92,6 +92,9 @@ def run_folder(
         RunInUse: as `one_writer`.
         ValueError: if the folder has a run of another identity.
     """
+    if folder is None:
+        yield
+        return
     with one_writer(folder, workers, wait):
         if forget is not None:
             if workers.chief:

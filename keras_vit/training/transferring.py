@@ -6,7 +6,6 @@ OUTPUT/run-1, ...     of `fit`: a final run each
 OUTPUT/transfer.json  the result
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -219,21 +218,13 @@ def transfer(
     recipe = (recipe or FINETUNE[compared.row]).for_images(len(source.train))
     workers = Workers.of(model)
     folder = None if output is None else Path(output)
-    with contextlib.ExitStack() as held:
-        if folder is not None:
-            identity = functools.partial(
-                _identity, model, source, recipe, seed, preprocessing
-            )
-            wait = saving.get("wait", False)
-            held.enter_context(
-                locking.run_folder(
-                    folder,
-                    workers,
-                    wait,
-                    identity,
-                    forget=_forget if resume == "never" else None,
-                )
-            )
+    with locking.run_folder(
+        folder,
+        workers,
+        saving.get("wait", False),
+        functools.partial(_identity, model, source, recipe, seed, preprocessing),
+        forget=_forget if resume == "never" else None,
+    ):
         results: list[Result] = []
         for run in range(runs):
             kept = None if folder is None else folder / f"run-{run}"

@@ -84,7 +84,7 @@ def test_every_section_is_there_in_the_papers_order():
 
 def test_every_equation_table_and_figure_is_in_its_section():
     for heading, rows in sections():
-        assert rows[0] == ["paper", "what it says", "here", "compared with"]
+        assert rows[0] == ["paper", "content", "in keras_vit", "verified against"]
         assert all(len(row) == 4 and all(row[:3]) for row in rows)
         found = [row[0] for row in rows[2:]]
         assert found, heading

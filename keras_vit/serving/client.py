@@ -1,6 +1,6 @@
-"""A client of an exported model: images in, predictions, features, attention out.
+"""A client for exported models: returns predictions, features and attention of images.
 
-Glossary of shapes: B images, H, W, C one image's size, D the features' width.
+Glossary of shapes: B images, H, W, C the size of one image, D the width of features.
 """
 
 import dataclasses
@@ -28,24 +28,25 @@ __all__ = ["Client", "Metadata", "Prediction", "ServerError", "Signature"]
 Image: TypeAlias = bytes | str | os.PathLike[str] | np.ndarray
 
 OK = "ok"
-OUTPUTS = {  # Name: kind (of strings, of numbers) and rank.
+OUTPUTS = {  # Name: NumPy's dtype kind (O: strings, f: floats) and rank.
     "classes": ("O", 2),
     "scores": ("f", 2),
     "status": ("O", 1),
     "features": ("f", 2),
     "attention": ("f", 3),
 }
-MOST_RETRIES = 4  # gRPC's own limit is five attempts.
+MOST_RETRIES = 4  # gRPC makes at most five attempts.
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a server says of one image.
+    """A server's prediction for one image.
 
     Attributes:
-        classes: the most probable ones, the first one first; none of a bad image.
-        scores: their probabilities, in [0, 1].
-        status: "ok", or what is wrong with the image.
+        classes: the most probable classes, in descending order; empty for an
+            unreadable image.
+        scores: the probabilities of `classes`, in [0, 1].
+        status: "ok", or the reason why the image could not be read.
     """
 
     classes: tuple[str, ...]
@@ -60,11 +61,11 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """A signature's inputs and outputs, as TensorFlow Serving tells them.
+    """The inputs and outputs of a signature, from TensorFlow Serving's metadata.
 
     Attributes:
-        inputs: by name, dtype and shape: "float32 [?, 5]".
-        outputs: by name, dtype and shape.
+        inputs: dtype and shape of each input by name, e.g. "float32 [?, 5]".
+        outputs: dtype and shape of each output by name.
     """
 
     inputs: Mapping[str, str]
@@ -73,14 +74,12 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What a server says of a model: which one answers, and to what.
-
-    TensorFlow Serving's GetModelMetadata.
+    """A served model's name, version and signatures (GetModelMetadata).
 
     Attributes:
-        name: the model's at the server.
-        version: the one that answers, 1 or more.
-        signatures: by name.
+        name: name of the model on the server.
+        version: version that is served, 1 or more.
+        signatures: signatures of the model by name.
     """
 
     name: str
@@ -89,32 +88,34 @@ class Metadata:
 
 
 class Client:
-    """Asks a server of a model that `keras_vit.serving.export` wrote.
+    """Sends images to a server of a model that `keras_vit.serving.export` wrote.
 
     Images are bytes of a JPEG, PNG, GIF, BMP or WebP, paths of files, or uint8 arrays
-    [H, W, C]. A list has only arrays, or none. Arrays of one size share a request.
-    REST writes them as decimals, several times their size: gRPC is better for those.
+    [H, W, C]. A list must not mix arrays and files. Arrays of the same size share a
+    request. REST sends arrays as decimal text, which is several times larger. Use gRPC
+    for arrays.
 
-    Its connections are kept alive until `close`, or the end of a `with`. It is not for
-    several threads at once: each makes its own.
+    Connections are kept alive until `close` or the end of a `with` block. A client is
+    not thread-safe: create one in each thread.
 
     Args:
-        url: "http://host:8501" or "https://host" of TensorFlow Serving's REST API,
+        url: "http://host:8501" or "https://host" of TensorFlow Serving's REST API, or
             "grpc://host:8500" or "grpcs://host:443" of its PredictionService.
-        name: the model's at the server; "model" is that of TensorFlow Serving's
-            container by itself.
-        version: a number, a label as "stable", or None for the server's choice, which
-            is the greatest number.
-        timeout: in seconds, for one request with its retries.
-        retries: 0 to 4, after a first attempt that found no server, one that hung up,
-            or one that is busy (503 and 429; UNAVAILABLE), with growing pauses drawn
-            at random. Nothing that a server refuses is tried again.
-        batch_size: images of one request; more are several requests, one after another.
-        headers: sent with every request, as {"authorization": "Bearer ..."}.
+        name: name of the model on the server; "model" is the default of TensorFlow
+            Serving's container.
+        version: a number, a label such as "stable", or None for the server's default,
+            the greatest number.
+        timeout: seconds for one request, including its retries.
+        retries: number of retries, 0 to 4, with random, growing pauses. A request is
+            retried if no server responds, if the connection is closed, or if the server
+            is busy (503 and 429; UNAVAILABLE). A refused request is not retried.
+        batch_size: maximum number of images in a request. More images are sent as
+            several requests, one after another.
+        headers: headers of every request, such as {"authorization": "Bearer ..."}.
 
     Raises:
-        ValueError: if an argument is out of range or a URL of no known kind.
-        ImportError: without requests (REST), or grpcio (gRPC).
+        ValueError: if an argument is out of range or the URL is not supported.
+        ImportError: if requests (REST) or grpcio (gRPC) is not installed.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Client:
     ):
         if batch_size < 1:
             raise ValueError(
-                f"Expected images in a batch. Received: batch_size={batch_size}"
+                f"Expected batch_size of 1 or more. Received: batch_size={batch_size}"
             )
         self.batch_size = batch_size
         self.target = _target(url, name, version, timeout, retries, headers or {})
@@ -148,26 +149,27 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; the end of a `with` does it too."""
+        """Closes the connections, as does the end of a `with` block."""
         self._transport.close()
 
     def predict(self, images: Iterable[Image]) -> list[Prediction]:
-        """The most probable classes of images, in their order.
+        """Returns the most probable classes of each image.
 
-        A bad image does not end it: its `Prediction.status` says what is wrong. (With
-        an export of `on_bad_image="fail"` the server refuses the whole batch.)
+        An unreadable image does not raise an error: `Prediction.status` contains the
+        reason. If the model was exported with `on_bad_image="fail"`, the server refuses
+        the whole batch.
 
         Args:
-            images: files, or arrays uint8 [H, W, C], as the class takes them.
+            images: bytes, paths, or arrays uint8 [H, W, C], as described for the class.
 
         Returns:
-            A `Prediction` of each image.
+            A `Prediction` for each image, in the same order.
 
         Raises:
-            ValueError: if an image is none, or arrays and files are mixed.
-            OSError: if a file cannot be read; a ConnectionError if no server answers,
-                a TimeoutError if it does not in time, a ServerError if it answers
-                something else.
+            ValueError: if an item is not an image, or if arrays and files are mixed.
+            OSError: if a file cannot be read. A ConnectionError if no server responds,
+                a TimeoutError if there is no response in time, a ServerError for any
+                other response.
         """
         images = _listed(images)
         predictions: dict[int, Prediction] = {}
@@ -177,65 +179,67 @@ class Client:
         return [predictions[place] for place in range(len(images))]
 
     def features(self, images: Iterable[Image]) -> np.ndarray:
-        """What the model's head reads of images (4.1).
+        """Returns the features of images, the input of the model's head (4.1).
 
         Args:
-            images: see `predict`; an array, of 1 or 3 channels, goes as a PNG.
+            images: see `predict`; an array must have 1 or 3 channels and is sent as
+                PNG.
 
         Returns:
             float32 [B, D].
 
         Raises:
-            ValueError: if there is no image, or if the server could not read some, all
-                of which it names once every batch has been asked for: a row of zeros
-                would be taken for features; else as `predict`.
-            OSError: as `predict`; a ServerError if the export has no "features".
+            ValueError: if there are no images, or if the server could not read some of
+                them. The error lists all of them, after the last batch. Also see
+                `predict`.
+            OSError: see `predict`; a ServerError if the export has no "features".
         """
         return self._rows("features", images)
 
     def attention(self, images: Iterable[Image]) -> np.ndarray:
-        """Attention rollout (D.8) of images, over the patches.
+        """Returns the attention rollout (D.8) of images over the patches.
 
         Args:
             images: see `features`.
 
         Returns:
-            float32 [B, rows, columns], shares of 1.
+            float32 [B, rows, columns], the share of the attention that is on each
+            patch.
 
         Raises:
-            ValueError: as `features`.
-            OSError: as `predict`; a ServerError if the export has no "attention".
+            ValueError: see `features`.
+            OSError: see `predict`; a ServerError if the export has no "attention".
         """
         return self._rows("attention", images)
 
     def metadata(self) -> Metadata:
-        """Which model and version answers, and its signatures.
+        """Returns the name, version and signatures of the served model.
 
         Returns:
             A `Metadata`.
 
         Raises:
-            OSError: as `predict`.
+            OSError: see `predict`.
         """
-        told = self._transport.metadata()
+        answer = self._transport.metadata()
         try:
-            spec = told["model_spec"]
-            signatures = told["metadata"]["signature_def"]["signature_def"]
+            spec = answer["model_spec"]
+            signatures = answer["metadata"]["signature_def"]["signature_def"]
             return Metadata(
                 spec["name"],
                 int(spec["version"]),
                 {
-                    name: Signature(_tensors(said, "inputs"), _tensors(said, "outputs"))
-                    for name, said in sorted(signatures.items())
-                    if not name.startswith("__")  # TensorFlow's own.
+                    name: Signature(_tensors(item, "inputs"), _tensors(item, "outputs"))
+                    for name, item in sorted(signatures.items())
+                    if not name.startswith("__")  # TensorFlow's internal signatures.
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            said = f"other JSON, {str(told)[:300]!r}"
-            raise self.target.garbled("metadata", said) from error
+            received = f"unexpected JSON, {str(answer)[:300]!r}"
+            raise self.target.garbled("metadata", received) from error
 
     def _batches(self, images: Sequence[Image]) -> Iterator[list[int]]:
-        """Places of images that go together: files in order, arrays by their size."""
+        """Yields the indexes of each batch: files in order, arrays grouped by size."""
         groups: dict[Any, list[int]] = {}
         for place, image in enumerate(images):
             size = image.shape if isinstance(image, np.ndarray) else None
@@ -255,23 +259,25 @@ class Client:
             status = told["status"].tolist()
         if told["classes"].shape != told["scores"].shape:
             shapes = f"{told['classes'].shape} and {told['scores'].shape}"
-            said = f"classes and scores of shapes {shapes}"
-            raise self.target.garbled(asking("serving_default", len(images)), said)
+            received = f"classes and scores of shapes {shapes}"
+            raise self.target.garbled(asking("serving_default", len(images)), received)
         rows = zip(
             told["classes"].tolist(), told["scores"].tolist(), status, strict=True
         )
         return [
             Prediction(tuple(classes), tuple(scores))
-            if said == OK
-            else Prediction((), (), said)
-            for classes, scores, said in rows
+            if reason == OK
+            else Prediction((), (), reason)
+            for classes, scores, reason in rows
         ]
 
     def _rows(self, signature: str, images: Iterable[Image]) -> np.ndarray:
-        """A signature's output of the same name; all its images must be good."""
+        """Returns the output named like the signature; all images must be readable."""
         images = _listed(images)
         if not images:
-            raise ValueError(f"Expected images to have {signature} of. Received: none")
+            raise ValueError(
+                f"Expected one image or more to compute {signature}. Received: none"
+            )
         parts, bad = [], []
         for start in range(0, len(images), self.batch_size):
             batch = images[start : start + self.batch_size]
@@ -283,8 +289,8 @@ class Client:
                     bad.append(f"{_name(images[place], place)}: {status}")
         if bad:
             raise ValueError(
-                f"Expected images that can be read, to have {signature} of. Received: "
-                f"{len(bad)} of {len(images)} that cannot: {'; '.join(bad)}"
+                f"Expected readable images to compute {signature}. Received: "
+                f"{len(bad)} of {len(images)} that cannot be read: {'; '.join(bad)}"
             )
         return np.concatenate(parts)
 
@@ -295,7 +301,7 @@ class Client:
         values: Sequence[bytes] | np.ndarray,
         *outputs: str,
     ) -> dict[str, np.ndarray]:
-        """A signature's outputs, of which each has a row for each image."""
+        """Returns the signature's outputs, each with one row for each image."""
         asked = asking(signature, len(values))
         try:
             told = self._transport.predict(signature, key, values)
@@ -304,38 +310,39 @@ class Client:
         for name in outputs:
             kind, rank = OUTPUTS[name]
             if name not in told:
-                said = f"outputs {', '.join(sorted(told)) or 'none'}, not {name}"
-                raise self.target.garbled(asked, said)
+                names = ", ".join(sorted(told)) or "none"
+                received = f"outputs {names}, without {name}"
+                raise self.target.garbled(asked, received)
             output = told[name]
             if output.dtype.kind != kind or output.ndim != rank:
-                said = f"{name} of {output.dtype} and shape {output.shape}"
-                raise self.target.garbled(asked, said)
+                received = f"{name} of {output.dtype} and shape {output.shape}"
+                raise self.target.garbled(asked, received)
             if len(output) != len(values):
                 raise self.target.garbled(asked, f"{len(output)} rows of {name}")
         for name in outputs:
             bad = _first_not_finite(told[name], told.get("status"))
             if bad is not None:
-                said = f"NaN or infinity in {name} of image {bad} of the request"
-                raise self.target.garbled(asked, said)
+                received = f"NaN or infinity in {name} of image {bad} of the request"
+                raise self.target.garbled(asked, received)
         return told
 
     def _explained(self, signature: str, error: RequestRefused) -> ServerError:
-        """A refusal as it is, unless it was for a signature that is not there."""
+        """Returns the error, or a clearer one if the signature does not exist."""
         try:
             known = self.metadata().signatures
-        except OSError:  # The refusal says more than that the metadata are missing.
+        except OSError:  # The refusal is the more informative error.
             return error
         if signature in known:
             return error
         return RequestRefused(
             f"Expected signature {signature!r} of {self.target}. Received: a model "
-            f"with {', '.join(known) or 'none'}. keras_vit.serving.export writes it, "
-            "if asked for and if the model has it"
+            f"with {', '.join(known) or 'none'}. To add it, export the model again "
+            "with signatures=, if the model supports it"
         )
 
 
 def _first_not_finite(output: np.ndarray, status: np.ndarray | None) -> int | None:
-    """The first row that holds NaN or infinity; rows of unreadable images may."""
+    """Returns the first readable image's row with NaN or infinity, or None."""
     if output.dtype.kind != "f":
         return None
     bad = ~np.isfinite(output).reshape(len(output), -1).all(axis=1)
@@ -352,34 +359,36 @@ def _target(
     retries: int,
     headers: Mapping[str, str],
 ) -> Target:
-    """A checked target."""
+    """Returns the target, after checking all arguments."""
     if not re.fullmatch(r"[^/:\s]+", name):
         raise ValueError(
-            "Expected a model's name, without '/', ':' and spaces. Received: name="
+            "Expected a model name without '/', ':' and spaces. Received: name="
             f"{name!r}"
         )
     if isinstance(version, str) and not re.fullmatch(r"\w+", version, re.ASCII):
         raise ValueError(
-            "Expected a version's number, or a label of letters, digits and '_'. "
+            "Expected a version number, or a label of letters, digits and '_'. "
             f"Received: version={version!r}"
         )
     if isinstance(version, int) and not 0 <= version < 2**63:
         raise ValueError(
-            "Expected a version's number from 0 to 2**63 - 1. Received: "
+            "Expected a version number from 0 to 2**63 - 1. Received: "
             f"version={version}"
         )
     if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"Expected seconds. Received: timeout={timeout}")
+        raise ValueError(
+            f"Expected a positive number of seconds. Received: timeout={timeout}"
+        )
     if not 0 <= retries <= MOST_RETRIES:
         raise ValueError(
-            f"Expected 0 to {MOST_RETRIES} retries (gRPC makes five attempts at most). "
+            f"Expected 0 to {MOST_RETRIES} retries (gRPC makes at most five attempts). "
             f"Received: retries={retries}"
         )
     return Target(_checked(url), name, version, timeout, retries, headers)
 
 
 def _checked(url: str) -> str:
-    """A server's URL without "/" at its end."""
+    """Returns a valid server URL without a trailing "/"."""
     split = urlsplit(url)
     is_rpc = split.scheme in ("grpc", "grpcs")
     if (
@@ -390,18 +399,18 @@ def _checked(url: str) -> str:
         or split.fragment
         or (is_rpc and (split.port is None or split.path.strip("/")))
     ):
-        # Not the URL itself: a password may be in it.
+        # The URL may contain a password.
         shown = split._replace(netloc=split.netloc.rpartition("@")[2]).geturl()
         raise ValueError(
             "Expected http://host:8501 or https://host (REST), grpc://host:8500 or "
-            "grpcs://host:443, without user and password (headers= has room for who "
-            f"asks). Received: {shown!r}"
+            "grpcs://host:443, without user and password. Received: "
+            f"{shown!r}. Pass credentials in headers="
         )
     return url.rstrip("/")
 
 
 def _transport(target: Target) -> Transport:
-    """Imported on use: REST does not require gRPC."""
+    """Creates the transport; imported here because REST does not require gRPC."""
     if target.url.startswith("grpc"):
         from keras_vit.serving.client_grpc import Grpc
 
@@ -412,7 +421,7 @@ def _transport(target: Target) -> Transport:
 
 
 def _listed(images: Iterable[Image]) -> list[Image]:
-    """Images of one kind, each checked, in a list."""
+    """Returns a list of valid images of one kind."""
     single = isinstance(images, (bytes, bytearray, str, os.PathLike))
     if single or (isinstance(images, np.ndarray) and images.ndim == 3):
         raise ValueError(
@@ -423,34 +432,34 @@ def _listed(images: Iterable[Image]) -> list[Image]:
     for place, image in enumerate(listed):
         if not isinstance(image, (bytes, str, os.PathLike, np.ndarray)):
             raise ValueError(
-                "Expected images: bytes of a file, a path, or a uint8 array [H, W, C]. "
+                "Expected images: file bytes, a path, or a uint8 array [H, W, C]. "
                 f"Received: image {place}, {type(image).__name__}"
             )
         if isinstance(image, np.ndarray) and (
             image.dtype != np.uint8 or image.ndim != 3 or 0 in image.shape
         ):
             raise ValueError(
-                "Expected arrays of uint8 [H, W, C]. Received: image "
+                "Expected uint8 arrays [H, W, C]. Received: image "
                 f"{place}, {image.dtype} {list(image.shape)}"
             )
     if any(arrays) and not all(arrays):
         raise ValueError(
-            "Expected arrays or files, not both in a list (they go to signatures of "
-            f"their own). Received: an array at {arrays.index(True)}, a file at "
-            f"{arrays.index(False)}. Ask for each kind"
+            "Expected arrays or files, not both in a list, because they use different "
+            f"signatures. Received: an array at {arrays.index(True)}, a file at "
+            f"{arrays.index(False)}. Send each kind in its own call"
         )
     return listed
 
 
 def _encoded(image: Image) -> bytes:
-    """The bytes of an image file; of an array, a PNG's, which lose nothing."""
+    """Returns the bytes of an image file, or of a lossless PNG of an array."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, np.ndarray):
         if image.shape[-1] not in (1, 3):
             raise ValueError(
-                "Expected arrays of 1 or 3 channels, to be sent as PNG. Received: "
-                f"{list(image.shape)}"
+                "Expected arrays with 1 or 3 channels, which are sent as PNG. "
+                f"Received: {list(image.shape)}"
             )
         import tensorflow as tf
 
@@ -460,23 +469,23 @@ def _encoded(image: Image) -> bytes:
 
 
 def _name(image: Image, place: int) -> str:
-    """An image in an error: its file, or its place in the list."""
+    """Returns the image's name for an error: its file, or its index in the list."""
     if isinstance(image, (bytes, np.ndarray)):
         return f"image {place}"
     return str(image)
 
 
 def _tensors(signature: Mapping[str, Any], side: str) -> dict[str, str]:
-    """A signature's inputs or outputs: name -> "float32 [?, 5]"."""
+    """Returns a signature's inputs or outputs: name -> "float32 [?, 5]"."""
     return {
-        name: _tensor(told) for name, told in sorted(signature.get(side, {}).items())
+        name: _tensor(info) for name, info in sorted(signature.get(side, {}).items())
     }
 
 
-def _tensor(told: Mapping[str, Any]) -> str:
-    dtype: str = told["dtype"].removeprefix("DT_").lower()
+def _tensor(info: Mapping[str, Any]) -> str:
+    dtype: str = info["dtype"].removeprefix("DT_").lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
-    shape = told.get("tensor_shape", {})
+    shape = info.get("tensor_shape", {})
     if shape.get("unknown_rank"):
         return dtype
     sizes = [int(side.get("size", 0)) for side in shape.get("dim", [])]

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's PredictionService, by gRPC."""
+"""Client of TensorFlow Serving's PredictionService over gRPC."""
 
 import json
 from collections.abc import Sequence
@@ -16,14 +16,13 @@ try:
     import grpc
 except ImportError as error:
     raise ImportError(
-        "Expected grpcio, for servers of grpc:// and grpcs://. Received: none. "
-        "pip install 'keras-vit-paper[serving]'"
+        "Expected grpcio for grpc:// and grpcs:// URLs. Received: none. "
+        "Run `pip install 'keras-vit-paper[serving]'`"
     ) from error
 
 UNLIMITED = -1
-UNREADABLE = "deserializing"  # INTERNAL, by grpcio itself: the answer is no proto.
-# Above this gRPC forgets a request once it is sent, and cannot send it again; its own
-# 256 KiB are less than one photo.
+UNREADABLE = "deserializing"  # In grpcio's INTERNAL error if a response is not a proto.
+# gRPC cannot retry larger requests; its default of 256 KiB is less than one photo.
 RETRIED_BYTES = 2**30
 
 
@@ -92,7 +91,7 @@ class Grpc(Transport):
             raise self._meaning(error, asked) from error
 
     def _meaning(self, error: Any, asked: str) -> OSError:
-        """What a status other than OK means."""
+        """Returns the exception for a status other than OK."""
         code, status = error.code(), grpc.StatusCode
         told = f"{code.name}: {error.details()!r}"
         if code == status.UNAVAILABLE:
@@ -114,7 +113,7 @@ class Grpc(Transport):
 
 
 def _retries(retries: int) -> list[tuple[str, Any]]:
-    """Channel options: UNAVAILABLE alone is tried again, with backoff and jitter."""
+    """Returns channel options: only UNAVAILABLE is retried, with backoff and jitter."""
     if not retries:
         return [("grpc.enable_retries", 0)]
     policy = {
@@ -133,7 +132,7 @@ def _retries(retries: int) -> list[tuple[str, Any]]:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A tensor as an array: strings as str objects, numbers as float32."""
+    """Converts a tensor to an array: strings to str objects, numbers to float32."""
     array = tf.make_ndarray(tensor)
     if array.dtype != object:
         return np.asarray(array, np.float32)
@@ -142,7 +141,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 def _json(message: Any) -> dict[str, Any]:
-    told: dict[str, Any] = json_format.MessageToDict(
+    fields: dict[str, Any] = json_format.MessageToDict(
         message, preserving_proto_field_name=True
     )
-    return told
+    return fields

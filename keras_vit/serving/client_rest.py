@@ -1,7 +1,7 @@
-"""TensorFlow Serving's REST API, by requests, without the protos.
+"""Client of TensorFlow Serving's REST API, with requests and without the protos.
 
-Source: tensorflow_serving/g3doc/api_rest.md. Batches go in its row format, which
-KServe's V1 protocol shares.
+Source: tensorflow_serving/g3doc/api_rest.md. Batches are sent in its row format, which
+KServe's V1 protocol also uses.
 """
 
 import base64
@@ -26,8 +26,8 @@ try:
     from requests.adapters import HTTPAdapter
 except ImportError as error:
     raise ImportError(
-        "Expected requests, for servers of http:// and https://. Received: none. pip "
-        "install 'keras-vit-paper[serving]'"
+        "Expected requests for http:// and https:// URLs. Received: none. "
+        "Run `pip install 'keras-vit-paper[serving]'`"
     ) from error
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -45,11 +45,11 @@ class Rest(Transport):
         self._retries = _Retry(
             total=target.retries,
             status_forcelist=BUSY,
-            allowed_methods=("GET", "POST"),  # Predict changes nothing.
+            allowed_methods=("GET", "POST"),  # A prediction has no side effects.
             backoff_factor=0.1,
             backoff_jitter=0.1,
             raise_on_status=False,
-            respect_retry_after_header=False,  # It knows nothing of the deadline.
+            respect_retry_after_header=False,  # It would ignore the deadline.
         )
         self._adapter = _Adapter()
         for scheme in ("http://", "https://"):
@@ -69,8 +69,8 @@ class Rest(Transport):
         try:
             return _columns(answer["predictions"])
         except (KeyError, TypeError, ValueError) as error:
-            told = f"JSON without rows of outputs, {_short(json.dumps(answer))}"
-            raise self.target.garbled(asked, told) from error
+            received = f"JSON without rows of outputs, {_short(json.dumps(answer))}"
+            raise self.target.garbled(asked, received) from error
 
     def metadata(self) -> dict[str, Any]:
         answer = self._ask("GET", f"{self._model}/metadata", "metadata")
@@ -84,12 +84,12 @@ class Rest(Transport):
     def _authorized(
         self, request: requests.PreparedRequest
     ) -> requests.PreparedRequest:
-        """With the target's headers: without an `auth`, ~/.netrc would replace them."""
+        """Sets the target's headers: without an `auth`, ~/.netrc would replace them."""
         request.headers.update(self.target.headers)
         return request
 
     def _ask(self, method: str, url: str, asked: str, body: Any = None) -> Any:
-        """The answer's JSON."""
+        """Returns the parsed JSON of the response."""
         deadline = _Deadline(time.monotonic() + self.target.timeout)
         data = None if body is None else json.dumps(body, separators=(",", ":"))
         self._adapter.max_retries = self._retries.until(deadline)
@@ -109,7 +109,7 @@ class Rest(Transport):
                     except urllib3.exceptions.ProtocolError as cut:
                         if deadline.passed():
                             raise
-                        # urllib3's retries end with an answer's headers.
+                        # urllib3 does not retry after it has read the headers.
                         left = response.raw.retries.increment(method, url, error=cut)
                 self._adapter.max_retries = left
                 left.sleep()
@@ -123,11 +123,11 @@ class Rest(Transport):
         try:
             return parse_json(text)
         except ValueError as error:
-            told = f"no JSON, {_short(text.decode(errors='replace'))}"
-            raise self.target.garbled(asked, told) from error
+            received = f"invalid JSON, {_short(text.decode(errors='replace'))}"
+            raise self.target.garbled(asked, received) from error
 
     def _check(self, response: requests.Response, text: bytes, asked: str) -> None:
-        """Raises what a status other than 200 means."""
+        """Raises the exception for a status other than 200."""
         status = response.status_code
         told = f"{status} {response.reason}: {_error_of(text)}"
         if status == HTTPStatus.OK:
@@ -138,8 +138,9 @@ class Rest(Transport):
             raise self.target.busy(asked, told)
         if status == HTTPStatus.GATEWAY_TIMEOUT:
             raise TimeoutError(
-                f"Expected {self.target} to take {asked}. Received: {told}. This is "
-                "the server's own limit (--rest_api_timeout_in_ms), or a proxy's"
+                f"Expected {self.target} to answer {asked}. Received: {told}. This is "
+                "a limit of the server (--rest_api_timeout_in_ms) or of a proxy. Raise "
+                "it, or send fewer images in a request (batch_size=)"
             )
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise self.target.forbidden(asked, told)
@@ -151,10 +152,10 @@ class Rest(Transport):
 
 
 class _Cut:
-    """A connection that is cut at its deadline, also while an answer drips."""
+    """A connection that is closed at its deadline, even during a slow response."""
 
     def getresponse(self) -> Any:
-        """As urllib3's; a socket's own timeout begins anew with every byte."""
+        """Overrides urllib3's: a socket's timeout restarts with every byte."""
         sock, seconds = self.sock, self.timeout  # type: ignore[attr-defined]
         moment = time.monotonic() + seconds
         watch = threading.Timer(seconds, _shut_down, (sock,))
@@ -187,7 +188,7 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    """An adapter of such connections."""
+    """An adapter that uses connections with a deadline."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
@@ -196,20 +197,20 @@ class _Adapter(HTTPAdapter):
 
 
 def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # It has ended by itself.
+    with contextlib.suppress(OSError):  # It is already closed.
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Retry(urllib3.Retry):
-    """Retries what a timeout did not end: another attempt would have no time.
+    """Retries except after a timeout, when no time is left for another attempt.
 
-    The pauses between them end with a deadline at the latest.
+    Pauses between attempts end at the deadline at the latest.
     """
 
     deadline: "_Deadline | None" = None
 
     def until(self, deadline: "_Deadline") -> "_Retry":
-        """A copy with a deadline, which its own copies have as well."""
+        """Returns a copy with a deadline, which copies of the copy keep."""
         copy = self.new()
         copy.deadline = deadline
         return copy
@@ -232,7 +233,7 @@ class _Retry(urllib3.Retry):
 
 
 class _Deadline(urllib3.Timeout):
-    """What is left until a moment: every attempt takes a `clone`."""
+    """The time left until a moment; every attempt uses a `clone`."""
 
     def __init__(self, moment: float):
         super().__init__(total=max(moment - time.monotonic(), 0.001))
@@ -242,39 +243,39 @@ class _Deadline(urllib3.Timeout):
         return _Deadline(self._moment)
 
     def left(self) -> float:
-        """Seconds until the moment; 0 when it is past."""
+        """Returns the seconds until the moment, 0 after it."""
         return max(self._moment - time.monotonic(), 0.0)
 
     def passed(self) -> bool:
-        """Whether the moment is past."""
+        """Returns whether the moment has passed."""
         return not self.left()
 
 
 def _read(response: requests.Response, deadline: _Deadline) -> bytes | None:
-    """The answer's body as it comes; None if the deadline passes before its end."""
+    """Returns the response body, or None if the deadline passes before its end."""
     parts = []
     while part := response.raw.read1(decode_content=True):
         parts.append(part)
         if deadline.passed():
             return None
-    # urllib3 takes half of the headers for all of them, and half of a body likewise.
+    # urllib3 accepts truncated headers and bodies as complete ones.
     lengths = ("content-length", "transfer-encoding")
     stated = any(name in response.headers for name in lengths)
     if response.raw.length_remaining or not (parts or stated):
-        raise urllib3.exceptions.ProtocolError("half an answer")
+        raise urllib3.exceptions.ProtocolError("incomplete response")
     return b"".join(parts)
 
 
 def _b64(value: bytes) -> dict[str, str]:
-    """Bytes as TensorFlow Serving's JSON has them."""
+    """Returns bytes in the form that TensorFlow Serving's JSON uses."""
     return {"b64": base64.b64encode(value).decode("ascii")}
 
 
 def _columns(rows: Any) -> dict[str, np.ndarray]:
-    """Rows of outputs by name as arrays: strings as objects, numbers as float32."""
+    """Converts rows of outputs to arrays: strings to objects, numbers to float32."""
     columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     if any(row.keys() != columns.keys() for row in rows):
-        raise ValueError("rows of several outputs")
+        raise ValueError("rows with different outputs")
     return {
         key: column.astype(object if column.dtype.kind == "U" else np.float32)
         for key, column in columns.items()
@@ -282,7 +283,7 @@ def _columns(rows: Any) -> dict[str, np.ndarray]:
 
 
 def _error_of(text: bytes) -> str:
-    """What an error's JSON says, or its text."""
+    """Returns the message in an error's JSON, or its text."""
     try:
         return _short(str(parse_json(text)["error"]))
     except (ValueError, KeyError, TypeError):
@@ -290,13 +291,13 @@ def _error_of(text: bytes) -> str:
 
 
 def _short(text: str) -> str:
-    """The first words of a text, on one line."""
+    """Returns the first 300 characters of a text, on one line."""
     text = " ".join(text.split())
     return repr(text if len(text) <= 300 else f"{text[:300]}...")
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong at the very bottom, without urllib3's addresses of objects."""
+    """Returns the innermost error message, without urllib3's object addresses."""
     while (inner := getattr(error, "reason", None)) is not None or (
         error.args and isinstance(inner := error.args[-1], Exception)
     ):

@@ -1,7 +1,7 @@
-"""Bounds on the connections of a server: deadlines, a number, and what is logged.
+"""Limits on a server's connections: deadlines, their number, and log messages.
 
-Uvicorn has a deadline for a kept connection only, none for a header, and no number of
-connections that it closes any for (docs/decisions.md compares it with others).
+Uvicorn has a deadline only for keep-alive connections, not for headers, and does not
+close connections when there are too many (docs/decisions.md compares other servers).
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # Windows, which has no such limit.
+except ImportError:  # Windows does not have this limit.
     resource = None  # type: ignore[assignment]
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-BACKLOG = 32  # asyncio accepts as many at once, whatever the number of connections.
-_SPARE = 4 * BACKLOG  # Descriptors of connections that are being opened and closed.
+BACKLOG = 32  # asyncio accepts this many at once, however many are open.
+_SPARE = 4 * BACKLOG  # Descriptors for connections that are being opened or closed.
 _FEWEST = 8
 
 
 def most_connections(wanted: int) -> int:
-    """The number of connections of each protocol, of two, that descriptors allow.
+    """Returns how many connections each of the two protocols can have.
 
     Args:
-        wanted: the number if there are enough descriptors.
+        wanted: number of connections if there are enough file descriptors.
 
     Raises:
-        OSError: if there are too few to serve at all.
+        OSError: if there are too few file descriptors to serve.
     """
     if resource is None:
         return wanted
@@ -42,26 +42,27 @@ def most_connections(wanted: int) -> int:
     each = min(wanted, (limit - used - _SPARE) // 2)
     if each < _FEWEST:
         raise OSError(
-            f"Expected {used + _SPARE + 2 * _FEWEST} file descriptors or more. "
+            f"Expected at least {used + _SPARE + 2 * _FEWEST} file descriptors. "
             f"Received: a limit of {limit}. Raise it with `ulimit -n`"
         )
     return each
 
 
 def bounded(most: int, header_seconds: float, seconds: float) -> type[H11Protocol]:
-    """Uvicorn's protocol with a deadline for everything, and a number of connections.
+    """Returns Uvicorn's protocol with deadlines and a maximum number of connections.
 
-    Beyond that number the connection is closed that has waited longest for the rest of
-    its request: those who send a request at once are served however many never do.
+    If there are more connections, the one that has waited longest for the rest of its
+    request is closed. Clients that send a request at once are therefore served, however
+    many idle connections there are.
 
     Args:
-        most: connections at a time.
-        header_seconds: until a header is whole, from the connection's start or from the
-            previous answer's end.
-        seconds: from a whole header until the answer is sent.
+        most: maximum number of connections at a time.
+        header_seconds: time for a complete header, from the start of the connection or
+            the end of the previous response.
+        seconds: time from a complete header to the end of the response.
     """
     alive: set[H11Protocol] = set()
-    waiting: dict[H11Protocol, None] = {}  # Of these, the longest first.
+    waiting: dict[H11Protocol, None] = {}  # A part of `alive`, the longest first.
 
     def forget(connection: H11Protocol) -> None:
         alive.discard(connection)
@@ -96,7 +97,7 @@ def bounded(most: int, header_seconds: float, seconds: float) -> type[H11Protoco
                 return
             if self.cycle.response_complete:
                 self._wait()
-            self._look()  # The next request may have been sent before this answer.
+            self._look()  # The next request may have been sent before this response.
 
         def _look(self) -> None:
             cycle = self.cycle
@@ -122,7 +123,7 @@ def bounded(most: int, header_seconds: float, seconds: float) -> type[H11Protoco
 
 
 class _Few(logging.Filter):
-    """Passes a number of messages a minute, and reports how many it did not."""
+    """Passes a limited number of messages per minute; counts those it omits."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class _Few(logging.Filter):
         now = time.monotonic()
         if now - self.since >= 60:
             if self.left_out:
-                record.msg = f"({self.left_out} messages were left out) {record.msg}"
+                record.msg = f"({self.left_out} messages were omitted) {record.msg}"
             self.passed, self.since, self.left_out = 0, now, 0
         self.passed += 1
         self.left_out += self.passed > self.most
@@ -141,7 +142,7 @@ class _Few(logging.Filter):
 
 @contextlib.contextmanager
 def bounded_log(most: int = 10) -> Iterator[None]:
-    """The server's warnings and errors, a number a minute, inside."""
+    """Limits the server's warnings and errors to `most` per minute."""
     few = _Few(most)
     loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
     for logger in loggers:

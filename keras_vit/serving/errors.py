@@ -1,4 +1,4 @@
-"""What a server says no with: a status code of gRPC's, and HTTP's for it."""
+"""Refused requests: gRPC's status codes and the HTTP codes for them."""
 
 HTTP_STATUS = {  # model_servers/http_server.cc, ToHTTPStatusCode.
     "INVALID_ARGUMENT": 400,
@@ -14,11 +14,11 @@ HTTP_STATUS = {  # model_servers/http_server.cc, ToHTTPStatusCode.
 
 
 class Refused(Exception):
-    """A request that gets no answer, and why.
+    """A request that the server refuses, with the reason.
 
     Args:
-        code: the name of gRPC's status, "INVALID_ARGUMENT" for one.
-        message: the law, what was received, the remedy.
+        code: name of a gRPC status, such as "INVALID_ARGUMENT".
+        message: what was expected, what was received, and the remedy.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -31,5 +31,5 @@ class Refused(Exception):
 
 
 def invalid(message: str) -> Refused:
-    """A request that would be refused again."""
+    """Returns the error of a request that is itself wrong, so a retry cannot help."""
     return Refused("INVALID_ARGUMENT", message)

@@ -1,10 +1,10 @@
-"""TensorFlow Serving's JSON: a request's body to arrays, arrays to an answer's body.
+"""TensorFlow Serving's JSON: request bodies to arrays, and arrays to response bodies.
 
-Row format is {"instances": [...]} -> {"predictions": [...]}, one element an instance,
-column format {"inputs": ...} -> {"outputs": ...}, one an input. The name of a single
-input may be left out, that of a single output is. {"b64": "..."} stands for bytes, at
-any depth. The rules are those of tensorflow/serving's g3doc/api_rest.md and
-util/json_tensor.cc.
+The row format is {"instances": [...]} -> {"predictions": [...]}, with one element for
+each instance. The column format is {"inputs": ...} -> {"outputs": ...}, with one entry
+for each input. The name of a single input is optional, and that of a single output is
+omitted. {"b64": "..."} represents bytes, at any depth. The rules are those of
+tensorflow/serving's g3doc/api_rest.md and util/json_tensor.cc.
 """
 
 import base64
@@ -21,8 +21,8 @@ from keras_vit.serving.errors import invalid
 Arrays: TypeAlias = dict[str, np.ndarray]
 Dtypes: TypeAlias = Mapping[str, np.dtype]
 
-MOST_DIMENSIONS = 32  # NumPy 1's; NumPy 2 has 64.
-# Of an array's kind: a float may be written 1, an integer not 1.0.
+MOST_DIMENSIONS = 32  # The limit of NumPy 1; NumPy 2 allows 64.
+# By NumPy's dtype kind: a float may be written as 1, but an integer not as 1.0.
 JSON_TYPES: dict[str, set[type]] = {
     "f": {int, float},
     "i": {int},
@@ -33,11 +33,11 @@ JSON_TYPES: dict[str, set[type]] = {
 
 
 class Request(NamedTuple):
-    """What a body asks for."""
+    """The content of a request body."""
 
     signature: str
     inputs: Arrays
-    by_row: bool  # "instances", so that the answer is "predictions".
+    by_row: bool  # The body has "instances", so the response has "predictions".
 
 
 def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Request:
@@ -45,10 +45,11 @@ def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Reques
 
     Args:
         body: UTF-8 JSON; NaN, Infinity and -Infinity are numbers.
-        dtypes_of: the inputs of a signature by name; strings are `object`.
+        dtypes_of: function from a signature to the dtypes of its inputs by name;
+            strings are `object`.
 
     Raises:
-        Refused: INVALID_ARGUMENT, with what is wrong; or what `dtypes_of` raises.
+        Refused: INVALID_ARGUMENT, with the reason, or any error of `dtypes_of`.
     """
     asked = _loads(body)
     signature = asked.get("signature_name", "")
@@ -75,19 +76,19 @@ def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Reques
 
 
 def answer(outputs: Arrays, by_row: bool) -> bytes:
-    """The body that answers: outputs by name, [B, ...] each; strings are bytes.
+    """Returns the response body of outputs by name, [B, ...] each; strings are bytes.
 
-    Numbers are the shortest decimals that read back to the same bits; an output named
-    `..._bytes` is written as base64, any other string as text.
+    Numbers are the shortest decimals that are parsed to the same bits. An output named
+    `..._bytes` is written as base64, other strings as text.
 
     Raises:
-        ValueError: by row, where outputs differ in their first dimension.
+        ValueError: if rows are written and outputs differ in their first dimension.
     """
     columns = {name: _listed(name, value) for name, value in outputs.items()}
     single = len(columns) == 1
     if not by_row:
-        told = next(iter(columns.values())) if single else columns
-        return _dumps({"outputs": told})
+        content = next(iter(columns.values())) if single else columns
+        return _dumps({"outputs": content})
     if single:
         return _dumps({"predictions": next(iter(columns.values()))})
     rows = zip(*columns.values(), strict=True)
@@ -97,17 +98,19 @@ def answer(outputs: Arrays, by_row: bool) -> bytes:
 
 
 def error(message: str) -> bytes:
-    """The body of a refusal."""
+    """Returns the response body of an error."""
     return _dumps({"error": message})
 
 
 def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
-    """A nested list as an array: what is no rectangle of that dtype is refused."""
+    """Converts a nested list to an array; refuses ragged lists and other dtypes."""
     flat, shape = _dense(value, name)
     others = set(map(type, flat)) - JSON_TYPES.get(dtype.kind, set())
     if others:
-        told = ", ".join(sorted(found.__name__ for found in others))
-        raise invalid(f"Expected input {name!r} of {_said(dtype)}. Received: {told}")
+        types = ", ".join(sorted(found.__name__ for found in others))
+        raise invalid(
+            f"Expected input {name!r} of {_type_name(dtype)}. Received: {types}"
+        )
     if dtype.kind == "O":
         filled = np.empty(len(flat), dtype=object)
         filled[:] = [_bytes(element, name) for element in flat]
@@ -117,7 +120,7 @@ def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
             return np.array(flat, dtype=dtype).reshape(shape)
     except (OverflowError, FloatingPointError) as wrong:
         raise invalid(
-            f"Expected the values of input {name!r} to fit {_said(dtype)}. "
+            f"Expected the values of input {name!r} to fit {_type_name(dtype)}. "
             f"Received: {wrong}"
         ) from wrong
 
@@ -126,10 +129,10 @@ def _loads(body: bytes | bytearray) -> dict[str, Any]:
     try:
         asked = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as wrong:
-        raise invalid(f"Expected a body of JSON. Received: {wrong}") from wrong
+        raise invalid(f"Expected a JSON body. Received: {wrong}") from wrong
     if not isinstance(asked, dict):
         raise invalid(
-            "Expected a body of JSON that is an object, {'instances': [...]}. "
+            "Expected a JSON object such as {'instances': [...]} as the body. "
             f"Received: a {type(asked).__name__}"
         )
     return asked
@@ -140,7 +143,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _is_named(element: Any) -> bool:
-    """Whether names and values, not a value: {"b64": "..."} is bytes."""
+    """Whether an element has named inputs; {"b64": "..."} is bytes, a value."""
     return isinstance(element, dict) and not _is_bytes(element)
 
 
@@ -149,17 +152,17 @@ def _is_bytes(element: dict[str, Any]) -> bool:
 
 
 def _columns(instances: Any, dtypes: Dtypes) -> dict[str, Any]:
-    """Row format's elements, input by input."""
+    """Converts the elements of the row format to a list for each input."""
     if not isinstance(instances, list) or not instances:
         raise invalid(
-            "Expected 'instances' to be a list of one or more. Received: "
+            "Expected 'instances' to be a list with one element or more. Received: "
             + ("an empty list" if instances == [] else f"a {type(instances).__name__}")
         )
     named = set(map(_is_named, instances))
     if len(named) > 1:
         raise invalid(
-            "Expected 'instances' to be all values or all objects of named inputs. "
-            "Received: some of each"
+            "Expected 'instances' to contain only values or only objects with named "
+            "inputs. Received: both"
         )
     rows = [
         _named(element, dtypes, f"element {place} of 'instances'")
@@ -169,7 +172,7 @@ def _columns(instances: Any, dtypes: Dtypes) -> dict[str, Any]:
 
 
 def _named(value: Any, dtypes: Dtypes, where: str) -> dict[str, Any]:
-    """Inputs by their names, which may be left out where there is only one."""
+    """Returns the inputs by name; the name of a single input is optional."""
     given: dict[str, Any]
     if _is_named(value):
         given = value
@@ -189,27 +192,27 @@ def _named(value: Any, dtypes: Dtypes, where: str) -> dict[str, Any]:
 
 
 def _dense(value: Any, name: str) -> tuple[list[Any], tuple[int, ...]]:
-    """A nested list's elements and shape."""
+    """Returns the elements and the shape of a nested list."""
     flat: list[Any] = [value]
     shape: list[int] = []
     while flat and set(map(type, flat)) == {list}:
         lengths = set(map(len, flat))
         if len(lengths) > 1:
             raise invalid(
-                f"Expected the lists of input {name!r} to be equally long at each "
-                f"depth. Received: {sorted(lengths)} at depth {len(shape)}"
+                f"Expected lists of equal length at each depth of input {name!r}. "
+                f"Received: lengths {sorted(lengths)} at depth {len(shape)}"
             )
         if len(shape) == MOST_DIMENSIONS:
             raise invalid(
-                f"Expected input {name!r} of {MOST_DIMENSIONS} dimensions at most. "
+                f"Expected input {name!r} with at most {MOST_DIMENSIONS} dimensions. "
                 "Received: deeper lists"
             )
         shape.append(lengths.pop())
         flat = list(itertools.chain.from_iterable(flat))
     if list in set(map(type, flat)):
         raise invalid(
-            f"Expected the values of input {name!r} all at one depth. Received: lists "
-            f"and values at depth {len(shape)}"
+            f"Expected all values of input {name!r} at the same depth. Received: "
+            f"lists and values at depth {len(shape)}"
         )
     return flat, tuple(shape)
 
@@ -226,22 +229,22 @@ def _bytes(element: Any, name: str) -> bytes:
         return base64.b64decode(element["b64"], validate=True)
     except (binascii.Error, ValueError) as wrong:
         raise invalid(
-            f"Expected base64 of input {name!r}. Received: {wrong}"
+            f"Expected base64 in input {name!r}. Received: {wrong}"
         ) from wrong
 
 
-def _said(dtype: np.dtype) -> str:
-    return "strings, {'b64': '...'} for bytes" if dtype.kind == "O" else str(dtype)
+def _type_name(dtype: np.dtype) -> str:
+    return "strings, or {'b64': '...'} for bytes" if dtype.kind == "O" else str(dtype)
 
 
 def _listed(name: str, value: np.ndarray) -> Any:
     if value.dtype.kind == "O":
-        told = np.vectorize(
+        convert = np.vectorize(
             _base64 if name.endswith("_bytes") else _text, otypes=[object]
         )
-        return told(value).tolist() if value.size else value.tolist()
+        return convert(value).tolist() if value.size else value.tolist()
     if value.dtype.kind == "f" and value.dtype.itemsize < 8:
-        # By way of text: the double nearest to 0.2 of float32 is 0.20000000298.
+        # Converted as text: float32's 0.2 as a double would be 0.20000000298.
         return value.astype(str).astype(np.float64).tolist()
     return value.tolist()
 

@@ -1,9 +1,9 @@
-"""An exported model behind TensorFlow Serving's two protocols, to try it out.
+"""A server for trying out an exported model with TensorFlow Serving's two protocols.
 
 REST is TensorFlow Serving's documented API (`POST /v1/models/NAME:predict`) on uvicorn
-and Starlette; gRPC its PredictionService and ModelService. The
-rules are those of tensorflow/serving's model_servers/ and servables/tensorflow/;
-docs/serving.md says how to run the real server, and what differs.
+and Starlette. gRPC provides its PredictionService and ModelService. The rules follow
+tensorflow/serving's model_servers/ and servables/tensorflow/. docs/serving.md explains
+how to run TensorFlow Serving itself, and the differences.
 """
 
 import asyncio
@@ -54,41 +54,42 @@ try:
 except ImportError as missing:
     raise ImportError(
         "Expected uvicorn, Starlette and grpcio, which `keras-vit serve` requires. "
-        f"Received: {missing}. pip install 'keras-vit-paper[server]'"
+        f"Received: {missing}. Run `pip install 'keras-vit-paper[server]'`"
     ) from missing
 
 
 T = TypeVar("T")
-Left: TypeAlias = Callable[[], Awaitable[bool]]  # Whether the client is gone.
+Left: TypeAlias = Callable[[], Awaitable[bool]]  # Whether the client has disconnected.
 
-HEADER_SECONDS = 10  # Also of a connection without a request.
-ANSWER_SECONDS = 30  # Until a client has read an answer.
-LONGEST_STOP = 30  # Seconds that running requests have after SIGTERM.
+HEADER_SECONDS = 10  # Also the limit of a connection without a request.
+ANSWER_SECONDS = 30  # Time for a client to read a response.
+LONGEST_STOP = 30  # Seconds for running requests to finish after SIGTERM.
 POLL_SECONDS = 1  # TensorFlow Serving's --file_system_poll_wait_seconds.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask for; docs/serving.md lists what clients can occupy."""
+    """Limits of requests; docs/serving.md lists the resources that clients can use."""
 
-    max_request_bytes: int = 2**25  # Of a body; base64 makes a file a third longer.
-    max_total_bytes: int = 2**29  # Of all bodies; more are RESOURCE_EXHAUSTED.
+    max_request_bytes: int = 2**25  # In a body; base64 makes a file a third longer.
+    max_total_bytes: int = 2**29  # In all bodies; more are RESOURCE_EXHAUSTED.
     max_body_seconds: float = 30  # A REST body that takes longer is a 408.
-    max_request_seconds: float = 30  # From a whole body to its answer.
-    max_concurrent_requests: int = 256  # Of each protocol; more are RESOURCE_EXHAUSTED.
-    max_connections: int = 1024  # Of each protocol, or what descriptors allow.
-    max_images: int = 1024  # Of a request: an empty string takes an image's memory.
+    max_request_seconds: float = 30  # From the complete body to the response.
+    max_concurrent_requests: int = 256  # Per protocol; more are RESOURCE_EXHAUSTED.
+    max_connections: int = 1024  # Per protocol; fewer if descriptors are limited.
+    max_images: int = 1024  # In a request: an empty string needs an image's memory.
 
 
 class Models:
-    """One model by its name, for both protocols.
+    """A named model, shared by both protocols.
 
-    What takes long runs on a pool of threads, a request's images in parts: requests
-    take turns, and one whose time is over or whose client is gone stops between parts.
+    Long operations run on a pool of threads, with the images of a request in parts.
+    Between parts, other requests get their turn, and a request stops if its time is
+    over or its client has disconnected.
 
     Args:
-        name: in the address and in requests.
-        servable: the version that is served.
+        name: name of the model in URLs and requests.
+        servable: version that is served.
         limits: limits of a request.
         threads: number of threads in the pool.
     """
@@ -98,13 +99,13 @@ class Models:
     ) -> None:
         self.name, self.servable, self.limits = name, servable, limits
         self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix="predict")
-        self._held = 0  # Bytes of bodies.
+        self._held = 0  # Bytes of bodies in memory.
 
     def find(self, name: str, version: int | None) -> Servable:
-        """The version asked for.
+        """Returns the servable with this name and version.
 
         Raises:
-            Refused: NOT_FOUND, for another name or version.
+            Refused: NOT_FOUND, if the name or version differs.
         """
         if name != self.name or version not in (None, self.servable.version):
             served = f"{self.name!r}, version {self.servable.version}"
@@ -113,10 +114,10 @@ class Models:
         return self.servable
 
     def specified(self, spec: Any) -> Servable:
-        """Likewise, by a ModelSpec."""
+        """Returns the servable that a ModelSpec names."""
         if spec.version_label:
             raise invalid(
-                "Expected a version by its number. "
+                "Expected a version number. "
                 f"Received: version_label={spec.version_label!r}"
             )
         version = spec.version.value if spec.HasField("version") else None
@@ -125,7 +126,7 @@ class Models:
     async def predict_json(
         self, name: str, version: int | None, body: bytes | bytearray, left: Left
     ) -> bytes:
-        """The body that answers a `:predict`."""
+        """Returns the response body of a `:predict` request."""
         servable = self.find(name, version)
         async with self._deadline():
             asked = await self._on_thread(rest.parse, body, servable.dtypes)
@@ -133,7 +134,7 @@ class Models:
             return await self._on_thread(rest.answer, outputs, asked.by_row)
 
     async def predict(self, body: bytes) -> bytes:
-        """A PredictRequest's PredictResponse, both serialized."""
+        """Returns the PredictResponse to a PredictRequest, both serialized."""
         async with self._deadline():
             request = await self._on_thread(_parsed, "PredictRequest", body)
             servable = self.specified(request.model_spec)
@@ -157,27 +158,27 @@ class Models:
             return await self._on_thread(serialized)
 
     def hold(self, count: int) -> None:
-        """Counts bytes of a body; `release` has to be called for them.
+        """Counts bytes of a body; the caller must `release` them.
 
         Raises:
-            Refused: RESOURCE_EXHAUSTED, if all bodies together have too many.
+            Refused: RESOURCE_EXHAUSTED, if all bodies together are too large.
         """
         if self._held + count > self.limits.max_total_bytes:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"Expected {self.limits.max_total_bytes} bytes of requests at once, at "
-                "most. Received: more. Try again later",
+                f"Expected at most {self.limits.max_total_bytes} bytes in all current "
+                "requests. Received: more. Try again later",
             )
         self._held += count
 
     def release(self, count: int) -> None:
-        """Bytes that `hold` counted are no longer in memory."""
+        """Removes bytes from the count of `hold`, when they are no longer in memory."""
         self._held -= count
 
     async def follow(self, refresh: Callable[[], Servable]) -> None:
         """Serves what `refresh` returns, every `POLL_SECONDS`, until it is cancelled.
 
-        Requests that run keep the version they began with.
+        A running request keeps the version that it started with.
         """
         with futures.ThreadPoolExecutor(1, thread_name_prefix="versions") as loader:
             while True:
@@ -194,8 +195,8 @@ class Models:
         except TimeoutError as late:
             raise Refused(
                 "DEADLINE_EXCEEDED",
-                f"Expected an answer within {seconds:g} s (--max-request-seconds). "
-                "Received: a request that takes longer. Ask for fewer images at once",
+                f"Expected a response within {seconds:g} s (--max-request-seconds). "
+                "Received: a request that takes longer. Send fewer images at once",
             ) from late
 
     async def _run(
@@ -206,13 +207,13 @@ class Models:
         wanted: Iterable[str],
         left: Left,
     ) -> Arrays:
-        """A signature's outputs, part by part."""
+        """Computes a signature's outputs part by part, and joins them."""
         self._check(inputs)
         parts = await self._on_thread(servable.parts, signature, inputs)
         found = []
         for number, part in enumerate(parts):
             if number and await left():
-                raise Refused("CANCELLED", "Expected a client. Received: it is gone")
+                raise Refused("CANCELLED", "The client has disconnected")
             found.append(await self._on_thread(servable.run, signature, part, wanted))
         if len(found) == 1:
             return found[0]
@@ -223,7 +224,7 @@ class Models:
         return await loop.run_in_executor(self._pool, function, *args)
 
     def status(self, servable: Servable) -> Any:
-        """A GetModelStatusResponse: a server that answers has its version loaded."""
+        """Returns a GetModelStatusResponse; the version is always loaded."""
         response = schema.message("GetModelStatusResponse")()
         response.model_version_status.add(
             version=servable.version, state=schema.AVAILABLE
@@ -231,7 +232,7 @@ class Models:
         return response
 
     def metadata(self, servable: Servable) -> Any:
-        """A GetModelMetadataResponse: the MetaGraphDef's signatures."""
+        """Returns a GetModelMetadataResponse with the MetaGraphDef's signatures."""
         signatures = schema.message("SignatureDefMap")()
         for name, signature in servable.signatures.items():
             schema.assign(signatures.signature_def[name], signature)
@@ -245,8 +246,9 @@ class Models:
         count = max((len(value) for value in inputs.values() if value.ndim), default=0)
         if count > most:
             raise invalid(
-                f"Expected {most} images in a request at most (max_images). "
-                f"Received: {count}, which is larger than maximum. Send several"
+                f"Expected at most {most} images in a request (max_images). "
+                f"Received: {count}, which is larger than maximum. Send several "
+                "requests"
             )
 
     def _specify(self, spec: Any, servable: Servable) -> None:
@@ -255,21 +257,21 @@ class Models:
 
 
 class Room:
-    """Reads the messages of calls, a number at a time.
+    """Reads a limited number of messages of calls at a time.
 
-    A message's length is not known before it is there, so a number of messages bounds
-    their bytes. The more calls wait for room, the less time a message has to come:
-    calls that never send theirs do not keep others waiting.
+    The length of a message is not known before it has arrived, so the number of
+    messages limits their bytes. The more calls are waiting, the less time a message has
+    to arrive: a call that never sends its message does not block others.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._most = max(limits.max_total_bytes // limits.max_request_bytes, 1)
         self._seconds = limits.max_body_seconds
-        self._reading: dict[asyncio.Future[Any], float] = {}  # Since when.
+        self._reading: dict[asyncio.Future[Any], float] = {}  # Start time of each.
         self._waiting = 0
 
     async def message(self, context: Any) -> bytes:
-        """The one message of a call; ends the call if it does not come in time."""
+        """Returns the only message of a call; aborts the call if it is late."""
         self._waiting += 1
         try:
             while len(self._reading) >= self._most:
@@ -282,19 +284,20 @@ class Room:
             await asyncio.wait({reading}, timeout=self._seconds)
         finally:
             self._reading.pop(reading, None)
-            reading.cancel()  # Nothing, where the message is there.
+            reading.cancel()  # No effect if the message has arrived.
         if (
             not reading.done()
             or reading.cancelled()
             or reading.result() is grpc.aio.EOF
         ):
             await context.abort(
-                grpc.StatusCode.CANCELLED, "Expected a whole message. Received: a part"
+                grpc.StatusCode.CANCELLED,
+                "Expected a complete message. Received: a part",
             )
         return bytes(reading.result())
 
     async def _make_room(self) -> None:
-        """Waits for the call that has been read longest, or ends it."""
+        """Waits for the oldest call that is being read, or cancels it."""
         longest, since = next(iter(self._reading.items()))
         until = since + self._seconds / (1 + self._waiting)
         await asyncio.wait({longest}, timeout=max(until - time.monotonic(), 0))
@@ -303,7 +306,7 @@ class Room:
 
 
 class PredictionService:
-    """Predict and GetModelMetadata; Classify and Regress take tf.Example only."""
+    """Predict and GetModelMetadata; Classify and Regress only accept tf.Example."""
 
     def __init__(self, models: Models, room: Room) -> None:
         self.models, self.room = models, room
@@ -332,7 +335,7 @@ class PredictionService:
 
 
 class ModelService:
-    """GetModelStatus, of the version that is served."""
+    """GetModelStatus of the version that is served."""
 
     def __init__(self, models: Models, room: Room) -> None:
         self.models, self.room = models, room
@@ -346,14 +349,14 @@ class ModelService:
 
 
 async def grpc_server(models: Models, address: str, connections: int) -> Any:
-    """A started gRPC server.
+    """Starts a gRPC server.
 
     Raises:
-        OSError: if the port is taken.
+        OSError: if the port is in use.
     """
     limits = models.limits
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=limits.max_connections,  # Those that wait for room too.
+        maximum_concurrent_rpcs=limits.max_connections,  # Including waiting calls.
         options=[
             ("grpc.max_receive_message_length", limits.max_request_bytes),
             ("grpc.max_send_message_length", -1),
@@ -388,7 +391,7 @@ async def grpc_server(models: Models, address: str, connections: int) -> Any:
 
 
 def http_application(models: Models) -> Starlette:
-    """TensorFlow Serving's REST API."""
+    """Creates the application of TensorFlow Serving's REST API."""
     running = asyncio.Semaphore(models.limits.max_concurrent_requests)
 
     async def predict(request: HttpRequest) -> Response:
@@ -437,29 +440,30 @@ def serve(
     refresh: Callable[[], Servable] | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers until SIGTERM or Ctrl-C, then lets running requests end.
+    """Serves until SIGTERM or Ctrl-C, then lets running requests finish.
 
     Args:
-        servable: what to serve, warmed up.
-        name: name of the model, in the address.
-        host: whose connections are taken; "0.0.0.0" is everyone.
+        servable: version to serve, warmed up.
+        name: name of the model in URLs and requests.
+        host: address to listen on; "0.0.0.0" accepts connections from any machine.
         port: port of REST.
         grpc_port: port of gRPC.
-        threads: that run requests; 4 a core by default, as the real server's, which
-            with batching has to be twice max_batch_size.
+        threads: number of threads that run requests; default: 4 per core, as in
+            TensorFlow Serving. With batching, use twice max_batch_size.
         limits: limits of a request.
-        refresh: called every `POLL_SECONDS`; returns the version to serve from then on.
-        ready: called once both ports answer.
+        refresh: function that returns the version to serve from then on; called every
+            `POLL_SECONDS`.
+        ready: function that is called once both ports accept requests.
 
     Raises:
-        ValueError: if the host is no address of this machine, or the name cannot be
-            part of a URL's path.
-        OSError: if a port is taken, or there are too few file descriptors.
+        ValueError: if the host is not an address of this machine, or the name cannot be
+            part of a URL path.
+        OSError: if a port is in use, or there are too few file descriptors.
     """
     if re.search("[/:]", name) or not name.isprintable():
         raise ValueError(
-            "Expected a model's name without '/', ':' and control characters, which "
-            f"its address cannot contain. Received: name={name!r}"
+            "Expected a model name without '/', ':' and control characters, which a "
+            f"URL path cannot contain. Received: name={name!r}"
         )
     models = Models(name, servable, limits, threads or 4 * (os.cpu_count() or 1))
     connections = most_connections(limits.max_connections)
@@ -468,7 +472,7 @@ def serve(
         http_application(models),
         http=bounded(connections, HEADER_SECONDS, seconds),
         backlog=BACKLOG,
-        log_config=None,  # Warnings and errors go to stderr all the same.
+        log_config=None,  # Warnings and errors still go to stderr.
         access_log=False,
         lifespan="off",
         ws="none",
@@ -492,20 +496,20 @@ def serve(
 
 
 def address(host: str, port: int) -> str:
-    """`host:port`; an IPv6 host has brackets (RFC 3986, 3.2.2)."""
+    """Returns `host:port`, with brackets around an IPv6 host (RFC 3986, 3.2.2)."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket whose connections wait from now on, if they have to."""
+    """Returns a listening socket, on which connections can wait for the server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.getaddrinfo(host, port, family)  # `create_server` hides its error.
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError, TypeError) as unknown:
         raise ValueError(
-            "Expected a name or an address of this machine to serve at, such as "
-            f"localhost or 0.0.0.0. Received: host={host!r}"
+            "Expected a name or an address of this machine, such as localhost or "
+            f"0.0.0.0. Received: host={host!r}"
         ) from unknown
     except OSError as taken:
         raise OSError(
@@ -516,10 +520,10 @@ def _listening(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _until_signalled(server: uvicorn.Server) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the server, before it runs too; not the process."""
+    """Makes SIGTERM and Ctrl-C stop the server, even before it runs."""
 
     def end(*_: Any) -> None:
-        server.should_exit = True  # uvicorn raises again what it ended by.
+        server.should_exit = True  # uvicorn raises the signal again after it stops.
 
     signals = (signal.SIGTERM, signal.SIGINT)
     before = [(one, signal.signal(one, end)) for one in signals]
@@ -532,7 +536,7 @@ def _until_signalled(server: uvicorn.Server) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _body(request: HttpRequest, models: Models) -> AsyncIterator[bytearray]:
-    """A body, held until its answer is there; of a bounded length and time."""
+    """Yields a body of limited length and time, and releases its bytes at the end."""
     seconds, held = models.limits.max_body_seconds, bytearray()
     try:
         try:
@@ -540,7 +544,7 @@ async def _body(request: HttpRequest, models: Models) -> AsyncIterator[bytearray
                 await _read(request, models, held)
         except TimeoutError as late:
             raise HTTPException(
-                408, f"Expected a whole body within {seconds:g} s. Received: a part"
+                408, f"Expected a complete body within {seconds:g} s. Received: a part"
             ) from late
         yield held
     finally:
@@ -548,29 +552,31 @@ async def _body(request: HttpRequest, models: Models) -> AsyncIterator[bytearray
 
 
 async def _read(request: HttpRequest, models: Models, held: bytearray) -> None:
-    """Appends a body to bytes that the models hold."""
+    """Appends a body to `held`, and counts its bytes in the models."""
     limit = models.limits.max_request_bytes
     try:
         async for chunk in request.stream():
             if len(held) + len(chunk) > limit:
                 raise HTTPException(
-                    413, f"Expected a body of {limit} bytes at most. Received: more"
+                    413, f"Expected a body of at most {limit} bytes. Received: more"
                 )
             models.hold(len(chunk))
             held += chunk
     except ClientDisconnect as gone:
-        raise Refused("CANCELLED", "Expected a whole body. Received: a part") from gone
+        raise Refused(
+            "CANCELLED", "Expected a complete body. Received: a part"
+        ) from gone
 
 
 def _asked(request: HttpRequest) -> tuple[str, int | None]:
-    """Name and version of an address."""
+    """Returns the model name and version in a URL."""
     name, version = request.path_params["name"], request.path_params.get("version")
     if ":" in name:
-        raise HTTPException(405)  # A verb that there is not, or not for this method.
+        raise HTTPException(405)  # An unknown verb, or the wrong HTTP method.
     if version is None:
         return name, None
     if not (version.isdecimal() and len(version) < 20):  # An int64's digits.
-        raise invalid(f"Expected a version's number. Received: {version!r}")
+        raise invalid(f"Expected a version number. Received: {version!r}")
     return name, int(version)
 
 
@@ -592,11 +598,11 @@ def _refuse(_: HttpRequest, refused: Refused) -> Response:
 
 
 def _malformed(request: HttpRequest, wrong: HTTPException) -> Response:
-    """What no route takes; the real server says 400 of it below /v1/, 404 elsewhere."""
+    """Answers requests without a route as TensorFlow Serving: 400 in /v1/, else 404."""
     if wrong.status_code not in (404, 405):
         return _json(rest.error(wrong.detail), wrong.status_code)
-    told = f"Malformed request: {request.method} {request.url.path}"
-    return _json(rest.error(told), 400 if request.url.path.startswith("/v1/") else 404)
+    text = f"Malformed request: {request.method} {request.url.path}"
+    return _json(rest.error(text), 400 if request.url.path.startswith("/v1/") else 404)
 
 
 def _fail(_: HttpRequest, wrong: Exception) -> Response:
@@ -605,11 +611,11 @@ def _fail(_: HttpRequest, wrong: Exception) -> Response:
 
 @contextlib.asynccontextmanager
 async def _one_of(running: asyncio.Semaphore, limits: Limits) -> AsyncIterator[None]:
-    """Inside, a request counts among those that run; one too many is refused."""
+    """Counts a running request; refuses it if there are too many."""
     if running.locked():
         raise Refused(
             "RESOURCE_EXHAUSTED",
-            f"Expected {limits.max_concurrent_requests} requests at once, at most. "
+            f"Expected at most {limits.max_concurrent_requests} requests at once. "
             "Received: more. Try again later",
         )
     async with running:
@@ -618,7 +624,7 @@ async def _one_of(running: asyncio.Semaphore, limits: Limits) -> AsyncIterator[N
 
 @contextlib.asynccontextmanager
 async def _answering(context: Any) -> AsyncIterator[None]:
-    """Ends the call with a refusal's status."""
+    """Aborts the call with the status of a refusal."""
     try:
         yield
     except Refused as refused:
@@ -633,5 +639,5 @@ def _parsed(name: str, body: bytes) -> Any:
 
 
 async def _stays() -> bool:
-    """Of a call: gRPC cancels what runs for a client that leaves."""
+    """Returns False: gRPC itself cancels the call of a client that disconnects."""
     return False

@@ -202,7 +202,7 @@ def test_features_name_every_bad_image(client, tmp_path):
     (tmp_path / "b.png").write_bytes(BAD)
     client.batch_size = 2
     images = [png(0), BAD, png(1), tmp_path / "b.png"]
-    with pytest.raises(ValueError, match=r"2 of 4 that cannot: image 1: ") as told:
+    with pytest.raises(ValueError, match=r"2 of 4 that cannot be read: image 1: ") as told:
         client.features(images)
     assert f"{tmp_path / 'b.png'}: not a whole JPEG" in str(told.value)
 

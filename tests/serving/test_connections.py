@@ -189,6 +189,6 @@ def test_messages_are_a_number_a_minute(monkeypatch, caplog):
     logger.warning("after")
     assert [record.getMessage() for record in caplog.records] == [
         *["Invalid HTTP request received."] * 2,
-        "(3 messages were left out) late 100%",
+        "(3 messages were omitted) late 100%",
         "after",
     ]

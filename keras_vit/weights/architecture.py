@@ -1,4 +1,4 @@
-"""The config of a model, also of one that a user put together from layers."""
+"""The config of a model, including models that a user assembled from layers."""
 
 from typing import Any, cast
 
@@ -17,11 +17,11 @@ from keras_vit.weights.reading import infer
 
 
 def config_of(model: keras.Model) -> CheckpointConfig:
-    """The config of a `VisionModel`, or the one that a user's own model corresponds to.
+    """The config of a `VisionModel`, or the config that matches a user's own model.
 
     Raises:
-        ForeignModelError: if `model` is not made of this library's layers, or not of a
-            ViT's or a ResNet's.
+        ForeignModelError: if `model` does not consist of this library's layers, or if
+            they do not form a ViT or a ResNet.
     """
     config = facts_of(model).config
     if config is not None and family_of(config).of_the_paper:
@@ -35,13 +35,13 @@ def config_of(model: keras.Model) -> CheckpointConfig:
         return infer(shapes, f"model={model.name!r}", _hints(model)).config
     except ValueError as error:
         raise ForeignModelError(
-            "Expected a model of keras_vit, a VisionModel or one made of its layers. "
+            "Expected a model of keras_vit: a VisionModel or a model of its layers. "
             f"Received: model={model.name!r} ({error})"
         ) from error
 
 
 def _hints(model: keras.Model) -> dict[str, Any]:
-    """The fields that a model's layers state and tensors do not."""
+    """The config fields that a model's layers contain and its tensors do not."""
     block = next(
         (at for at in model.layers if isinstance(at, TransformerBlock | AxialBlock)),
         None,

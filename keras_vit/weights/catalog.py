@@ -1,4 +1,4 @@
-"""What can be built and read, by name: builders, tags and readable architectures."""
+"""The names of everything that can be built or read: builders, tags, architectures."""
 
 import dataclasses
 import fnmatch
@@ -10,7 +10,7 @@ from keras_vit.weights import registry, timm_names
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A model that has a name, and the line that loads it."""
+    """A model's name and the line that loads it."""
 
     name: str
     call: str
@@ -23,7 +23,7 @@ def search(filter: str = "") -> list[Named]:
         filter: see `list_models`.
 
     Raises:
-        ValueError: if nothing has such a name.
+        ValueError: if no name matches.
     """
     pattern = filter.lower()
     if not any(character in pattern for character in "*?["):
@@ -32,9 +32,9 @@ def search(filter: str = "") -> list[Named]:
     if not found:
         raise ValueError(
             "Expected a part of a name, such as 'b16' or 'siglip', or a pattern, such "
-            f"as 'timm:vit_*_dinov2'. Received: {filter!r}, which no builder, tag or "
-            "architecture here matches. A checkpoint of a different name may be "
-            "readable all the same: keras_vit.from_checkpoint"
+            f"as 'timm:vit_*_dinov2'. Received: {filter!r}, which matches no builder, "
+            "tag or architecture. Checkpoints with other names may still be readable: "
+            "try keras_vit.from_checkpoint"
         )
     return found
 
@@ -47,14 +47,15 @@ def list_models(filter: str = "") -> list[str]:
     ("transformers:vit").
 
     Args:
-        filter: a part of a name, or a pattern of a shell ("timm:*siglip*"), in any
-            case; "": all.
+        filter: a part of a name, or a shell pattern ("timm:*siglip*"); case is
+            ignored. "": all.
 
     Returns:
-        The names. `keras-vit weights list --search FILTER` prints the call of each.
+        The names. `keras-vit weights list --search FILTER` also prints the calls that
+        load them.
 
     Raises:
-        ValueError: if nothing has such a name.
+        ValueError: if no name matches.
 
     Examples:
         >>> list_models("r50*l32*2012")

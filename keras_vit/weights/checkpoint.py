@@ -1,9 +1,9 @@
-"""Load a checkpoint into a model, save one from it, and report tensor by tensor.
+"""Load a checkpoint into a model and report the result for each tensor.
 
-The rules are those of vit_jax/checkpoint.py's `load_pretrained` (section 3.2), made
-strict: the head may be new, `pre_logits` may be dropped, positions are resized, the
-first kernel is adapted to other channels, and anything else that does not fit raises
-before a single variable has changed.
+The rules follow `load_pretrained` of vit_jax/checkpoint.py (section 3.2) but are
+stricter. The head may be new, `pre_logits` may be dropped, positions are resized, and
+the first kernel is adapted to the number of channels. Any other mismatch raises an
+error before a variable is changed.
 """
 
 import collections
@@ -33,15 +33,15 @@ from keras_vit.weights.reading import infer, read
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor of a `Report`: what became of it (3.2).
+    """One tensor of a `Report` and how it was loaded (3.2).
 
     Attributes:
-        name: in the official code's spelling, of today's numbering.
-        status: "loaded"; "resized", positions or the first kernel; "fresh", of a new
-            head; "unused", of the file's head.
-        file_shape: None where the file does not have it.
-        model_shape: None where the model does not have it.
-        note: from what to what, in words.
+        name: the official code's name, in its current numbering.
+        status: "loaded"; "resized" (positions or the first kernel); "fresh" (in a new
+            head); "unused" (in the file's head).
+        file_shape: shape in the file; None if the file does not contain the tensor.
+        model_shape: shape in the model; None if the model does not contain it.
+        note: the change in words, such as the old and the new grid.
     """
 
     name: str
@@ -53,20 +53,21 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `load` did (3.2), tensor by tensor; prints as a table.
+    """The result of `load` (3.2) for each tensor; prints as a table.
 
     Attributes:
         source: the file that was read.
-        rows: a tensor each: `name`, `status` ("loaded", "resized", "fresh" or
-            "unused"), `file_shape` and `model_shape` (None: not there), `note`.
-        zero_head: whether the file's head was loaded and is all zeros, so that
-            predictions are uniform.
-        dialect: whose names the file's tensors have: "official" (vit_jax's),
-            "big_vision", "bit", "timm", "hf" (transformers'), "hf-tf", "tfvit" or
+        rows: one row per tensor: `name`, `status` ("loaded", "resized", "fresh" or
+            "unused"), `file_shape` and `model_shape` (None: absent), `note`.
+        zero_head: whether the file's head was loaded and is all zeros, which makes
+            predictions uniform.
+        dialect: the naming scheme of the file's tensors: "official" (vit_jax),
+            "big_vision", "bit", "timm", "hf" (transformers), "hf-tf", "tfvit" or
             "keras-hub".
-        numerics: what the file is computed with, and what was assumed, in words.
-        preprocessing: how images become input: as the `config.json` next to the file
-            states, else as the official code does.
+        numerics: the GELU and the epsilons that the file requires, and assumptions
+            that were made, in words.
+        preprocessing: how images become input, from the `config.json` next to the
+            file; without one, that of the official code.
     """
 
     source: str
@@ -111,29 +112,31 @@ class Report:
 def load(
     model: keras.Model, source: str | os.PathLike[str], *, grid: Grid | None = None
 ) -> Report:
-    """Fills `model` with a checkpoint's tensors (3.2), of any dialect.
+    """Fills `model` with a checkpoint's tensors (3.2), in any dialect.
 
-    Positions are resized to the model's grid, the first kernel to its channels. A model
-    keeps its GELU and epsilons, and warns where the file was computed with others.
+    Positions are resized to the model's grid, and the first kernel is adapted to its
+    channels. The model keeps its GELU and its epsilons. If the file requires different
+    ones, a warning lists them.
 
     Args:
         model: a model of this library.
-        source: a file, an index of shards, or a folder that holds them; "file.npz:img"
-            is one tower of a big_vision file. Or a repository of the Hugging Face Hub,
-            "hf://ORG/NAME[@REVISION]" or "timm:NAME", or the URL of a weights file.
-        grid: (rows, columns) of the file's position table, where it is neither the
-            model's nor square.
+        source: a file, an index of shards, or the folder that contains them;
+            "file.npz:img" is one tower of a big_vision file. Also a repository of the
+            Hugging Face Hub, "hf://ORG/NAME[@REVISION]" or "timm:NAME", or the URL of
+            a weights file.
+        grid: (rows, columns) of the file's position table, if it is neither the
+            model's grid nor a square.
 
     Returns:
-        A `Report`, tensor by tensor. "fresh" tensors (a head of another class count)
-        keep the values they had.
+        A `Report` with one row per tensor. "fresh" tensors (in a head with a different
+        number of classes) keep their values.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         DownloadError: if it cannot be downloaded.
-        ValueError: if the file is damaged, holds pickled objects or NaNs, or is of
-            another architecture, or the model has LoRA or is quantized; the model is
-            then unchanged.
+        ValueError: if the file is damaged, contains pickled objects or NaNs, or has a
+            different architecture, or if the model has LoRA or is quantized. The model
+            is then unchanged.
     """
     heads = {layer.num_heads for layer in model.layers if hasattr(layer, "num_heads")}
     known = heads.pop() if len(heads) == 1 else None
@@ -145,7 +148,7 @@ def load(
 
 
 def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
-    """A built model keeps its GELU and epsilons, whatever the file asks for."""
+    """Warns if the file requires another GELU or other epsilons than the model's."""
     ours = _computed_with(config)
     differing = [
         f"{field}={value!r}"
@@ -154,9 +157,9 @@ def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
     ]
     if differing:
         warnings.warn(
-            f"{parsed.where} is computed with {', '.join(differing)} "
-            f"({parsed.dialect}), this model is not: keras_vit.from_checkpoint "
-            "builds one that is",
+            f"{parsed.where} requires {', '.join(differing)} ({parsed.dialect}), "
+            "which this model does not use. keras_vit.from_checkpoint builds a model "
+            "that does",
             stacklevel=3,
         )
 
@@ -164,8 +167,8 @@ def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
 def assign(model: keras.Model, parsed: ParsedCheckpoint, **published: Any) -> Report:
     """`load` for a checkpoint that has been read.
 
-    The preprocessing, the labels and the provenance of a `VisionModel` become the
-    checkpoint's; `published` has the fields of `Provenance` that only a tag knows.
+    A `VisionModel` also receives the checkpoint's preprocessing, labels and provenance.
+    `published` contains the fields of `Provenance` that only a tag determines.
     """
     check_unadapted(model, "load first, then enable them")
     _check_pre_logits(model, parsed)
@@ -220,7 +223,7 @@ def assign(model: keras.Model, parsed: ParsedCheckpoint, **published: Any) -> Re
 def _provenance(
     report: Report, parsed: ParsedCheckpoint, published: Mapping[str, Any]
 ) -> Provenance:
-    """The report without shapes, as a model keeps it."""
+    """The report without shapes, as it is stored in a model."""
     source = parsed.source
     if source is not None:
         fields = ("revision", "file", "license")
@@ -239,7 +242,7 @@ def _provenance(
 
 
 def _for_channels(parsed: ParsedCheckpoint, channels: int) -> Preprocessing:
-    """The checkpoint's preprocessing for images of so many channels."""
+    """The checkpoint's preprocessing for images with this number of channels."""
     preprocessing = parsed.preprocessing
     changes: dict[str, Any] = {}
     for name in ("mean", "std"):
@@ -250,8 +253,8 @@ def _for_channels(parsed: ParsedCheckpoint, channels: int) -> Preprocessing:
             changes[name] = (sum(values) / len(values),)
     if changes:
         warnings.warn(
-            f"{parsed.where} states the normalization of {parsed.num_channels} "
-            f"channels and the model has {channels}: their averages are used, "
+            f"{parsed.where} has a normalization for {parsed.num_channels} channels, "
+            f"but the model has {channels}. The averages over the channels are used: "
             f"{changes}. Set model.preprocessing to change this",
             stacklevel=4,
         )
@@ -259,7 +262,7 @@ def _for_channels(parsed: ParsedCheckpoint, channels: int) -> Preprocessing:
 
 
 def _numerics(parsed: ParsedCheckpoint) -> tuple[str, ...]:
-    """What the file is to be computed with, in words."""
+    """The GELU and the epsilons that the file requires, in words."""
     computed = _computed_with(parsed.config)
     words = [f"{key}={value!r}" for key, value in computed.items()]
     return (f"{parsed.numerics} numerics", *words, *parsed.notes)
@@ -286,7 +289,7 @@ def _is_fresh(
 
 
 def _check_pre_logits(model: keras.Model, parsed: ParsedCheckpoint) -> None:
-    """A trained head that stood behind `pre_logits` means nothing without it."""
+    """Raises if the file's head needs the `pre_logits` that the model does not have."""
     tensors = parsed.tensors
     ours = {layer.name: layer for layer in model.layers}
     if (
@@ -298,11 +301,11 @@ def _check_pre_logits(model: keras.Model, parsed: ParsedCheckpoint) -> None:
         and tensors["head/kernel"].any()
     ):
         raise ValueError(
-            "Expected the hidden layer this file's head was trained behind. Received: "
-            f"model={model.name!r} without pre_logits, {parsed.where} with "
+            "Expected the hidden layer that this file's head was trained with. "
+            f"Received: model={model.name!r} without pre_logits, {parsed.where} with "
             f"pre_logits/kernel {tensors['pre_logits/kernel'].shape}. Build with "
             f"representation_size={tensors['pre_logits/bias'].shape[0]} to keep both, "
-            "or with another number of classes for a new head"
+            "or with a different number of classes for a new head"
         )
 
 
@@ -313,7 +316,7 @@ def _fit(
     tensor: np.ndarray,
     shape: tuple[int, ...],
 ) -> tuple[np.ndarray, Row]:
-    """A tensor in the model's shape, and its row of the report."""
+    """A tensor in the model's shape, and its row in the report."""
     folder, _, table = name.rpartition("/")
     if folder.startswith("Transformer/posembed_"):
         layer = model.get_layer(folder.removeprefix("Transformer/"))
@@ -355,7 +358,7 @@ def _fit_positions(
         what = f"{name} is {table.shape}, the model has {ours}"
         raise _mismatch(model, parsed, what)
     if new_grid is None and table.shape != shape:
-        what = f"{name} is {table.shape}, and the model's has no grid"
+        what = f"{name} is {table.shape}, and the model's positions have no grid"
         raise _mismatch(model, parsed, what)
     positions = table.shape[-2] - prefix
     old_grid = position_grid(positions, new_grid, parsed.grid, parsed.where)
@@ -369,7 +372,7 @@ def _fit_positions(
 def _fit_axis(
     name: str, table: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, Row]:
-    """A table of one axis (D.4, 2-D), by its place along it."""
+    """Resizes the position table of one axis (D.4, 2-D)."""
     old, new = table.shape[1], shape[1]
     if old == new:
         return table, Row(name, "loaded", shape, shape)
@@ -382,10 +385,11 @@ def position_grid(
 ) -> Grid:
     """The (rows, columns) of a file's position table.
 
-    `grid` where given; the model's where the counts are equal; else a square.
+    This is `grid` if given, else the model's grid if the counts are equal, else a
+    square.
 
     Raises:
-        ValueError: if none of these holds `positions`.
+        ValueError: if none of these has `positions` cells.
     """
     side = round(max(positions, 0) ** 0.5)
     for candidate in (
@@ -396,18 +400,19 @@ def position_grid(
         if candidate is not None and candidate[0] * candidate[1] == positions > 0:
             return candidate[0], candidate[1]
     raise ValueError(
-        f"Expected a position table of a known grid: {positions} positions are neither "
-        f"the model's grid nor a square. Received: grid={grid}, model's "
-        f"grid={model_grid}, {where}. Give grid=(rows, columns) of the file"
+        f"Expected a position table with a known grid: {positions} positions are "
+        "neither the model's grid nor a square. "
+        f"Received: grid={grid}, model's grid={model_grid}, {where}. "
+        "Set grid=(rows, columns) to the file's grid"
     )
 
 
 def adapt_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """A first kernel for other images: [P, P, C, D] -> [P, P, channels, D].
+    """Adapts a first kernel to other channels: [P, P, C, D] -> [P, P, channels, D].
 
-    More channels repeat the file's in turn, each divided by its number of copies;
-    fewer share their mean. Either way an image whose channels are all equal is
-    embedded as before.
+    For more channels, the file's channels are repeated in turn, and each is divided by
+    its number of copies. For fewer, each is the file's sum divided by their number. In
+    both cases an image with equal channels has the same embedding as before.
     """
     old = kernel.shape[2]
     if channels < old:
@@ -419,18 +424,18 @@ def adapt_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _unused(model: keras.Model, parsed: ParsedCheckpoint, used: set[str]) -> list[Row]:
-    """Rows of the file's classifier tensors the model has no place for; else raises."""
+    """Rows for classifier tensors that the model lacks; raises for other tensors."""
     rows = []
     for name in sorted(set(parsed.tensors) - used):
         if not name.startswith(("head/", "pre_logits/", "MAPHead_0/")):
-            raise _mismatch(model, parsed, f"{name} has no place in the model")
+            raise _mismatch(model, parsed, f"the model has no {name}")
         shape = parsed.tensors[name].shape
         rows.append(Row(name, "unused", shape, None, "classifier dropped"))
     return rows
 
 
 def _mismatch(model: keras.Model, parsed: ParsedCheckpoint, what: str) -> ValueError:
-    """The error of a file that is of another architecture, with both described."""
+    """The error for a file of a different architecture; describes both."""
     shapes = {
         name: np.broadcast_to(np.float32(0), entry.shape)
         for entry in variables.entries(model)
@@ -440,12 +445,12 @@ def _mismatch(model: keras.Model, parsed: ParsedCheckpoint, what: str) -> ValueE
         f"Expected a checkpoint of the model's architecture: {what}. Received: "
         f"model={model.name!r} ({_words(infer(shapes, 'the model').config)}), "
         f"{parsed.where} ({_words(parsed.config)}). keras_vit.from_checkpoint "
-        "builds the model a file needs"
+        "builds the model for a file"
     )
 
 
 def _words(config: CheckpointConfig) -> str:
-    """The variant's name if the sizes are one's, and the sizes."""
+    """The sizes, after the variant's name if they match a variant."""
     sizes = {key: size for key, size in sizes_of(config).items() if key != "resnet"}
     if classifier := getattr(config, "classifier", None):
         sizes["classifier"] = classifier

@@ -17,7 +17,7 @@ from keras_vit.weights.tensors import MAX_JSON
 RESNET_FIELDS = {field.name for field in dataclasses.fields(ResNetConfig)}
 PREPROCESSING_FIELDS = {field.name for field in dataclasses.fields(Preprocessing)}
 _FIELDS = VIT_FIELDS | RESNET_FIELDS | PREPROCESSING_FIELDS | {"grid", "labels"}
-# Fields of a plain ViT of a later paper, but for `rotary`.
+# Fields of plain ViTs of later papers, except `rotary`.
 _PLAIN = {
     field.name: getattr(field.type, "__name__", str(field.type))
     for field in dataclasses.fields(PlainViTConfig)
@@ -28,37 +28,37 @@ _FIELDS -= {"resnet"}  # Its fields are next to the others.
 
 
 def config_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `config.json` next to a checkpoint, in our words.
+    """Reads the `config.json` next to a checkpoint, under this library's names.
 
-    It may be ours (fields of `ViTConfig`, `ResNetConfig` or `Preprocessing`, `grid`,
-    `labels`), timm's, keras-hub's or transformers', with its
-    `preprocessor_config.json`.
+    The file may be this library's (fields of `ViTConfig`, `ResNetConfig` or
+    `Preprocessing`, `grid`, `labels`), or timm's, keras-hub's or transformers', with
+    its `preprocessor_config.json`.
 
     Args:
-        path: the checkpoint's file, or its folder.
+        path: the checkpoint's file or its folder.
 
     Returns:
-        A dict of those fields, empty where there is no such file: `grid` is (rows,
-        columns), `labels` the names of the classes.
+        A dict of those fields, empty if there is no `config.json`. `grid` is (rows,
+        columns); `labels` are the names of the classes.
 
     Raises:
-        ValueError: if it is not a JSON object of these fields.
+        ValueError: if the file is not a JSON object with these fields.
     """
     return stated_beside(path).fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Stated:
-    """The facts that the JSON files next to a checkpoint state.
+    """The facts in the JSON files next to a checkpoint.
 
     Attributes:
-        fields: as `config_beside` returns them; they decide.
-        facts: what the tensors have to show, too: sizes under `ViTConfig`'s names, and
-            "num_channels", "num_classes", "mlp_ratio", "class_token", "num_registers",
-            "qkv_bias", "layer_scale", "positions" and "map_head"; also
-            "embedded_tokens", whether tokens before the patches have positions, and
-            "unpooled", and the switches of a `PlainViTConfig`.
-        architecture: the name of timm's that no table here has, or None.
+        fields: the fields that `config_beside` returns; they take precedence.
+        facts: values that the tensors must agree with: sizes under `ViTConfig`'s names,
+            and "num_channels", "num_classes", "mlp_ratio", "class_token",
+            "num_registers", "qkv_bias", "layer_scale", "positions" and "map_head";
+            also "embedded_tokens" (whether the tokens before the patches have
+            positions), "unpooled", and the switches of a `PlainViTConfig`.
+        architecture: a timm name that no table in this library contains, or None.
     """
 
     fields: dict[str, Any]
@@ -67,7 +67,7 @@ class Stated:
 
 
 def stated_beside(path: str | os.PathLike[str]) -> Stated:
-    """The facts in the `config.json` next to a checkpoint, with the same errors."""
+    """The facts in the `config.json` next to a checkpoint; errors as there."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     config = _json(folder / "config.json")
     if "architecture" in config.values:
@@ -81,19 +81,19 @@ def stated_beside(path: str | os.PathLike[str]) -> Stated:
         return _hub_config(config, _json(folder / "task.json"))
     if config.values.keys() - _FIELDS:
         raise ValueError(
-            f"Expected fields among {', '.join(sorted(_FIELDS))}, or timm's or "
-            f"transformers' own. Received: {str(config.file)!r} with "
+            f"Expected fields among {', '.join(sorted(_FIELDS))}, or a config.json of "
+            f"timm or transformers. Received: {str(config.file)!r} with "
             f"{json.dumps(config.values)[:200]}"
         )
     fields = {key: config.take(key, _OWN.get(key, _TEXT)) for key in config.values}
-    nullable = "representation_size"  # null: without.
+    nullable = "representation_size"  # null: no hidden layer.
     return Stated(
         {k: value for k, value in fields.items() if k == nullable or value is not None}
     )
 
 
 def _with_ours(stated: Stated, config: "_Json") -> Stated:
-    """The preprocessing that `weights.save` adds under "keras_vit" is exact."""
+    """Adds the exact preprocessing that `weights.save` wrote under "keras_vit"."""
     ours = config.inner("keras_vit")
     stated_here = PREPROCESSING_FIELDS & ours.values.keys()
     fields = {key: ours.take(key, _OWN[key]) for key in stated_here}
@@ -115,7 +115,7 @@ def _is_list(value: Any, of: Callable[[Any], bool], lengths: range) -> bool:
     return isinstance(value, list) and len(value) in lengths and all(map(of, value))
 
 
-# What a value may be: the words for it, and the test.
+# The kinds of values: a description and a test of each.
 _INTEGER: _Kind = "a positive integer", _is_positive
 _COUNT: _Kind = "an integer, 0 or more", lambda v: type(v) is int and 0 <= v < 2**31
 _NUMBER: _Kind = "a number", _is_number
@@ -157,7 +157,7 @@ _NAMES: _Kind = (
     "a list of strings",
     lambda v: isinstance(v, list) and all(isinstance(at, str) for at in v),
 )
-_OWN: dict[str, _Kind] = {  # The others are text.
+_OWN: dict[str, _Kind] = {  # All other fields are text.
     **dict.fromkeys((*VIT_SIZES, "representation_size", "width"), _INTEGER),
     "num_layers": _UNITS,
     "num_registers": _COUNT,
@@ -183,13 +183,13 @@ _OWN: dict[str, _Kind] = {  # The others are text.
 
 @dataclasses.dataclass(frozen=True)
 class _Json:
-    """A JSON object of a file, empty where there is no such file."""
+    """The JSON object in a file; empty if the file does not exist."""
 
     file: Path
     values: Mapping[str, Any]
 
     def take(self, key: str, kind: _Kind) -> Any:
-        """A value, None where it is null or left out; raises where it is no `kind`."""
+        """A value; None if null or absent. Raises if it is not of this kind."""
         value = self.values.get(key)
         words, test = kind
         if value is None or test(value):
@@ -221,14 +221,14 @@ def _json(file: Path) -> _Json:
     return _Json(file, value)
 
 
-# transformers' hidden_act and timm's act_layer.
+# Values of transformers' hidden_act and timm's act_layer.
 GELUS = {
     "gelu": "erf",
     "gelu_pytorch_tanh": "tanh",
     "gelu_new": "tanh",
     "gelu_tanh": "tanh",
 }
-# Of plain ViTs of later papers: their words, and `PlainViTConfig.activation`.
+# For plain ViTs of later papers: other libraries' names, and ours.
 ACTIVATIONS = {"quick_gelu": "quick_gelu", "quickgelu": "quick_gelu", "silu": "silu"}
 _PIL = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
@@ -248,20 +248,20 @@ def _gelu(config: _Json, key: str) -> dict[str, str]:
 
 
 def _taken(config: _Json, *fields: tuple[str, str, _Kind]) -> dict[str, Any]:
-    """Our fields under our names, of (ours, theirs, kind); none that is left out."""
+    """The fields that are present, under our names, from (ours, theirs, kind)."""
     found = [(ours, config.take(theirs, kind)) for ours, theirs, kind in fields]
     return {ours: value for ours, value in found if value is not None}
 
 
 _TIMM_BIT = re.compile(r"^resnetv2_[0-9]+x[0-9]_bit")
-# timm's arguments that change nothing of what a trained model predicts at its size.
+# Arguments of timm that do not change a trained model's predictions at its size.
 _TIMM_INERT = {
     *("img_size", "dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
     *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
     *("attn_drop_rate", "drop_path_rate", "zero_init_last", "strict_img_size"),
     *("head_init_scale", "qkv_fused", "swiglu_align_to", "attn_pool_mlp_ratio"),
 }
-# timm's arguments that the layers here compute with one value; null is timm's default.
+# Arguments of timm of which our layers support these values; null is timm's default.
 _TIMM_ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("norm_layer", "embed_norm_layer"),
@@ -278,7 +278,7 @@ _TIMM_ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("block_fn", "mlp_layer", "embed_layer", "backbone"), ()),
     "num_kv_heads": (),
 }
-# Read from there, as far as tensors do not show it.
+# Arguments of timm that are read, for facts that the tensors do not show.
 _TIMM_READ = {
     *("patch_size", "embed_dim", "depth", "mlp_ratio", "in_chans", "num_classes"),
     *("class_token", "reg_tokens", "num_reg_tokens", "num_heads", "no_embed_class"),
@@ -305,7 +305,7 @@ _TIMM_BIT_ONLY: dict[str, tuple[Any, ...]] = {
 def _check_timm(
     config: _Json, given: _Json, allowed: Mapping[str, tuple[Any, ...]], read: set[str]
 ) -> None:
-    """Refuses what timm can be told to compute and no layer here does."""
+    """Raises for arguments of timm that no layer here supports."""
     for key, value in given.values.items():
         if value is None or key in read or key in _TIMM_INERT:
             continue
@@ -314,13 +314,13 @@ def _check_timm(
             raise ValueError(
                 f"Expected arguments of timm's VisionTransformer or BiT in model_args. "
                 f"Received: {key}={json.dumps(value)[:80]} in {str(config.file)!r}, "
-                "which may change what the model computes. If it does not, remove it "
-                "there"
+                "which may change the model's output. If it does not, remove it from "
+                "the file"
             )
         if value not in values or type(value) is not type(values[0]):
             words = " or ".join(json.dumps(value) for value in values) or "null"
             raise ValueError(
-                f"Expected {key} to be {words}, which is what the layers here compute. "
+                f"Expected {key} to be {words}, which this library's layers support. "
                 f"Received: {key}={json.dumps(value)[:80]} in {str(config.file)!r}"
             )
 
@@ -334,9 +334,9 @@ def _timm_config(config: _Json) -> Stated:
     is_bit = _TIMM_BIT.match(architecture) is not None
     if what := timm_names.family_refused(architecture):
         raise ValueError(
-            "Expected a ViT or a ResNet of this library's layers. Received: "
-            f"architecture={architecture!r}, with {what}, in {str(config.file)!r}. "
-            "timm computes it"
+            "Expected a ViT or a ResNet that this library's layers can compute. "
+            f"Received: architecture={architecture!r}, with {what}, in "
+            f"{str(config.file)!r}. Use timm for this model"
         )
     heads = timm_names.HEADS.get(architecture)
     given = _Json(
@@ -443,7 +443,7 @@ def _timm_switches(given: _Json) -> dict[str, Any]:
             ("final_norm", "use_post_transformer_norm", _BOOL),
         ),
     }
-    if fields.get("final_norm"):  # After the pooling, perhaps: tensors show it.
+    if fields.get("final_norm"):  # May follow the pooling: tensors show it.
         del fields["final_norm"]
     if given.take("use_rot_pos_emb", _BOOL):
         fields["rotary"] = _timm_rotary(given)
@@ -466,7 +466,7 @@ def _timm_rotary(given: _Json) -> RotaryConfig:
 
 
 def _timm_resize(pretrained: _Json) -> dict[str, Any]:
-    """Timm resizes by Pillow, which antialiases; by default it crops the middle."""
+    """Timm resizes with Pillow, which antialiases; the default is a center crop."""
     if pretrained.take("interpolation", _FILTER) is None:
         return {}
     mode = pretrained.take("crop_mode", _TEXT) or "center"
@@ -486,7 +486,7 @@ def _timm_resize(pretrained: _Json) -> dict[str, Any]:
 
 
 def _timm_pool(given: _Json) -> dict[str, Any]:
-    """What timm's `global_pool` states: fields and facts."""
+    """The fields and facts in timm's `global_pool`."""
     pool = given.take("global_pool", _TEXT)
     if pool is None:
         return {}
@@ -500,8 +500,8 @@ def _timm_pool(given: _Json) -> dict[str, Any]:
 
 
 def _patch_in(architecture: str, given: Any) -> Any:
-    """The pixels of a patch in timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
-    if "_r_s16_p8" in architecture:  # The patch is of the root's map.
+    """The patch size in px of timm's vit_base_patch16_224 or vit_base_r50_s16_224."""
+    if "_r_s16_p8" in architecture:  # A patch of the root's feature map.
         return 4 * given if isinstance(given, int) else 32
     if hybrid := re.search(r"_r\d+_s([0-9]{1,4})", architecture):
         return int(hybrid[1])
@@ -512,7 +512,7 @@ def _patch_in(architecture: str, given: Any) -> Any:
 
 
 def _grid(size: Any, patch_size: Any) -> dict[str, Grid]:
-    """The grid of the position table, where size and patch tell it."""
+    """The grid of the position table, if image and patch sizes determine it."""
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if len(sides) != 2 or not isinstance(patch_size, int) or patch_size < 1:
         return {}
@@ -524,24 +524,24 @@ _HF_RESNET = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32}
 
 
 def _check_hf(config: _Json, **built: Any) -> None:
-    """Refuses what transformers can be told to compute and no layer here does."""
+    """Raises for values of transformers' config that no layer here supports."""
     for key, value in built.items():
         received = config.values.get(key, value)
         if received != value and str(received).upper() != value:
             raise ValueError(
-                f"Expected {key}={json.dumps(value)} of transformers' config, which is "
-                f"what the layers here compute. Received: {key}={json.dumps(received)} "
-                f"in {str(config.file)!r}"
+                f"Expected {key}={json.dumps(value)} in transformers' config, which "
+                f"this library's layers support. Received: {key}="
+                f"{json.dumps(received)} in {str(config.file)!r}"
             )
 
 
-# The models of transformers whose layers are those here.
+# Models of transformers with the layers of this library.
 _HF_TYPES = {
     *("vit", "deit", "vit_msn", "vit-hybrid", "vit_hybrid", "vit_mae", "ijepa"),
     *("dinov2", "dinov2_with_registers", "dinov3_vit", "bit"),
     *("beit", "data2vec-vision"),
 }
-# What a class of transformers has where its config.json leaves a field out.
+# Defaults of transformers' classes for fields that config.json omits.
 _CLIP = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
@@ -549,12 +549,12 @@ _CLIP = {
 }
 _SIGLIP = {**_CLIP, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _DINOV3 = {"hidden_act": "gelu", "layer_norm_eps": 1e-5}
-_HF_TOWERS: dict[str, dict[str, Any]] = {  # Image towers, by the model they are in.
+_HF_TOWERS: dict[str, dict[str, Any]] = {  # Defaults of image towers, by model.
     **dict.fromkeys(("clip", "metaclip_2", "chinese_clip", "altclip"), _CLIP),
     **dict.fromkeys(("siglip", "siglip2"), _SIGLIP),
 }
 _TOWER = "_vision_model"
-_HF_REFUSED = {  # Families of transformers that no layer here computes.
+_HF_REFUSED = {  # Families of transformers that no layer here supports.
     "swin": "windows and stages (Swin)",
     "swinv2": "windows and stages (Swin)",
     "pvt": "stages (PVT)",
@@ -577,8 +577,8 @@ _HF_REFUSED = {  # Families of transformers that no layer here computes.
     "videomae": "video (VideoMAE)",
     "timesformer": "video (TimeSformer)",
     "vjepa2": "video (V-JEPA 2)",
-    "aimv2": "a layout of its own (AIMv2): timm's copy is read",
-    "aimv2_vision_model": "a layout of its own (AIMv2): timm's copy is read",
+    "aimv2": "a separate layout (AIMv2); timm's copy is readable",
+    "aimv2_vision_model": "a separate layout (AIMv2); timm's copy is readable",
     "pixtral": "images of any size (Pixtral)",
 }
 
@@ -589,15 +589,15 @@ def _hf_config(config: _Json) -> Stated:
         return _hf_tower(config)
     if kind in _HF_REFUSED:
         raise ValueError(
-            "Expected a plain ViT or a ResNet of this library's layers. Received: "
-            f"model_type={kind!r}, with {_HF_REFUSED[kind]}, in {str(config.file)!r}. "
-            "transformers computes it"
+            "Expected a plain ViT or a ResNet that this library's layers can compute. "
+            f"Received: model_type={kind!r}, with {_HF_REFUSED[kind]}, in "
+            f"{str(config.file)!r}. Use transformers for this model"
         )
     if kind not in _HF_TYPES:
         known = ", ".join(sorted({*_HF_TYPES, *_HF_TOWERS}))
         raise ValueError(
-            f"Expected model_type to be one of {known}: models of transformers that "
-            f"the layers here compute. Received: model_type={kind!r} in "
+            f"Expected model_type to be one of {known}, the models of transformers "
+            f"that this library's layers can compute. Received: model_type={kind!r} in "
             f"{str(config.file)!r}"
         )
     labels = config.take("id2label", _OBJECT)
@@ -615,7 +615,7 @@ def _hf_config(config: _Json) -> Stated:
         backbone = config.inner("backbone_config")
         _check_hf(backbone, layer_type="bottleneck", embedding_dynamic_padding=True)
         _check_hf(backbone, global_padding="SAME", **_HF_RESNET)
-        facts.pop("num_channels", None)  # Of the pixels or of the map.
+        facts.pop("num_channels", None)  # Of the image or of the feature map.
     if kind == "dinov3_vit":
         config = _with_defaults(config, _DINOV3)
     _check_hf(config, pooler_act="tanh")
@@ -652,15 +652,15 @@ def _hf_config(config: _Json) -> Stated:
         fields["classifier"] = "gap"
     mean = config.take("use_mean_pooling", _BOOL)
     if kind in ("beit", "data2vec-vision") and mean is not False:
-        fields["final_norm"] = False  # Its norm follows the mean, if there is one.
+        fields["final_norm"] = False  # A norm, if any, follows the mean.
     size = config.take("image_size", _SIDES)
-    if is_hybrid:  # Patches of its map.
+    if is_hybrid:  # Patches of the feature map.
         size = (config.take("backbone_featmap_shape", _SHAPE) or [])[2:]
     return Stated(names | fields | _grid(size, patch_size), facts)
 
 
 def _with_defaults(config: _Json, defaults: Mapping[str, Any]) -> _Json:
-    """The object with what the library has where a field is left out."""
+    """The object with the library's defaults for absent fields."""
     return _Json(config.file, {**defaults, **config.values})
 
 
@@ -672,7 +672,7 @@ def _hf_rotary(config: _Json) -> RotaryConfig:
 
 
 def _hf_tower(config: _Json) -> Stated:
-    """The image tower of a CLIP or a SigLIP, alone or inside."""
+    """The image tower of a CLIP or a SigLIP, separate or within the whole model."""
     kind = str(config.values["model_type"])
     own = config if kind.endswith(_TOWER) else config.inner("vision_config")
     own = _with_defaults(own, _HF_TOWERS[kind.removesuffix(_TOWER)])
@@ -697,7 +697,7 @@ def _hf_tower(config: _Json) -> Stated:
 
 
 def _hf_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """The names of the classes in order; "LABEL_0" and on are not names."""
+    """The names of the classes in order; "LABEL_0", "LABEL_1", ... are not names."""
     names = [labels.get(str(number)) for number in range(len(labels))]
     named = all(isinstance(name, str) for name in names) and any(
         name != f"LABEL_{number}" for number, name in enumerate(names)
@@ -751,13 +751,13 @@ def _hub_config(config: _Json, task: _Json) -> Stated:
     if pooling == "gap":
         if has_token:
             raise ValueError(
-                "Expected a mean over patches (D.3). Received: keras-hub's 'gap' over "
-                "the class token, too"
+                "Expected a mean over patches (D.3). Received: keras-hub's 'gap', "
+                "which includes the class token"
             )
         fields["classifier"] = "gap"
     elif pooling is not None and (pooling != "token" or not has_token):
         raise ValueError(
-            "Expected keras-hub's pooling of a class token, or 'gap' without one "
+            "Expected keras-hub's pooling with a class token, or 'gap' without one "
             f"(D.3). Received: pooling={pooling!r}, use_class_token={has_token} in "
             f"{str(task.file)!r}"
         )
@@ -776,5 +776,5 @@ def _hub_config(config: _Json, task: _Json) -> Stated:
 
 
 def model_types() -> list[str]:
-    """The `model_type`s of transformers that are read."""
+    """The `model_type`s of transformers that can be read."""
     return sorted(_HF_TYPES)

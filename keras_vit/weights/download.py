@@ -1,10 +1,11 @@
-"""Weights files: found, downloaded, verified, cached, and copied for air-gapped use.
+"""Find, download, verify and cache weights files, and copy them for offline use.
 
-No official file has a published checksum. So a file is checked against its published
-size and its own CRCs when it arrives, and against the sha256 recorded then (in
-`<file>.sha256`) ever after. A name in the cache is a whole, verified file or absent.
+No official file has a published checksum. A downloaded file is therefore checked
+against its published size and its own CRCs. Its sha256 is recorded in `<file>.sha256`,
+and later reads are checked against that. The cache contains only complete, verified
+files under their final names.
 
-`KERAS_VIT_WEIGHTS` names one's own mirror: a directory, or a base URL.
+`KERAS_VIT_WEIGHTS` is the user's own mirror: a directory or a base URL.
 """
 
 import dataclasses
@@ -49,18 +50,18 @@ FORMATS: tuple[Format, ...] = ("npz", "timm", "hf")  # The official file first.
 
 
 def locate(checkpoint: Checkpoint, formats: Sequence[Format] = FORMATS) -> Path:
-    """The checkpoint's local, verified file; downloaded into the cache if need be.
+    """The checkpoint's local, verified file; downloaded into the cache if necessary.
 
-    In this order: one's own directory (used in place), the cache, one's own base URL,
+    The order is: the user's directory (used in place), the cache, the user's base URL,
     the public mirrors.
 
     Args:
         checkpoint: a row of the registry.
-        formats: the dialects wanted, the preferred one first.
+        formats: the accepted dialects in order of preference.
 
     Raises:
-        DownloadError: if no mirror delivers, the disk cannot keep the file, or the
-            file in the cache is not what was downloaded.
+        DownloadError: if no mirror delivers the file, it cannot be stored, or the file
+            in the cache has changed since it was downloaded.
     """
     directory, _ = _own_mirror()
     formats = _locked_formats(checkpoint, formats)
@@ -82,19 +83,19 @@ def fetch(
     variant: str | None = None,
     formats: Sequence[Format] = FORMATS,
 ) -> list[Path]:
-    """Copies a tag's files (vit_jax's, BiT's) into a directory of one's own.
+    """Copies a tag's files (vit_jax's, BiT's) into a directory.
 
-    `KERAS_VIT_WEIGHTS` can name that directory, on a machine without a network too.
+    Set `KERAS_VIT_WEIGHTS` to that directory to use it, also without a network.
 
-    What is whole in the directory already is kept, so an interrupted call can be
-    repeated. `sha256sum -c SHA256SUMS` checks the copy on the other machine.
+    Complete files in the directory are kept, so you can repeat an interrupted call.
+    `sha256sum -c SHA256SUMS` checks the copy on the other machine.
 
     Args:
-        tag: a training, such as "imagenet21k".
+        tag: a tag of published weights, such as "imagenet21k".
         to: the directory; created if absent.
-        variant: one variant ("ViT-B/16" or "ViT_B16") instead of all of the tag.
-        formats: the dialects wanted, the preferred one first: "npz" is the official
-            file, "timm" and "hf" (transformers) are others' copies of it.
+        variant: one variant ("ViT-B/16" or "ViT_B16") instead of all with this tag.
+        formats: the accepted dialects in order of preference: "npz" is the official
+            file; "timm" and "hf" (transformers) are converted copies of it.
 
     Returns:
         The files' paths, one for each variant.
@@ -102,8 +103,8 @@ def fetch(
     Raises:
         ValueError: if the tag or the variant is unknown, or `KERAS_VIT_WEIGHTS` is
             neither a directory nor a base URL.
-        DownloadError: if no mirror delivers, the disk cannot keep a file, or one in
-            the directory is not what was downloaded.
+        DownloadError: if no mirror delivers a file, it cannot be stored, or a file in
+            the directory has changed since it was downloaded.
     """
     root = Path(to)
     paths = [
@@ -118,13 +119,13 @@ def fetch(
 
 
 def lock(path: Path | None = None) -> tuple[Path, int, int, list[Path]]:
-    """Writes a lock file of what is in the cache and in one's own directory.
+    """Writes a lock file for the files in the cache and in the user's directory.
 
     Args:
         path: path of the lock file; None: KERAS_VIT_LOCK, else keras-vit.lock.
 
     Returns:
-        Its path, and what `hashes.write_lock` returns.
+        Its path, followed by the values of `hashes.write_lock`.
     """
     directory, _ = _own_mirror()
     path = lock_path() if path is None else path
@@ -141,23 +142,23 @@ def download(
     published: Sequence[str] = (),
     timeout: float = 30.0,
 ) -> Path:
-    """Downloads the first of `urls` that delivers; resumes what an earlier call began.
+    """Downloads from the first of `urls` that delivers; resumes an interrupted call.
 
-    A destination that is there already is verified and kept. Where there is a lock
-    file, the file has to be the one that it has, and mirrors of the Hugging Face Hub
-    are asked for its commit.
+    An existing destination is verified and kept. If there is a lock file, the download
+    must match its entry, and mirrors on the Hugging Face Hub are queried at the locked
+    commit.
 
     Args:
-        urls: the mirrors, in the order in which they are tried.
-        destination: the file's final name, given to it only once it is verified.
+        urls: the mirrors in the order in which they are tried.
+        destination: the file's final path; created only after verification.
         size_bounds: the smallest and the largest size to accept, in bytes.
-        sha256: the expected hash; else the one recorded at the first download.
-        published: the URLs of which `urls` are copies, if they are others.
-        timeout: seconds without a byte after which a mirror has failed.
+        sha256: the expected hash; None: the hash recorded at the first download.
+        published: the original URLs, if `urls` are copies of them.
+        timeout: seconds without data after which a mirror has failed.
 
     Raises:
         ValueError: if the lock file is damaged.
-        DownloadError: if no mirror delivers or the disk cannot keep the file.
+        DownloadError: if no mirror delivers the file or it cannot be stored.
     """
     destination = Path(destination)
     published = published or urls
@@ -188,7 +189,7 @@ def download(
 
 
 def _own_mirror() -> tuple[Path | None, str | None]:
-    """KERAS_VIT_WEIGHTS as (directory, base URL); at most one of them is there."""
+    """KERAS_VIT_WEIGHTS as (directory, base URL); at least one of them is None."""
     value = os.environ.get("KERAS_VIT_WEIGHTS", "")
     if value.startswith(("http://", "https://")):
         return None, value.rstrip("/")
@@ -201,13 +202,13 @@ def _own_mirror() -> tuple[Path | None, str | None]:
 
 
 def _own_files(directory: Path | None, name: str) -> list[Path]:
-    """The file in the user's directory: under the bucket's path, or next to others."""
+    """The file in the user's directory: under the bucket's path, or at the top."""
     places = [directory / name, directory / Path(name).name] if directory else []
     return [path for path in places if path.is_file()]
 
 
 def _file_name(checkpoint: Checkpoint, dialect: Format) -> str:
-    """The bucket's path; a copy in another dialect does not pass for the npz."""
+    """The bucket's path; a copy in a different dialect has a different name."""
     if dialect == "npz":
         return checkpoint.path
     return f"{checkpoint.path.removesuffix('.npz')}.{dialect}.safetensors"
@@ -220,23 +221,23 @@ def _urls(checkpoint: Checkpoint, dialect: Format) -> list[str]:
 def _locked_formats(
     checkpoint: Checkpoint, formats: Sequence[Format]
 ) -> Sequence[Format]:
-    """The dialects in the lock file, if any is: others are not the same bytes."""
+    """The dialects in the lock file, if any: other files have different bytes."""
     return [at for at in formats if locked(_urls(checkpoint, at))] or formats
 
 
 def _obtain(checkpoint: Checkpoint, root: Path, formats: Sequence[Format]) -> Path:
-    """Downloads into `root`, from one's own base URL first, then from the mirrors."""
+    """Downloads into `root`, first from the user's base URL, then from the mirrors."""
     directory, base = _own_mirror()
     failures: list[tuple[str, str]] = []
     for dialect in formats:
         name = _file_name(checkpoint, dialect)
-        official: dict[str, Any] = {}  # What the published npz, and no other, is.
+        official: dict[str, Any] = {}  # Checks for the published npz only.
         if dialect == "npz":
             official["size_bounds"] = checkpoint.size_bounds()
             official["sha256"] = checkpoint.sha256
         public = _urls(checkpoint, dialect)
         if dialect != "npz" and not public:
-            continue  # Nobody keeps a copy in it.
+            continue  # No public copy in this dialect.
         own = [f"{base}/{quote(name)}"] if base else []
         own += [path.resolve().as_uri() for path in _own_files(directory, name)]
         for urls, checks in ((own, {}), (public, official)):
@@ -259,29 +260,29 @@ def _none_left(name: str, failures: Sequence[tuple[str, str]], tag: str = "TAG")
     return (
         f"Expected one of the mirrors to deliver {name}. Received:"
         f"{''.join(reasons) or ' no mirror in a format that can be read'}\n"
-        "Set KERAS_VIT_WEIGHTS to a directory or a base URL that has the file, or "
-        f"copy a directory made by keras_vit.weights.fetch({tag!r}, to=DIRECTORY) on a "
-        "connected machine, or pass the path of a file as weights."
+        "Set KERAS_VIT_WEIGHTS to a directory or a base URL that has the file. Or run "
+        f"keras_vit.weights.fetch({tag!r}, to=DIRECTORY) on a connected machine and "
+        "copy the directory. Or pass the path of a file as weights."
     )
 
 
-@functools.cache  # Once a message.
+@functools.cache  # Each message once.
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
 def _warn_of_size(path: Path, checkpoint: Checkpoint) -> None:
-    """A file of one's own is used as it is, but not silently."""
+    """Warns if a user's file does not have the published size; it is still used."""
     bounds = checkpoint.size_bounds() if path.suffix == ".npz" else None
     if bounds and not bounds[0] <= path.stat().st_size <= bounds[1]:
         _warn(
             f"{path} has {path.stat().st_size:,} bytes; the published "
-            f"{checkpoint.path} has {checkpoint.size}. It is used all the same."
+            f"{checkpoint.path} has {checkpoint.size}. The file is used anyway."
         )
 
 
 def _verify(path: Path, sha256: str | None, urls: Sequence[str]) -> None:
-    """Raises unless `path` is what was downloaded, or whole where nothing says."""
+    """Raises unless `path` has its recorded hash; without a record, unless whole."""
     entries = locked(urls)
     expected = sha256 or recorded(path)
     if expected is None and (problem := _content_problem(path, path.suffix)):
@@ -302,14 +303,14 @@ def _verify(path: Path, sha256: str | None, urls: Sequence[str]) -> None:
     found = Entry(sha256=actual, size=path.stat().st_size)
     if problem := problem_of(found, entries):
         raise DownloadError(
-            f"Expected {path} to be the file that {lock_path()} has. Received: "
+            f"Expected {path} to match its entry in {lock_path()}. Received: "
             f"{problem}. Delete {path} and {record_of(path)} to download it again, or "
-            "its entry in the lock file to accept it."
+            "delete the entry to accept this file."
         )
 
 
 def _content_problem(path: Path, suffix: str) -> str | None:
-    """What is wrong with a file's contents, judged by the kind its name promises."""
+    """The problem with a file's contents, given its suffix; None if there is none."""
     with path.open("rb") as file:
         head = file.read(512).lstrip().lower()
     if not head:
@@ -322,8 +323,8 @@ def _content_problem(path: Path, suffix: str) -> str | None:
 
 
 def _safetensors_problem(path: Path) -> str | None:
-    """Whether the header is whole and says what the file holds; values have no CRC."""
-    from keras_vit.weights.tensors import open_tensors  # NumPy, which npz do without.
+    """The problem with the header, None if it is whole; values have no CRC."""
+    from keras_vit.weights.tensors import open_tensors  # NumPy; .npz does not need it.
 
     try:
         open_tensors(path).close()
@@ -337,8 +338,8 @@ def _zip_problem(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
             empty = not archive.namelist()
-    except Exception as error:  # Of zipfile, or of any decompressor, lzma's too.
-        # bz2's OSError has no number, that of a seek to nowhere is EINVAL.
+    except Exception as error:  # From zipfile or any decompressor, lzma included.
+        # bz2's OSError has no errno; a seek to an invalid offset has EINVAL.
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         return f"not a whole zip archive, which a .npz is ({error})"
@@ -354,7 +355,7 @@ def _inspect(
     sha256: str | None,
     entries: Mapping[str, Entry],
 ) -> Entry:
-    """What a download is that is what it should be; removes any other."""
+    """The entry of a valid download; discards an invalid one and raises."""
     problem = _content_problem(part.path, destination.suffix)
     problem = problem or size_problem(part.size, size_bounds)
     digest = "" if problem else file_sha256(part.path)
@@ -362,7 +363,7 @@ def _inspect(
     if digest and expected and digest != expected:
         problem = f"sha256 is {digest}, expected {expected}"
         if not sha256:
-            problem += f" (of the first download; {record_of(destination)} has it)"
+            problem += f" (from the first download, in {record_of(destination)})"
     if not problem:
         found = Entry(sha256=digest, size=part.size)
         if not (problem := problem_of(found, entries)):
@@ -372,7 +373,7 @@ def _inspect(
 
 
 def _publish(part: Part, destination: Path, url: str, entry: Entry) -> None:
-    """The record first: the final name never lacks it."""
+    """Writes the record first: a file with the final name always has one."""
     write_record(record_of(destination), destination.name, url, entry)
     os.replace(part.path, destination)
     for leftover in destination.parent.glob(f"{glob.escape(destination.name)}.*.part*"):

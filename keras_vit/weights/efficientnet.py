@@ -1,13 +1,13 @@
-"""The published EfficientNet checkpoints, Noisy Student's B0 to B7 and L2 among them.
+"""The published EfficientNet checkpoints, including Noisy Student's B0 to B7 and L2.
 
-They are TensorFlow 1 checkpoints of tensorflow/tpu, models/official/efficientnet:
-`noisy_student_efficientnet-b0.tar.gz` and its like hold a directory with a
-`model.ckpt`. A tensor is `efficientnet-b0/blocks_3/conv2d_1/kernel`, say, and its
-moving average that and `/ExponentialMovingAverage`; of L2 the averages alone were
-published.
+They are TensorFlow 1 checkpoints from tensorflow/tpu, models/official/efficientnet.
+Archives such as `noisy_student_efficientnet-b0.tar.gz` contain a directory with a
+`model.ckpt`. A tensor has a name like `efficientnet-b0/blocks_3/conv2d_1/kernel`; its
+moving average has the suffix `/ExponentialMovingAverage`. For L2 only the averages
+were published.
 
 Sources of the layout: efficientnet_model.py and utils.py (`get_ema_vars`) there, and
-that repository's issue 818, which lists B1's and L2's tensors; keras-team/keras,
+that repository's issue 818, which lists the tensors of B1 and L2; keras-team/keras,
 keras/applications/efficientnet_weight_update_util.py; lukemelas/EfficientNet-PyTorch,
 tf_to_pytorch/convert_tf_to_pt/load_tf_weights.py.
 """
@@ -33,25 +33,25 @@ _TENSOR = re.compile(
 
 
 def load_efficientnet(model: keras.Model, source: str | os.PathLike[str]) -> Report:
-    """Fills `model` with an official checkpoint, as of Table 2's Noisy Student.
+    """Fills `model` with an official checkpoint, such as Table 2's Noisy Student.
 
-    The averaged values are loaded where the file has them, the moving statistics'
-    included, as its own evaluation does.
+    Averaged values are loaded where the file has them, including those of the moving
+    statistics, as in the official evaluation.
 
     Args:
         model: see `keras_vit.models.efficientnet`.
         source: the checkpoint's directory, or its path without the `.index`.
 
     Returns:
-        A `Report`, tensor by tensor. A head of another number of classes is "fresh",
-        and keeps the values it had; "unused" is the file's where the model has none.
+        A `Report` with one row per tensor. A head with a different number of classes is
+        "fresh" and keeps its values; the file's head is "unused" if the model has none.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: if it is damaged, holds NaNs, or is of another architecture; the
-            model is then unchanged.
+        ValueError: if it is damaged, contains NaNs, or has a different architecture;
+            the model is then unchanged.
     """
-    from tensorflow import errors, train  # Only a TensorFlow checkpoint needs it.
+    from tensorflow import errors, train  # Only TensorFlow checkpoints need it.
 
     prefix = _prefix(source)
     try:
@@ -81,7 +81,7 @@ def load_efficientnet(model: keras.Model, source: str | os.PathLike[str]) -> Rep
 
 
 def _prefix(source: str | os.PathLike[str]) -> str:
-    """The path without `.index`; in a directory the only one, or the latest."""
+    """The path without `.index`; in a directory, the only or the latest one."""
     path = Path(source)
     if path.is_dir():
         found = sorted(path.glob("*.index"))
@@ -102,18 +102,18 @@ def _prefix(source: str | os.PathLike[str]) -> str:
 def _shapes(
     stored: Mapping[str, list[int]], prefix: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name without the scope: (name in the file, shape).
+    """Maps names without the scope to (name in the file, shape).
 
-    The average's where there is one; the optimizer's slots and the global step are
-    left out.
+    The average is used if there is one. The optimizer's slots and the global step are
+    omitted.
     """
     tensors = {name.removesuffix(AVERAGE): name for name in sorted(stored)}
     scopes = [name.removesuffix(STEM) for name in tensors if name.endswith(STEM)]
     if len(scopes) != 1:
         raise ValueError(
-            "Expected the checkpoint of one EfficientNet, with a tensor "
-            f"'efficientnet-b0/{STEM}' or the like. Received: {prefix!r} with "
-            f"{len(scopes)} of them among {', '.join(sorted(stored)[:4])}, ..."
+            "Expected the checkpoint of one EfficientNet, with one tensor such as "
+            f"'efficientnet-b0/{STEM}'. Received: {prefix!r} with {len(scopes)} such "
+            f"tensors among {', '.join(sorted(stored)[:4])}, ..."
         )
     scope = scopes[0]
     return {
@@ -124,7 +124,7 @@ def _shapes(
 
 
 def _entries(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """The official name of each variable, without the scope, and the variable."""
+    """Each variable with its official name, without the scope."""
     for layer in model.layers:
         for variable in layer.weights:
             match = _LAYER.fullmatch(layer.name)
@@ -144,11 +144,11 @@ def _rows(
     shapes: Mapping[str, tuple[str, tuple[int, ...]]],
     prefix: str,
 ) -> list[Row]:
-    """What becomes of each tensor, in the model's order.
+    """The report's row for each tensor, in the model's order.
 
     Raises:
-        ValueError: if one other than the head's is missing, is of another shape, or
-            has no place in the model.
+        ValueError: if a tensor outside the head is missing, has a different shape, or
+            is not in the model.
     """
     rows = []
     for name, variable in wanted.items():
@@ -163,7 +163,7 @@ def _rows(
             raise _mismatch(model, prefix, f"{name} {what}")
     for name in sorted(shapes.keys() - wanted.keys()):
         if not name.startswith("head/dense/"):
-            raise _mismatch(model, prefix, f"{name} has no place in the model")
+            raise _mismatch(model, prefix, f"the model has no {name}")
         rows.append(Row(name, "unused", shapes[name][1], None, "classifier dropped"))
     return rows
 
@@ -171,6 +171,6 @@ def _rows(
 def _mismatch(model: keras.Model, prefix: str, what: str) -> ValueError:
     return ValueError(
         f"Expected a checkpoint of the model's architecture: {what}. Received: "
-        f"model={model.name!r}, {prefix!r}. Build it with the config of that size: "
-        "EFFICIENTNET_VARIANTS['EfficientNet-B0'] and its like"
+        f"model={model.name!r}, {prefix!r}. Build the model with the config of that "
+        "size, such as EFFICIENTNET_VARIANTS['EfficientNet-B0']"
     )

@@ -1,8 +1,8 @@
-"""What an HDF5 file holds and where its bytes lie, printed as JSON.
+"""Prints the contents of an HDF5 file and the locations of its bytes as JSON.
 
-`tensors.py` runs this file in a process of its own: libhdf5 1.14.6 has known errors of
-memory on crafted files (CVE-2025-6269, -2915 and others), and a crash cannot be caught.
-Values are never read here, links never followed and no filter is ever loaded.
+`tensors.py` runs this file in a separate process: libhdf5 1.14.6 has known memory
+errors on crafted files (CVE-2025-6269, -2915 and others), and a crash cannot be caught.
+Values are never read here, links are never followed, and no filter is ever loaded.
 """
 
 import json
@@ -27,7 +27,7 @@ OTHERS = {h5py.h5t.INTEGER: "int", h5py.h5t.ENUM: "bool", h5py.h5t.FLOAT: "float
 
 
 def datasets(root: Any) -> Iterator[tuple[str, Any]]:
-    """Every dataset below `root` under its path, each object once."""
+    """Yields every dataset below `root` with its path, each object once."""
     seen = {h5py.h5o.get_info(root).addr}
     groups = [("", root)]
     while groups:
@@ -52,7 +52,7 @@ def datasets(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def describe(name: str, dataset: Any) -> dict[str, Any]:
-    """One dataset: its dtype, its shape and the places of its bytes."""
+    """Describes one dataset: its dtype, its shape and the locations of its bytes."""
     created = dataset.get_create_plist()
     layout = created.get_layout()
     if layout not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
@@ -83,12 +83,12 @@ def describe(name: str, dataset: Any) -> dict[str, Any]:
 
 
 def dtype_of(name: str, kind: Any) -> str:
-    """NumPy's code for the floats we read, a word for what is no weight."""
+    """NumPy's code for the supported floats; a word for types that are not weights."""
     for code, ieee in FLOATS.items():
         if kind == ieee:
             return code
     if kind.get_class() == h5py.h5t.OPAQUE and kind.get_size() == 2:
-        return "bfloat16"  # As Keras writes it.
+        return "bfloat16"  # The format that Keras writes.
     if kind.get_class() not in OTHERS:
         sys.exit(
             f"{name!r}, which holds text, references or records (objects are never "
@@ -98,7 +98,7 @@ def dtype_of(name: str, kind: Any) -> str:
 
 
 def main(path: str) -> None:
-    """Prints {name: description}; exits with a sentence on what is refused."""
+    """Prints {name: description}; exits with a message for unsupported contents."""
     if sys.platform == "linux":
         import resource
 

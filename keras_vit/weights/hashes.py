@@ -1,14 +1,14 @@
 """Hashes of downloaded files: `FILE.sha256` next to each, and a project's lock file.
 
-`FILE.sha256` is what `sha256sum -c` reads, and a comment with the URL. The lock file,
-`keras-vit.lock`, has an entry for each URL:
+`FILE.sha256` is readable by `sha256sum -c` and has a comment with the URL. The lock
+file, `keras-vit.lock`, has an entry for each URL:
 
     [files."https://huggingface.co/timm/NAME/resolve/main/model.safetensors"]
     commit = "3b1..."
     sha256 = "0a4..."
     size = 346284714
 
-Files of the Hugging Face Hub are under these URLs, whichever way they were downloaded.
+Files of the Hugging Face Hub have URLs of this form, however they were downloaded.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from keras_vit.weights.mirrors import DownloadError, commit_of
 LOCK = "keras-vit.lock"
 _HEADER = (
     "# sha256, size and commit of downloaded weights, written by `keras-vit weights "
-    "lock`.\n# Commit this file: what is downloaded later has to be the same.\n"
+    "lock`.\n# Commit this file: later downloads must match it.\n"
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB = re.compile(r"(https?://[^/]+/[^/]+/[^/]+/resolve/)[^/]+(/.+)")
@@ -39,9 +39,9 @@ class Entry:
     """One downloaded file.
 
     Attributes:
-        sha256: in hexadecimal.
-        size: in bytes.
-        commit: commit of the repository of the Hugging Face Hub; None of other servers.
+        sha256: hash in hexadecimal.
+        size: size in bytes.
+        commit: commit of the Hugging Face Hub's repository; None for other servers.
     """
 
     sha256: str
@@ -52,11 +52,11 @@ class Entry:
         commit = self.commit is None or commit_of(str(self.commit))
         size = type(self.size) is int and self.size >= 0
         if not (_SHA256.fullmatch(str(self.sha256)) and size and commit):
-            raise ValueError("a sha256, a size or a commit that is none")
+            raise ValueError("an invalid sha256, size or commit")
 
 
 def record_of(path: Path) -> Path:
-    """The name of a file's record."""
+    """The path of a file's record."""
     return path.with_name(f"{path.name}.sha256")
 
 
@@ -76,7 +76,7 @@ def recorded(path: Path) -> str | None:
 
 
 def write_record(record: Path, name: str, url: str, entry: Entry) -> None:
-    """Writes the record of a file of that name, which came from `url`."""
+    """Writes the record of a file with this name, downloaded from `url`."""
     if _read_record(record) == (url, entry):
         return
     source = {"url": url, **_fields(entry)}
@@ -85,7 +85,7 @@ def write_record(record: Path, name: str, url: str, entry: Entry) -> None:
 
 
 def _read_record(record: Path) -> tuple[str, Entry] | None:
-    """The URL and the entry; None where an earlier version wrote it, without a URL."""
+    """The URL and the entry; None for an earlier version's record, without a URL."""
     if not record.is_file():
         return None
     try:
@@ -106,7 +106,7 @@ def lock_path() -> Path:
 
 
 def _current() -> dict[str, Entry]:
-    """The lock file's entries; none where there is no lock file."""
+    """The lock file's entries; empty without a lock file."""
     path = lock_path()
     if not path.exists() and not os.environ.get("KERAS_VIT_LOCK"):
         return {}
@@ -117,7 +117,7 @@ def locked(urls: Iterable[str]) -> dict[str, Entry]:
     """The lock file's entries for copies of one file, by URL.
 
     Raises:
-        ValueError: if the lock file is damaged, or KERAS_VIT_LOCK names none.
+        ValueError: if the lock file is damaged, or KERAS_VIT_LOCK is not a lock file.
     """
     lock = _current()
     return {url: lock[url] for url in urls if url in lock}
@@ -127,7 +127,7 @@ def locked_repository(name: str, urls: str) -> tuple[str | None, dict[str, Entry
     """The commit and the entries of the URLs that begin with `urls`.
 
     Raises:
-        ValueError: as `locked`, or if they are of several commits.
+        ValueError: as for `locked`, or if the entries have several commits.
     """
     entries = {url: at for url, at in _current().items() if url.startswith(urls)}
     commits = sorted({entry.commit for entry in entries.values() if entry.commit})
@@ -140,7 +140,7 @@ def locked_repository(name: str, urls: str) -> tuple[str | None, dict[str, Entry
 
 
 def problem_of(found: Entry, entries: Mapping[str, Entry]) -> str | None:
-    """What is wrong with a file by its entries in the lock file."""
+    """How a file differs from its entries in the lock file; None if it does not."""
     allowed = sorted({(entry.sha256, entry.size) for entry in entries.values()})
     if not allowed or (found.sha256, found.size) in allowed:
         return None
@@ -149,21 +149,21 @@ def problem_of(found: Entry, entries: Mapping[str, Entry]) -> str | None:
 
 
 def warn_if_unlocked(entries: Mapping[str, Entry], url: str) -> None:
-    """Warns of a file that is not in the project's lock file."""
+    """Warns about a file that is not in the project's lock file."""
     if not entries and (path := lock_path()).exists():
         _warn(
-            f"{path} has no entry for {url}: any content is accepted. Run `keras-vit "
-            "weights lock` to add it"
+            f"{path} has no entry for {url}, so any content is accepted. Run "
+            "`keras-vit weights lock` to add it"
         )
 
 
-@functools.cache  # Once a message.
+@functools.cache  # Each message once.
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
 def pinned(url: str, entry: Entry | None) -> str:
-    """The URL of the locked commit, if it is one of the Hugging Face Hub."""
+    """The URL at the locked commit if it is on the Hugging Face Hub, else the URL."""
     if entry is None or entry.commit is None or not (match := _HUB.fullmatch(url)):
         return url
     return f"{match[1]}{entry.commit}{match[2]}"
@@ -173,7 +173,7 @@ def read_lock(path: Path) -> dict[str, Entry]:
     """The entries of a lock file by URL.
 
     Raises:
-        ValueError: if it cannot be read, or is not one.
+        ValueError: if it cannot be read or is not a lock file.
     """
     try:
         lock = tomllib.loads(path.read_text("utf-8"))
@@ -188,18 +188,18 @@ def read_lock(path: Path) -> dict[str, Entry]:
 
 
 def write_lock(path: Path, roots: Iterable[Path]) -> tuple[int, int, list[Path]]:
-    """Adds what was downloaded to a lock file, and creates it if need be.
+    """Adds downloaded files to a lock file, which is created if absent.
 
     Args:
         path: path of the lock file.
-        roots: the folders whose records are read.
+        roots: the folders that contain the records.
 
     Returns:
-        The number of its entries, the number of new ones, and the records that have no
+        The number of entries, the number of new entries, and the records that have no
         URL.
 
     Raises:
-        ValueError: if a file is not what the lock file has, or there is no record.
+        ValueError: if a file differs from its entry, or there is no record.
     """
     entries = read_lock(path) if path.exists() else {}
     before, unknown = len(entries), []
@@ -211,7 +211,7 @@ def write_lock(path: Path, roots: Iterable[Path]) -> tuple[int, int, list[Path]]
         url, entry = found
         if (old := entries.setdefault(url, entry)).sha256 != entry.sha256:
             raise ValueError(
-                f"Expected {url} to have sha256={old.sha256}, as {path} has. Received: "
+                f"Expected {url} to have sha256={old.sha256}, as in {path}. Received: "
                 f"sha256={entry.sha256}, downloaded without that lock file ({record}). "
                 f"Delete {record} and its file to download it again, or its entry in "
                 f"{path} to accept the new one"
@@ -219,8 +219,8 @@ def write_lock(path: Path, roots: Iterable[Path]) -> tuple[int, int, list[Path]]
     if not entries:
         raise ValueError(
             f"Expected downloaded weights in {' or '.join(map(str, roots))}. Received: "
-            "none with a recorded URL. Load a model first; the next `keras-vit weights "
-            "lock` records its files"
+            "none with a recorded URL. Load a model, then run `keras-vit weights lock` "
+            "again to record its files"
         )
     text = [_HEADER, "version = 1\n"]
     for url, entry in sorted(entries.items()):
@@ -232,5 +232,5 @@ def write_lock(path: Path, roots: Iterable[Path]) -> tuple[int, int, list[Path]]
 
 
 def _quoted(value: str | int) -> str:
-    """A value of TOML, of which JSON's strings of ASCII characters are a part."""
+    """A value in TOML; JSON's strings of ASCII characters are valid TOML."""
     return json.dumps(value)

@@ -1,8 +1,9 @@
-"""Files of Keras's `model.save_weights`, for a model whose config is known.
+"""Files of Keras's `model.save_weights`, for a model with a known config.
 
-They name layers by class and number and state no architecture. A model of the config,
-at the file's own size, loads one by Keras itself; its tensors are then like any other
-checkpoint's: positions are resized, a new head is possible.
+They name layers by class and number and contain no architecture. A model with that
+config and the file's image size loads the file through Keras. Its tensors are then
+treated like those of any other checkpoint: positions are resized, and a new head is
+possible.
 """
 
 import os
@@ -36,12 +37,12 @@ REMEDY = "Build the model as it was saved and call model.load_weights(path)"
 
 
 def load_model(path: str | os.PathLike[str], compiled: bool = False) -> keras.Model:
-    """A model that Keras saved; every byte of the file is checked before.
+    """Loads a model that Keras saved, after checking every byte of the file.
 
-    `compiled` is whether its optimizer is loaded too.
+    If `compiled` is true, the optimizer is loaded, too.
 
     Raises:
-        ValueError: if the file is damaged, or contains Python code.
+        ValueError: if the file is damaged or contains Python code.
     """
     path = Path(path)
     damage = _damage(path) if path.suffix == ".keras" else None
@@ -59,7 +60,7 @@ def load_model(path: str | os.PathLike[str], compiled: bool = False) -> keras.Mo
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with the archive of a .keras file; None if nothing is."""
+    """The problem with the archive of a .keras file; None if there is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
@@ -71,18 +72,19 @@ def _damage(path: Path) -> str | None:
 def read(
     path: Path, config: ViTConfig | ResNetConfig, size: tuple[int, int] | None
 ) -> ParsedCheckpoint | None:
-    """A file of `model.save_weights`, read by a model of `config`.
+    """Reads a file of `model.save_weights` through a model of `config`.
 
     Args:
         path: any checkpoint file.
         config: the saved model's config.
-        size: (H, W) in pixels that it may have been saved at, besides square ones.
+        size: a possible image size (H, W) of the saved model, in pixels, in addition
+            to square ones.
 
     Returns:
-        The file's tensors under canonical names; None of any other kind of file.
+        The file's tensors under canonical names; None for any other kind of file.
 
     Raises:
-        ValueError: if the file is damaged or of a model of another config.
+        ValueError: if the file is damaged or its model has a different config.
     """
     if not path.is_file() or not _is_h5(path):
         return None
@@ -100,7 +102,7 @@ def read(
         return _read(path, config, size, shapes)
     except (ValueError, KeyError, IndexError) as error:
         raise ValueError(
-            f"Expected a file of model.save_weights for {config}. Received: {path} "
+            f"Expected a model.save_weights file for {config}. Received: {path} "
             f"({str(error)[:300]}). {REMEDY}"
         ) from error
 
@@ -147,22 +149,22 @@ def _read(
 
 
 def _load(model: keras.Model, path: Path, count: int) -> None:
-    """Every weight of the model out of the file, and all of the file's."""
+    """Loads the file; raises unless it contains exactly the model's weights."""
     if count != len(model.weights):
-        raise ValueError(f"it holds {count} weights, the model {len(model.weights)}")
+        raise ValueError(f"it has {count} weights, the model {len(model.weights)}")
     for weight in model.weights:
         weight.assign(np.full(weight.shape, np.nan, "float32"))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # Keras warns of containers of its own that it skips; weights are checked here.
+        # Keras warns about its own containers that it skips; weights are checked here.
         warnings.filterwarnings("ignore", "Skipping nested container")
         copy = path
-        if not path.name.endswith(".weights.h5"):  # Keras goes by the ending.
+        if not path.name.endswith(".weights.h5"):  # Keras requires this suffix.
             copy = Path(folder) / "copy.weights.h5"
             shutil.copyfile(path, copy)
         model.load_weights(copy)
     for weight in model.weights:
         if np.isnan(keras.ops.convert_to_numpy(weight)).any():
-            raise ValueError(f"it does not hold {weight.path}")
+            raise ValueError(f"it does not contain {weight.path}")
 
 
 def _classes(
@@ -189,4 +191,4 @@ def _grid(
     for rows, columns in (asked, (side, side)):
         if rows * columns == count > 0:
             return rows, columns
-    raise ValueError(f"{count} positions are no square and not those of {size}")
+    raise ValueError(f"{count} positions are neither a square nor those of {size}")

@@ -1,7 +1,7 @@
-"""One file from one mirror: the request, and limits on what comes back.
+"""Download one file from one mirror, with limits on the response.
 
-A mirror is not trusted. Whatever it sends, and whatever the network stack raises on
-that, is a `MirrorError`, after which the next mirror is tried.
+Mirrors are not trusted. Any invalid response, and any exception that the network stack
+raises for it, becomes a `MirrorError`, and the next mirror is tried.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from rich.console import Console
 
 from keras_vit.files import parse_json, printable
 
-CHUNK = 2**20  # Bytes a read asks for at most.
-MAX_SIZE = 32 * 2**30  # Bytes of a file of unknown size; DINOv3's 7B has 25 GiB.
+CHUNK = 2**20  # Maximum bytes per read.
+MAX_SIZE = 32 * 2**30  # Bytes, if the size is unknown; DINOv3's 7B has 25 GiB.
 MAX_HEADERS = 2**20  # Bytes of status lines and headers.
-# A mirror that sends less in so many seconds of waiting is given up.
+# A mirror with a lower rate over RATE_SECONDS of waiting is abandoned.
 MIN_RATE = 1024  # Bytes per second.
 RATE_SECONDS = 30.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -39,9 +39,9 @@ class DownloadError(OSError):
     """A weights file could not be downloaded, stored or verified.
 
     Args:
-        message: what was expected, what was received, and what to do.
-        failures: each URL with its reason, where mirrors were tried; an attribute of
-            the error, too.
+        message: expected and received values, and the remedy.
+        failures: the URLs that were tried, each with the reason for its failure; also
+            an attribute of the error.
     """
 
     def __init__(self, message: str, failures: Sequence[tuple[str, str]] = ()) -> None:
@@ -50,23 +50,23 @@ class DownloadError(OSError):
 
 
 class MirrorError(Exception):
-    """Why one mirror did not deliver; the next one is tried."""
+    """The reason why one mirror failed; the next one is tried."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Version:
-    """Which version of a file a mirror sends.
+    """The version of a file that a mirror sends.
 
     Attributes:
-        validator: its strong ETag, or the date of its last modification.
-        size: in bytes; None: not stated.
+        validator: strong ETag, or the date of the last modification.
+        size: size in bytes; None: not stated.
     """
 
     validator: str
     size: int | None
 
     def may_be(self, other: "Version | None") -> bool:
-        """Whether the other is the same version, as far as both state it."""
+        """Whether the other can be the same version, by the values that both have."""
         if other is None or self.validator != other.validator:
             return False
         return None in (self.size, other.size) or self.size == other.size
@@ -74,19 +74,19 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The beginning of a file from one mirror, and which version it is of."""
+    """The partial download of a file from one mirror, and its version."""
 
     path: Path
 
     @classmethod
     def of(cls, destination: Path, url: str) -> "Part":
-        """Each mirror has its own: theirs need not be the same bytes."""
+        """The part for one mirror; the bytes of different mirrors may differ."""
         key = hashlib.sha256(url.encode()).hexdigest()[:12]
         return cls(destination.with_name(f"{destination.name}.{key}.part"))
 
     @property
     def size(self) -> int:
-        """In bytes; 0 if there is none."""
+        """Size in bytes; 0 if there is no part."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
     @property
@@ -94,7 +94,7 @@ class Part:
         return self.path.with_name(f"{self.path.name}.validator")
 
     def version(self) -> Version | None:
-        """What can be resumed; None of a damaged record, or without a part."""
+        """The version to resume; None without a part or with a damaged record."""
         if not self.size or not self._version_file.is_file():
             return None
         try:
@@ -109,7 +109,7 @@ class Part:
         return version if printed else None
 
     def begin(self, version: Version | None) -> None:
-        """Removes what there is, and records the version of what will be."""
+        """Removes the existing part and records the version of the new one."""
         self.discard()
         if version is not None:
             self._version_file.write_text(json.dumps(vars(version)))
@@ -121,7 +121,7 @@ class Part:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder; without an error if there is none."""
+    """Removes a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -131,21 +131,21 @@ def remove(path: Path) -> None:
 def receive(
     url: str, part: Part, size_bounds: tuple[int, int] | None, timeout: float
 ) -> str | None:
-    """Downloads `url` to `part`, from where an earlier call stopped if it can.
+    """Downloads `url` to `part`, and resumes an earlier call if possible.
 
     Args:
         url: URL of the mirror.
-        part: where the body is written.
+        part: the part to which the body is written.
         size_bounds: the smallest and the largest size to accept, in bytes; None: up to
             `MAX_SIZE`.
-        timeout: seconds without a byte after which the mirror has failed.
+        timeout: seconds without data after which the mirror has failed.
 
     Returns:
-        The commit of the Hugging Face Hub that it is of; None of other servers.
+        The file's commit on the Hugging Face Hub; None for other servers.
 
     Raises:
-        MirrorError: if the mirror does not deliver.
-        DownloadError: if the disk cannot keep it.
+        MirrorError: if the mirror does not deliver the file.
+        DownloadError: if it cannot be stored.
     """
     version = part.version()
     response, commit = _ask(url, timeout, part, version)
@@ -156,7 +156,7 @@ def receive(
         response, commit = _ask(url, timeout)
     with contextlib.closing(response):  # An HTTPError may be closed already.
         if response.status == 416 and version is not None:
-            return commit  # The part is whole.
+            return commit  # The part is complete.
         start, total = _extent(response, asked=version is not None)
         total = total if total is not None or not start else cast(Version, version).size
         lower, limit = size_bounds or (0, MAX_SIZE)
@@ -176,12 +176,12 @@ def receive(
 
 
 def commit_of(text: str) -> str | None:
-    """A commit of the Hub, 40 hexadecimal digits; None of other text."""
+    """A commit of the Hub, 40 hexadecimal digits; None for other text."""
     return text if _COMMIT.fullmatch(text) else None
 
 
 def size_problem(size: int, bounds: tuple[int, int] | None) -> str | None:
-    """What is wrong with a file's size in bytes."""
+    """The problem with a file's size in bytes; None if there is none."""
     if bounds is None or bounds[0] <= size <= bounds[1]:
         return None
     return f"wrong size: {size:,} bytes, expected {bounds[0]:,} to {bounds[1]:,}"
@@ -189,7 +189,7 @@ def size_problem(size: int, bounds: tuple[int, int] | None) -> str | None:
 
 @contextlib.contextmanager
 def storing(directory: Path, needed: int | None = None) -> Iterator[None]:
-    """An error of the disk becomes one that says where, how much, and what to do."""
+    """Turns a disk error into one with the folder, the size and the remedy."""
     try:
         yield
     except DownloadError:
@@ -197,9 +197,9 @@ def storing(directory: Path, needed: int | None = None) -> Iterator[None]:
     except OSError as error:
         room = f"{needed:,} bytes" if needed else "the file"
         raise DownloadError(
-            f"Expected {directory} to be writable, with room for {room}. "
-            f"Received: {error}. Make room there, or set KERAS_HOME to a directory on "
-            "another disk (the cache is $KERAS_HOME/keras_vit)."
+            f"Expected {directory} to be writable, with free space for {room}. "
+            f"Received: {error}. Free some space, or set KERAS_HOME to a directory on "
+            "a different disk (the cache is $KERAS_HOME/keras_vit)."
         ) from error
 
 
@@ -210,11 +210,11 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def _blamed(timeout: float) -> Iterator[None]:
-    """Turns whatever the network stack raises into the mirror's error.
+    """Turns any exception from the network stack into a MirrorError.
 
-    Not OSError only: by what a server sends, urllib and http.client raise ValueError,
-    UnicodeError, OverflowError and HTTPException, too. Nothing of ours is called inside
-    but what raises MirrorError.
+    Depending on the response, urllib and http.client raise ValueError, UnicodeError,
+    OverflowError and HTTPException in addition to OSError. The only code of ours inside
+    raises MirrorError.
     """
     try:
         yield
@@ -229,17 +229,17 @@ def _why(error: Exception, timeout: float) -> str:
         return "truncated: the connection closed before the end"
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return f"no answer or no data for {timeout:g} s"
+        return f"no response or no data for {timeout:g} s"
     return f"{type(error).__name__}: {_short(str(reason))}"
 
 
 def _short(text: str) -> str:
-    """Text that a mirror chose, for a line of a terminal."""
+    """Text from a mirror, shortened to one printable line."""
     return printable(" ".join(text.split()))[:200]
 
 
 class _Stream(io.RawIOBase):
-    """What a socket receives, with a minimum rate and a maximum number of bytes."""
+    """A socket's data, with a minimum rate and a maximum number of bytes."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self.allowed = MAX_HEADERS
@@ -248,11 +248,11 @@ class _Stream(io.RawIOBase):
         self._seconds, self._bytes = 0.0, 0
 
     def readable(self) -> bool:
-        """As `io.BufferedReader` requires."""
+        """Returns True, as `io.BufferedReader` requires."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Only time that is spent waiting counts, and not for the first byte."""
+        """Reads; the rate counts only waiting time after the first byte."""
         began = time.monotonic()
         count = self._raw.readinto(buffer)
         if count and self._began:
@@ -277,7 +277,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that is read through `_Stream`, its headers included."""
+    """A response that is read through `_Stream`, including its headers."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -306,16 +306,16 @@ class _HTTPSHandler(_Limits, urllib.request.HTTPSHandler):
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects to HTTP(S) only, never from HTTPS to HTTP."""
 
-    commit: str | None = None  # The Hub states it before it redirects to its storage.
+    commit: str | None = None  # The Hub sends it with the redirect to its storage.
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Closes the answer first: its body may have no end, and would be read."""
+        """Closes the response first: its body, which would be read, may be endless."""
         fp.close()
         scheme, before = urlsplit(newurl).scheme, urlsplit(req.full_url).scheme
         if scheme not in ("https", before):
-            raise MirrorError(f"a redirect from {before} to {scheme}, not followed")
+            raise MirrorError(f"a redirect from {before} to {scheme} is not followed")
         self.commit = self.commit or headers.get("X-Repo-Commit")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -323,7 +323,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _ask(
     url: str, timeout: float, part: Part | None = None, version: Version | None = None
 ) -> tuple[http.client.HTTPResponse, str | None]:
-    """The answer of any status, and the Hub's commit; asks for what `part` lacks."""
+    """Requests the rest of `part`; returns any response, and the Hub's commit."""
     headers = {"User-Agent": "keras_vit"}
     if part is not None and version is not None:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": version.validator}
@@ -343,7 +343,7 @@ def _ask(
 def _continues(
     response: http.client.HTTPResponse, part: Part, version: Version
 ) -> bool:
-    """Whether an answer to a range is the rest of `part`, or no part at all."""
+    """Whether a response to a range request is the rest of `part`, or not partial."""
     if response.status == 416:
         return response.headers.get("Content-Range") == f"bytes */{part.size}"
     if response.status != 206:
@@ -353,17 +353,17 @@ def _continues(
 
 
 def _version(response: http.client.HTTPResponse, total: int | None) -> Version | None:
-    etag = response.headers.get("ETag", "W/")  # A weak one cannot say If-Range.
+    etag = response.headers.get("ETag", "W/")  # A weak one is invalid in If-Range.
     date = response.headers.get("Last-Modified")
     validator = date if etag.startswith("W/") else etag
     return Version(validator=validator, size=total) if validator else None
 
 
 def _extent(response: http.client.HTTPResponse, asked: bool) -> tuple[int, int | None]:
-    """Where the body starts in the file, and the file's size if the server says.
+    """The body's offset in the file, and the file's size if the server states it.
 
     Raises:
-        MirrorError: if it is no body of the file, or its extent cannot be trusted.
+        MirrorError: if the body is not the file's, or its extent is not reliable.
     """
     headers = response.headers
     if response.status not in (None, 200, 206):  # None: a local file.
@@ -371,18 +371,18 @@ def _extent(response: http.client.HTTPResponse, asked: bool) -> tuple[int, int |
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise MirrorError(
-            f"Content-Encoding {_short(encoding)!r}, which was not asked for"
+            f"Content-Encoding {_short(encoding)!r}, which was not requested"
         )
     if response.status == 206:
         if not asked:
-            raise MirrorError("HTTP 206, a part of the file that was not asked for")
+            raise MirrorError("HTTP 206, a part of the file that was not requested")
         extent = headers.get("Content-Range", "")
         match = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", extent)
         if not match:
             raise MirrorError(f"HTTP 206 with Content-Range {_short(extent)!r}")
         return int(match[1]), None if match[2] == "*" else int(match[2])
     lengths = ", ".join(headers.get_all("Content-Length", []))
-    if not lengths or "Transfer-Encoding" in headers:  # By which it is read then.
+    if not lengths or "Transfer-Encoding" in headers:  # This overrides the length.
         return 0, None
     if not re.fullmatch(r"\d{1,18}", lengths):
         raise MirrorError(f"Content-Length {_short(lengths)!r}, expected one number")
@@ -397,14 +397,14 @@ def _write(
     limit: int,
     timeout: float,
 ) -> None:
-    """Appends the body to what `part` has, or begins it anew; ends beyond `limit`."""
+    """Appends the body to `part` or restarts it; stops beyond `limit`."""
     if not start:
         part.begin(_version(response, total))
     free = shutil.disk_usage(part.path.parent).free
     room = f"{free:,} bytes free in {part.path.parent} (KERAS_HOME moves the cache)"
     if total is not None and free < total - start:
-        raise MirrorError(f"{total - start:,} bytes to come, but {room}")
-    if isinstance(response, _Response):  # Twice, for the sizes of chunks.
+        raise MirrorError(f"{total - start:,} bytes to download, but {room}")
+    if isinstance(response, _Response):  # Twice the size, to allow for chunk headers.
         response.stream.allowed = MAX_HEADERS + 2 * (min(limit, free + start) - start)
     size = start
     with part.path.open("ab") as file, _progress(response.url, start, total) as bar:
@@ -433,7 +433,7 @@ def _chunks(response: http.client.HTTPResponse, timeout: float) -> Iterator[byte
 
 @contextlib.contextmanager
 def _progress(url: str, start: int, total: int | None) -> Iterator[progress.Progress]:
-    """A bar on a terminal or in a notebook, else one line."""
+    """Shows a progress bar on a terminal or in a notebook, else one line."""
     console = Console(stderr=True)
     quiet = not (console.is_terminal or console.is_jupyter)
     if quiet:

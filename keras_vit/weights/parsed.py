@@ -1,4 +1,4 @@
-"""A checkpoint under canonical names, and the config that its tensors show."""
+"""A checkpoint under canonical names, and the config inferred from its tensors."""
 
 import dataclasses
 import re
@@ -18,35 +18,35 @@ from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.weights.sources import Source
 
 Grid: TypeAlias = tuple[int, int]
-# What the tensors' shapes say, whatever a config.json says.
+# The fields of a ViTConfig, and the sizes among them.
 VIT_FIELDS = {field.name for field in dataclasses.fields(ViTConfig)}
 VIT_SIZES = ("patch_size", "num_layers", "hidden_size", "mlp_dim", "num_heads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedCheckpoint:
-    """A checkpoint that has been read: canonical tensors, and the model for them."""
+    """A checkpoint that has been read: canonical tensors, and their model's config."""
 
     where: str
     tensors: Mapping[str, np.ndarray]
     config: CheckpointConfig
     num_channels: int
     num_classes: int | None
-    num_positions: int | None  # Of patches, in a learned table; None: there is none.
-    grid: Grid | None = None  # Of the positions, where something tells.
+    num_positions: int | None  # For patches, in a learned table; None: no table.
+    grid: Grid | None = None  # The grid of the positions, if known.
     dialect: str = "official"
     numerics: str = "paper"
-    notes: tuple[str, ...] = ()  # What was assumed, for the report.
+    notes: tuple[str, ...] = ()  # Assumptions, for the report.
     preprocessing: Preprocessing = OFFICIAL
     labels: tuple[str, ...] | None = None
     sha256: str | None = None
-    source: Source | None = None  # None: tensors of a model.
+    source: Source | None = None  # None: the tensors come from a model.
 
 
 def shape_of(
     tensors: Mapping[str, np.ndarray], name: str, dims: int
 ) -> tuple[int, ...]:
-    """The shape of a tensor; raises KeyError where it has not so many axes."""
+    """The shape of a tensor; raises KeyError if it does not have `dims` axes."""
     shape = tensors[name].shape
     if len(shape) != dims or 0 in shape:
         raise KeyError(f"{name}, which is {shape} and should have {dims} axes")
@@ -54,7 +54,7 @@ def shape_of(
 
 
 def check_tokens(config: ViTConfig | PlainViTConfig, tokens: int, where: str) -> None:
-    """Raises unless a file has the tokens before the patches that its config has."""
+    """Raises unless a file has as many tokens before the patches as its config."""
     if tokens != config.num_prefix_tokens:
         raise ValueError(
             f"Expected {config.num_prefix_tokens} tokens before the patches "
@@ -69,13 +69,13 @@ def infer_vit(
     """The config of a ViT or a hybrid from its canonical tensors.
 
     Args:
-        tensors: by canonical name.
+        tensors: tensors by canonical name.
         where: the file, for messages.
         hints: fields that tensors do not show.
 
     Raises:
         ValueError: if `hints` contradict the tensors.
-        KeyError: if a tensor is missing, or has another number of axes.
+        KeyError: if a tensor is missing or has a wrong number of axes.
     """
     patch_size, _, channels, hidden_size = shape_of(tensors, "embedding/kernel", 4)
     axial = any(name.startswith("Transformer/encoderblock_0/row/") for name in tensors)
@@ -136,7 +136,7 @@ def _infer_classifier(
 def _infer_positions(
     tensors: Mapping[str, np.ndarray], attention: str
 ) -> tuple[str, int | None, Grid | None]:
-    """The kind (D.4), how many places it has, and their grid if that is told."""
+    """The kind of positions (D.4), their number, and their grid if known."""
     shared = any(name.startswith("Transformer/posembed_shared/") for name in tensors)
     folder = f"Transformer/posembed_{'shared' if shared else 'input'}"
     if f"{folder}/pos_embedding" in tensors:
@@ -150,7 +150,7 @@ def _infer_positions(
             return "relative", None, None
         offsets = len(tensors[f"{attention}/relative_embedding"])
         return "relative", (offsets + 1) // 2, None
-    return "sincos2d", None, None  # big_vision's, which has nothing to save.
+    return "sincos2d", None, None  # big_vision's, without weights.
 
 
 def _infer_position_at(tensors: Mapping[str, np.ndarray]) -> str:
@@ -163,15 +163,15 @@ def _infer_position_at(tensors: Mapping[str, np.ndarray]) -> str:
 def infer_resnet(
     tensors: Mapping[str, np.ndarray], where: str, hints: Mapping[str, Any]
 ) -> ParsedCheckpoint:
-    """The config of a ResNet from its canonical tensors, which show all of it.
+    """The config of a ResNet from its canonical tensors, which determine all of it.
 
     Args:
-        tensors: by canonical name.
+        tensors: tensors by canonical name.
         where: the file, for messages.
-        hints: not needed.
+        hints: unused.
 
     Raises:
-        KeyError: if a tensor is missing, or has another number of axes.
+        KeyError: if a tensor is missing or has a wrong number of axes.
     """
     config = _infer_stages(tensors)
     return ParsedCheckpoint(
@@ -201,7 +201,7 @@ def _infer_stages(tensors: Mapping[str, np.ndarray]) -> ResNetConfig:
 
 
 def count_of(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int:
-    """How many numbers `pattern` finds for {i}; raises where one is left out."""
+    """The number of values of {i} in `pattern`; raises if one is missing."""
     number = pattern.replace("{i}", "([0-9]{1,4})")
     found = {int(match[1]) for name in tensors if (match := re.match(number, name))}
     missing = set(range(first, first + len(found))) - found
@@ -211,7 +211,7 @@ def count_of(tensors: Mapping[str, np.ndarray], pattern: str, first: int) -> int
 
 
 def width_of(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
-    """The outputs of a dense layer, None where the file has none."""
+    """The number of outputs of a dense layer; None if the file does not have it."""
     if not {f"{layer}/kernel", f"{layer}/bias"} & tensors.keys():
         return None
     shape_of(tensors, f"{layer}/kernel", 2)
@@ -219,7 +219,7 @@ def width_of(tensors: Mapping[str, np.ndarray], layer: str) -> int | None:
 
 
 def vit_sizes(config: ViTConfig) -> dict[str, Any]:
-    """The sizes of a ViT that its tensors show, by the words of a config.json."""
+    """The sizes of a ViT that its tensors show, under the names in config.json."""
     fields = (*VIT_SIZES, "representation_size")
     sizes = {field: getattr(config, field) for field in fields}
     if config.resnet is not None:
@@ -228,7 +228,7 @@ def vit_sizes(config: ViTConfig) -> dict[str, Any]:
 
 
 def resnet_sizes(config: ResNetConfig) -> dict[str, Any]:
-    """The sizes of a ResNet that its tensors show, by the words of a config.json."""
+    """The sizes of a ResNet that its tensors show, under the names in config.json."""
     sizes: dict[str, Any] = {"num_layers": config.num_layers, "width": config.width}
     if config.unit == "axial":
         sizes["num_heads"] = config.num_heads

@@ -1,7 +1,7 @@
-"""torch's pickles (.bin, .pt, .pth) as safetensors: unpickled by torch, elsewhere.
+"""Convert torch pickles (.bin, .pt, .pth) to safetensors, in a separate process.
 
-A pickle can run code. This process never opens one: a second process loads it by
-`torch.load(weights_only=True)` and writes its tensors.
+A pickle can run code. This process therefore never opens one. A second process loads
+it with `torch.load(weights_only=True)` and writes its tensors.
 """
 
 import importlib.util
@@ -19,48 +19,48 @@ CHILD = Path(__file__).with_name("torch_state.py")
 LINES = """\
   import torch, safetensors.torch
   state = torch.load({path!r}, map_location="cpu", weights_only=True)
-  safetensors.torch.save_file(state, {output!r})  # Of a nested file, state["model"]."""
+  safetensors.torch.save_file(state, {output!r})  # If nested: state["model"]."""
 
 
 def is_pickle(source: str | os.PathLike[str]) -> bool:
-    """Whether a path is of a torch pickle, by its ending: "x.pth", "x.pth:teacher"."""
+    """Whether a path is a torch pickle, by its suffix: "x.pth", "x.pth:teacher"."""
     return _split(source)[0].suffix.lower() in ENDINGS
 
 
 def convert(
     source: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> tuple[str, int]:
-    """Writes the tensors of a pickle under their own names.
+    """Writes the tensors of a pickle under their original names.
 
     Args:
-        source: a file; "x.pth:teacher" is one of several mappings of tensors in it.
+        source: a file; "x.pth:teacher" selects one of several mappings of tensors.
         output: path of the .safetensors file.
 
     Returns:
-        The key of the mapping that was written, "" for the whole file, and the number
+        The key of the mapping that was written ("" for the whole file), and the number
         of its tensors.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ImportError: without torch.
-        ValueError: if `output` is no .safetensors file, torch refuses the pickle, or it
-            has several mappings of tensors or none.
+        FileNotFoundError: if the file does not exist.
+        ImportError: if torch is not installed.
+        ValueError: if `output` is not a .safetensors file, torch rejects the pickle, or
+            the pickle has no mapping of tensors or several.
     """
     path, key = _split(source)
     output = Path(output)
     if output.suffix.lower() != ".safetensors":
         raise ValueError(
             "Expected an output that ends in .safetensors for a pickle. Received: "
-            f"{str(output)!r}. Convert that file in a second step"
+            f"{str(output)!r}. Convert the .safetensors file in a second step"
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"Expected a pickle of torch. Received: {str(path)!r}, which does not exist"
+            f"Expected a torch pickle. Received: {str(path)!r}, which does not exist"
         )
     lines = LINES.format(path=str(path), output=str(output))
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"Expected torch 2.6 or newer to read {path}. Received: no torch. pip "
+            f"Expected torch 2.6 or newer to read {path}. Received: no torch. Run pip "
             f"install torch, or run these lines where torch is installed:\n{lines}"
         )
     with replacing(output) as temporary:
@@ -75,16 +75,16 @@ def convert(
             last = child.stderr.strip().rpartition("\n")[2]
             raise ValueError(
                 "Expected a pickle of tensors that torch.load(weights_only=True) "
-                f"accepts. Received: {str(path)!r}, {last or 'a crash of torch'}. Name "
-                "one of several mappings as FILE:KEY; else run these lines where the "
-                f"file was made:\n{lines}"
+                f"accepts. Received: {str(path)!r}, {last or 'a crash of torch'}. To "
+                "select one of several mappings, use FILE:KEY. Otherwise run these "
+                f"lines where the file was made:\n{lines}"
             )
     printed = json.loads(child.stdout)
     return printed["key"], printed["tensors"]
 
 
 def _split(source: str | os.PathLike[str]) -> tuple[Path, str]:
-    """The file and the key of "x.pth:teacher"."""
+    """Splits "x.pth:teacher" into the file and the key."""
     path, colon, key = os.fspath(source).rpartition(":")
     if colon and not os.path.exists(source) and re.fullmatch(r"\w+", key):
         return Path(path), key

@@ -1,4 +1,4 @@
-"""Plain ViTs of later papers: which canonical tensors show one, and its config."""
+"""Plain ViTs of later papers: detection by canonical tensors, and the config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ BLOCK = "Transformer/encoderblock_0"
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
 MLP = f"{BLOCK}/MlpBlock_0"
 FIELDS = {field.name for field in dataclasses.fields(PlainViTConfig)}
-# Fields that a `ViTConfig` expresses as well: zeros stand for what a file lacks.
+# Fields that a `ViTConfig` can also express: zeros replace tensors that a file lacks.
 _EXPRESSED = {
     *("classifier", "num_registers", "position", "position_tokens"),
     *("qkv_bias", "out_bias", "patch_bias", "activation", "map_heads", "map_mlp_dim"),
@@ -38,10 +38,10 @@ DEFAULTS = {
 
 
 def is_shown(tensors: Mapping[str, np.ndarray], hints: Mapping[str, Any]) -> bool:
-    """Whether a `ViTConfig` cannot express a checkpoint of patches and blocks.
+    """Whether a checkpoint of patches and blocks cannot be expressed as a `ViTConfig`.
 
     Args:
-        tensors: by canonical name.
+        tensors: tensors by canonical name.
         hints: fields that tensors do not show.
     """
     if "conv_root/kernel" in tensors or f"{BLOCK}/LayerNorm_0/scale" not in tensors:
@@ -61,7 +61,7 @@ def is_shown(tensors: Mapping[str, np.ndarray], hints: Mapping[str, Any]) -> boo
 
 
 def _switches(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Every switch that tensors show, also where it is the paper's."""
+    """Every switch that tensors show, including those with the paper's value."""
 
     def has(name: str) -> bool:
         return name in tensors
@@ -82,7 +82,7 @@ def _switches(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "layer_scale": 1e-5 if has(f"{BLOCK}/LayerScale_0/gamma") else None,
         "relative_position": has(f"{ATTENTION}/relative_position_bias"),
     }
-    # A part that is missing is left out by design only where another one says so.
+    # A missing part is missing by design only if another part implies it.
     fields["final_norm"] = (
         has(f"{NORMS['encoder_norm']}/scale") or not (fields["head_norm"])
     )
@@ -102,13 +102,13 @@ def infer(
     """The config of a plain ViT from its canonical tensors.
 
     Args:
-        tensors: by canonical name.
+        tensors: tensors by canonical name.
         where: the file, for messages.
         hints: fields that tensors do not show.
 
     Raises:
         ValueError: if `hints` contradict the tensors.
-        KeyError: if a tensor is missing, or has another number of axes.
+        KeyError: if a tensor is missing or has a wrong number of axes.
     """
     patch_size, _, channels, hidden_size = shape_of(tensors, "embedding/kernel", 4)
     _, num_heads, _ = shape_of(tensors, f"{ATTENTION}/query/kernel", 3)
@@ -136,10 +136,10 @@ def infer(
     check_tokens(config, tokens, where)
     if "pre_logits/kernel" in tensors and "head/kernel" not in tensors:
         raise ValueError(
-            "Expected no hidden layer (pre_logits; transformers' pooler) behind "
+            "Expected no hidden layer (pre_logits; transformers' pooler) after "
             f"the tokens of {config.family}. Received: {where} with pre_logits of "
             f"{tensors['pre_logits/kernel'].shape}. from_checkpoint(names="
-            "[(r'^pooler\\..*', None)]) leaves it out"
+            "[(r'^pooler\\..*', None)]) ignores it"
         )
     placed = config.position_tokens
     head = tensors.get("head/kernel")
@@ -156,15 +156,15 @@ def infer(
 
 
 def sizes(config: PlainViTConfig) -> dict[str, Any]:
-    """The sizes that tensors show, by the words of a config.json."""
+    """The sizes that tensors show, under the names in config.json."""
     return {field: getattr(config, field) for field in VIT_SIZES}
 
 
 def folded(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same function without LayerScale: the layers before it are multiplied.
+    """Multiplies LayerScale into the layers before it; the function is unchanged.
 
     Raises:
-        ValueError: if a factor is of another size than its layer.
+        ValueError: if a factor does not have the size of its layer.
     """
     found = {name: at for name, at in tensors.items() if "/LayerScale_" not in name}
     before = ("MultiHeadDotProductAttention_0/out", "MlpBlock_0/Dense_1")
@@ -178,7 +178,7 @@ def folded(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             if tensor.shape[-1:] != tensors[name].shape:
                 raise ValueError(
                     f"Expected LayerScale of shape ({tensor.shape[-1]},). "
-                    f"Received: {name} of {tensors[name].shape}"
+                    f"Received: {name} of shape {tensors[name].shape}"
                 )
             found[f"{layer}/{part}"] = tensor * tensors[name]
     return found

@@ -1,8 +1,8 @@
-"""Plain ViTs of later papers as timm and transformers lay them out.
+"""Layouts of timm and transformers for plain ViTs of later papers.
 
-A layout is the inverse of reading: the same tables of names (`names`), and the words
-from which `config_json` reads the same fields. A family's row states the fields that
-its class computes with one value; every other one is free.
+A layout is the inverse of reading. It uses the same tables of names (`names`) and
+writes the config from which `config_json` reads the same fields. Each class has a row
+with its configurable fields and the values of its fixed ones.
 """
 
 import dataclasses
@@ -23,35 +23,35 @@ from keras_vit.weights.torch_layouts import (
     split_tokens,
 )
 
-# An architecture of timm, its names, its arguments and the epsilon of its norms.
+# timm's architecture, the dialect, the arguments and the epsilon of the norms.
 _Made: TypeAlias = tuple[str, Dialect, dict[str, Any], float]
 _NORMS = {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}
 _POOLS = {"token": "token", "gap": "avg", "map": "map"}
-# transformers' hidden_act.
+# Values of transformers' hidden_act.
 _ACTS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
     "quick_gelu": "quick_gelu",
     "silu": "silu",
 }
-# Of training: no file states them.
+# Used only in training; no file contains them.
 _RATES = {"dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What a class of another library computes.
+    """The configs that a class of another library supports.
 
     Attributes:
-        free: fields that it can be told.
-        fixed: other fields that are not the paper's, and their values there.
+        free: its configurable fields.
+        fixed: other fields that differ from the paper's, and their values.
     """
 
     free: frozenset[str]
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def differing(self, config: PlainViTConfig) -> dict[str, Any]:
-        """The fields that it cannot compute."""
+        """The fields of `config` that it does not support."""
         expected = {**DEFAULTS, **self.fixed}
         return {
             field: getattr(config, field)
@@ -67,13 +67,13 @@ def _row(free: str, **fixed: Any) -> _Row:
 def _checked(
     config: PlainViTConfig, rows: Mapping[str, _Row], format: str, likely: str
 ) -> None:
-    """Raises for fields that the class does not compute."""
+    """Raises for fields that the class `likely` does not support."""
     if differing := rows[likely].differing(config):
         what = ", ".join(f"{key}={differing[key]!r}" for key in sorted(differing))
         raise refuse(format, f"{what} for {likely}")
 
 
-# The classes of timm; `pool_prefix` of "map" is checked apart.
+# The classes of timm; `pool_prefix` with "map" is checked separately.
 _TIMM = {
     "VisionTransformer": _row(
         "classifier num_registers pool_prefix norm layer_norm_epsilon embedding_norm "
@@ -104,9 +104,9 @@ def timm(
     """A plain ViT of a later paper as timm's `VisionTransformer`, `Eva` or `Beit`.
 
     Raises:
-        ValueError: if that class cannot be told a part of it.
+        ValueError: if no class supports the config.
     """
-    del num_classes  # timm states it elsewhere.
+    del num_classes  # Written elsewhere in timm's config.
     is_eva = (
         config.rotary is not None
         or config.post_norm
@@ -131,7 +131,7 @@ def timm(
     make = {"Eva": _eva, "Beit": _beit, "VisionTransformer": _vision_transformer}
     architecture, dialect, words, epsilon = make[kind](config)
     tensors = split_tokens(tensors, config)
-    if kind == "Beit" and "reg_token" in tensors:  # Its class token, which is not read.
+    if kind == "Beit" and "reg_token" in tensors:  # Beit's class token, not pooled.
         tensors["cls_token"] = tensors.pop("reg_token")
     written = names.packed(dialect.write(tensors))
     return Layout(
@@ -155,7 +155,7 @@ def timm(
 
 
 def _vision_transformer(config: PlainViTConfig) -> _Made:
-    """As timm's `VisionTransformer`."""
+    """The config as timm's `VisionTransformer`."""
     if config.gated_mlp and config.activation != "silu":
         raise refuse("timm", "a gated MLP other than SwiGLU")
     own, norm = config.num_class_tokens, _NORMS[config.norm]
@@ -187,12 +187,12 @@ def _vision_transformer(config: PlainViTConfig) -> _Made:
 
 
 def _check_act(config: PlainViTConfig) -> None:
-    """Eva and Beit compute the exact GELU, or SwiGLU."""
+    """Raises unless the activation is the exact GELU or SwiGLU, as in Eva and Beit."""
     if config.activation != ("silu" if config.gated_mlp else "gelu"):
         raise refuse(
             "timm",
-            f"activation={config.activation!r}, gated_mlp={config.gated_mlp}, where "
-            "Eva and Beit have the exact GELU or SwiGLU",
+            f"activation={config.activation!r}, gated_mlp={config.gated_mlp}: Eva and "
+            "Beit have the exact GELU or SwiGLU",
         )
 
 
@@ -200,7 +200,7 @@ _TIMM_KINDS = {"grid": "cat", "centered": "dinov3", "mixed": "mixed"}
 
 
 def _eva(config: PlainViTConfig) -> _Made:
-    """As timm's `Eva`."""
+    """The config as timm's `Eva`."""
     _check_act(config)
     is_map = config.classifier == "map"
     if config.pool_prefix != is_map:
@@ -209,7 +209,7 @@ def _eva(config: PlainViTConfig) -> _Made:
             f"classifier={config.classifier!r} with pool_prefix={config.pool_prefix} "
             "for Eva",
         )
-    # Epsilons are those of an architecture; "map" is PE's alone.
+    # The architecture determines the epsilon; only PE has "map".
     architectures = {
         (1e-6, False): "eva02_base_patch14_224",
         (1e-5, False): "vit_small_patch16_dinov3",
@@ -262,7 +262,7 @@ def _eva(config: PlainViTConfig) -> _Made:
 
 
 def _beit(config: PlainViTConfig) -> _Made:
-    """As timm's `Beit`."""
+    """The config as timm's `Beit`."""
     _check_act(config)
     if config.final_norm == config.head_norm or config.qkv_bias == "full":
         raise refuse(
@@ -282,7 +282,7 @@ def _beit(config: PlainViTConfig) -> _Made:
     return "beit_base_patch16_224", dialect, words, 1e-6
 
 
-# The models of transformers, by model_type; of several that fit, the first is written.
+# The models of transformers by model_type; the first that supports a config is used.
 _HF = {
     "beit": _row(
         "classifier activation layer_norm_epsilon layer_scale relative_position "
@@ -316,10 +316,11 @@ def hf(
 ) -> Layout:
     """A plain ViT of a later paper as the class of transformers for its family.
 
-    CLIP's image tower, DINOv2 with and without registers, DINOv3 and BEiT.
+    The families are CLIP's image tower, DINOv2 with and without registers, DINOv3 and
+    BEiT.
 
     Raises:
-        ValueError: if transformers has no class for it.
+        ValueError: if transformers has no class for the config.
     """
     kind = min(_HF, key=lambda at: len(_HF[at].differing(config)))
     _checked(config, _HF, "hf", kind)
@@ -335,7 +336,7 @@ def hf(
         "patch_size": config.patch_size,
     }
     tensors = split_tokens(tensors, config)
-    if kind != "dinov3_vit":  # The others read tables of positions as squares.
+    if kind != "dinov3_vit":  # The others require square position tables.
         words["image_size"] = check_square(image_size, kind)
     if kind == "clip_vision_model":
         return _hf_clip(config, tensors, words, num_classes)
@@ -355,8 +356,8 @@ def _hf_clip(
     if num_classes and config.head_bias:
         raise refuse(
             "hf",
-            "head_bias=True for a CLIP, whose classes transformers reads from the mean "
-            "of the patches",
+            "head_bias=True for a CLIP: transformers classifies the mean of its "
+            "patches",
         )
     if not num_classes:
         dialect = names.HF_CLIP.spelled(())
@@ -399,7 +400,7 @@ def _hf_dinov2(
         "qkv_bias": config.qkv_bias != "none",
     }
     if config.gated_mlp:
-        words["hidden_act"] = "gelu"  # Of no layer then.
+        words["hidden_act"] = "gelu"  # Unused by a gated MLP.
     dialect = names.HF_DINOV2_GATED if config.gated_mlp else names.HF_DINOV2
     kind = "Dinov2"
     mask = {}
@@ -415,13 +416,13 @@ def _hf_dinov2(
 
 
 def _dinov2_mlp(config: PlainViTConfig, mlp_ratio: int) -> int:
-    """The width of DINOv2's hidden layer; of a gated one two thirds, rounded up."""
+    """The width of DINOv2's hidden layer; two thirds, rounded up, if it is gated."""
     hidden = config.hidden_size * mlp_ratio
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else hidden
 
 
 def _mask_token(dialect: Dialect, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Zeros for the token of pre-training, which transformers expects."""
+    """Zeros for the mask token of pre-training, which transformers expects."""
     prefix = next(iter(dialect.prefixes), "")
     return {f"{prefix}embeddings.mask_token": np.zeros(shape, np.float32)}
 
@@ -464,7 +465,7 @@ def _hf_beit(
     words: dict[str, Any],
     num_classes: int,
 ) -> Layout:
-    """BEiT, whose norm follows the mean of the patches or precedes the class token."""
+    """BEiT, with a norm after the mean of the patches or before the class token."""
     mean = config.classifier == "gap"
     norms = {"final_norm": not mean, "head_norm": mean, "num_registers": int(mean)}
     differing = {

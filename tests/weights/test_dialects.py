@@ -171,7 +171,7 @@ def test_a_built_model_keeps_its_numerics_and_says_so():
 def test_a_stems_numerics_are_said_too():
     images, _ = io("timm_hybrid_r")
     paper = build("timm_hybrid_r", images, numerics="paper")
-    with pytest.warns(UserWarning, match="computed with .*kernel_epsilon=1e-08"):
+    with pytest.warns(UserWarning, match="requires .*kernel_epsilon=1e-08"):
         weights.load(paper, source("timm_hybrid_r"))
 
 
@@ -318,7 +318,7 @@ def test_a_mean_that_takes_the_class_token_in(tmp_path):
     task = json.loads((folder / "task.json").read_text())
     task["config"]["pooling"] = "gap"
     (folder / "task.json").write_text(json.dumps(task))
-    refuses(folder, "keras-hub's 'gap' over the class token")
+    refuses(folder, "keras-hub's 'gap', which includes the class token")
 
 
 @pytest.mark.parametrize("other", ["hf_dinov2_reg_model", "hf_bit", "timm_bit"])

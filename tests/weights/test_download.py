@@ -310,7 +310,9 @@ def test_another_sha256_than_at_first(server, target):
     download([f"{server.url}/a.npz"], target)
     target.unlink()
     server.files["/a.npz"] = npz(seed=1)
-    fails(server, target, f"of the first download; {re.escape(str(target))}.sha256")
+    fails(
+        server, target, f"from the first download, in {re.escape(str(target))}.sha256"
+    )
     server.files["/c.npz"] = BODY
     download([f"{server.url}/a.npz", f"{server.url}/c.npz"], target)
     assert target.read_bytes() == BODY
@@ -370,7 +372,7 @@ def test_no_room_is_known_before_the_download(server, target, monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=300_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     server.files["/a.npz"] = npz(size=100_000)
-    reason = f"{len(npz(size=100_000)):,} bytes to come, but 300,000 bytes free in "
+    reason = f"{len(npz(size=100_000)):,} bytes to download, but 300,000 bytes free in "
     fails(server, target, f"{reason}{re.escape(str(target.parent))} .KERAS_HOME")
     download([f"{server.url}/a.npz", f"{server.url}/b.npz"], target)
     assert target.read_bytes() == BODY
@@ -383,7 +385,7 @@ def test_disk_full(server, target, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DownloadError, match="KERAS_HOME") as error:
         download([f"{server.url}/a.npz", f"{server.url}/b.npz"], target)
-    assert f"room for {len(BODY):,} bytes" in str(error.value)
+    assert f"free space for {len(BODY):,} bytes" in str(error.value)
     assert str(target.parent) in str(error.value)
     assert not error.value.failures
     assert not target.exists()
@@ -521,7 +523,7 @@ def test_own_base_url_comes_before_the_mirrors(server, monkeypatch):
     quoted = "/mirror/tag%2Bx/R50%2BViT-T_16.npz"
     server.files[quoted] = npz(seed=2)
     row = checkpoint(f"{server.url}/a.npz", size="8 MiB")
-    with pytest.warns(UserWarning, match="It is used all the same"):
+    with pytest.warns(UserWarning, match="The file is used anyway"):
         assert locate(row).read_bytes() == npz(seed=2)
     assert [path for path, *_ in server.log] == [quoted]
 

@@ -112,7 +112,7 @@ def test_a_cached_file_is_compared_too(hub, fresh):
     download([url_of(hub)], path)  # Without the lock file.
     Path("elsewhere.lock").rename("keras-vit.lock")
     with pytest.raises(
-        DownloadError, match=r"to be the file that keras-vit\.lock"
+        DownloadError, match=r"to match its entry in keras-vit\.lock"
     ) as at:
         download([url_of(hub)], path)
     for digest in (sha256(NEW), sha256(CONFIG)):
@@ -219,7 +219,7 @@ def test_a_repository_by_name_is_pinned(hub, fresh):
     hub.repositories["me/vit"].commits[commit]["config.json"] = NEW
     fresh("third machine")
     with pytest.raises(
-        DownloadError, match=r"to be the file that keras-vit\.lock"
+        DownloadError, match=r"to match its entry in keras-vit\.lock"
     ) as at:
         sources.resolve("hf://me/vit")
     for digest in (sha256(NEW), sha256(CONFIG)):

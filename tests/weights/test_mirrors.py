@@ -79,11 +79,11 @@ MISBEHAVING = {
         answer(
             f"Content-Range: bytes 0-9/{len(BODY)}", status="206 Partial", body=BODY
         ),
-        "not asked for",
+        "not requested",
     ),
     "another part that was not asked for": (
         answer("Content-Range: bytes 5-9/10", status="206 Partial", body=BODY[:5]),
-        "not asked for",
+        "not requested",
     ),
     "416 to no range": (
         answer("Content-Range: bytes */0", status="416 No"),

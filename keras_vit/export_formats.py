@@ -5,13 +5,13 @@ from typing import Literal
 
 Format = Literal["savedmodel", "litert", "onnx", "openvino"]
 SUFFIXES: dict[str, str] = {"litert": ".tflite", "onnx": ".onnx", "openvino": ".xml"}
-WRITTEN: dict[str, tuple[str, ...]] = {  # By the exporter itself.
+WRITTEN: dict[str, tuple[str, ...]] = {  # Precisions that the exporter writes itself.
     "savedmodel": ("float32",),
     "litert": ("float32", "float16", "int8"),
     "onnx": ("float32",),
     "openvino": ("float32",),
 }
-QUANTIZED = ("savedmodel", "onnx")  # Write a model that Keras quantized to int8.
+QUANTIZED = ("savedmodel", "onnx")  # These can contain a model quantized by Keras.
 PRECISIONS: dict[str, tuple[str, ...]] = {
     kind: (*written, "int8") if kind in QUANTIZED else written
     for kind, written in WRITTEN.items()
@@ -19,6 +19,6 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 
 
 def of_file(path: PurePath) -> str | None:
-    """Returns the format of an exported file by its suffix; None if it is none."""
+    """Returns the format for an exported file's suffix; None if it is unknown."""
     kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
     return kinds.get(path.suffix)

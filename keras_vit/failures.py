@@ -8,5 +8,5 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether an error's class and message, or a process's output, are of memory."""
+    """Returns whether an error's class and message, or an output, indicate it."""
     return any(words in text for words in _OUT_OF_MEMORY)

@@ -1,11 +1,11 @@
-"""Arrays on disk under the facts that they are a function of.
+"""A cache of arrays on disk, keyed by everything that they depend on (the facts).
 
     $KERAS_HOME/keras_vit/features/KEY/facts.json   the facts, sizes and hashes
                                        /NAME.npy    an array
 
-KEY is the SHA-256 of the facts. A folder is there whole or not at all. Together they
-have at most `KERAS_VIT_CACHE_BYTES` bytes (10 GiB unless set; 0: nothing is kept); the
-ones that were not used for the longest time go first.
+KEY is the SHA-256 of the facts. An entry is written atomically. All entries together
+use at most `KERAS_VIT_CACHE_BYTES` bytes (10 GiB by default; 0 disables the cache). The
+least recently used entries are removed first.
 """
 
 import contextlib
@@ -34,31 +34,31 @@ from keras_vit.lock_file import one_process
 VARIABLE = "KERAS_VIT_CACHE_BYTES"
 DEFAULT_BYTES = 10 * 2**30
 FACTS = "facts.json"
-ABANDONED = 3600.0  # Seconds after which a temporary folder is a killed process's.
+ABANDONED = 3600.0  # Age in seconds of a temporary folder left by a killed process.
 
 
 def root() -> Path:
-    """The folder of all entries."""
+    """Returns the folder of all entries."""
     return cache_dir() / "features"
 
 
 def max_bytes() -> int:
-    """How many bytes are kept at most; 0 keeps nothing.
+    """Returns the size limit in bytes; 0 disables the cache.
 
     Raises:
-        ValueError: if `KERAS_VIT_CACHE_BYTES` is no number of bytes.
+        ValueError: if `KERAS_VIT_CACHE_BYTES` is not a number of bytes.
     """
     value = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
     if not value.isdecimal():
         raise ValueError(
-            f"Expected {VARIABLE} to be a number of bytes, 0 to keep nothing. "
+            f"Expected {VARIABLE} to be a number of bytes, or 0 to keep nothing. "
             f"Received: {VARIABLE}={value!r}. Correct it or unset it"
         )
     return int(value)
 
 
 def path_of(facts: Mapping[str, Any]) -> Path:
-    """The folder of an entry, there or not."""
+    """Returns the folder of an entry, whether it exists or not."""
     return root() / json_sha256(facts)
 
 
@@ -68,21 +68,21 @@ def cached(
     compute: Callable[[], dict[str, np.ndarray]],
     still: Callable[[], bool],
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of these facts: from the disk, else computed and kept there.
+    """Returns the arrays of these facts from the disk, or computes and stores them.
 
-    One process computes; others that want the same wait for it. A disk that is full or
-    cannot be written to is a warning. So is an entry that is damaged; it is computed
-    again.
+    One process computes; others that need the same arrays wait for it. If the disk is
+    full or not writable, or if an entry is damaged, a warning is issued and the arrays
+    are computed.
 
     Args:
-        facts: plain values that the arrays are a function of.
+        facts: plain values that determine the arrays.
         shown: "model" and "data", for the list of entries.
         compute: returns the arrays.
-        still: whether the facts hold after the computation; otherwise nothing is kept.
+        still: returns whether the facts still hold after the computation; if not,
+            nothing is stored.
 
     Returns:
-        Arrays by name; from the disk they are mapped into memory, and what is written
-        to them stays in memory.
+        Arrays by name. Arrays from the disk are memory-mapped, copy-on-write.
     """
     folder = path_of(facts)
     with contextlib.ExitStack() as held:
@@ -112,19 +112,19 @@ def _warn(message: str) -> None:
 
 
 def _read(folder: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of an entry; None if there is none, or it is damaged."""
+    """Returns the arrays of an entry; None if it is missing or damaged."""
     if not folder.is_dir():
         return None
     try:
         content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         if json_sha256(content["facts"]) != folder.name:
-            raise ValueError(f"{FACTS} is not what was written")
+            raise ValueError(f"{FACTS} was changed after it was written")
         arrays = {
             name: _mapped(folder / f"{name}.npy", written)
             for name, written in content["files"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if folder.is_dir():  # Another process may have removed it, to make room.
+        if folder.is_dir():  # Another process may have removed it to free space.
             _warn(f"Damaged features are computed again: {str(folder)!r} ({error})")
         return None
     with contextlib.suppress(OSError):
@@ -133,12 +133,12 @@ def _read(folder: Path) -> dict[str, np.ndarray] | None:
 
 
 def _mapped(path: Path, written: Mapping[str, Any]) -> np.ndarray:
-    """An array of an entry, after its size and SHA-256 were compared."""
+    """Returns an array of an entry after checking its size and SHA-256."""
     if (
         path.stat().st_size != written["bytes"]
         or file_sha256(path) != written["sha256"]
     ):
-        raise ValueError(f"{path.name} is not what was written")
+        raise ValueError(f"{path.name} was changed after it was written")
     return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
 
 
@@ -148,7 +148,7 @@ def _write(
     shown: Mapping[str, str],
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Writes an entry; removes others, the least recently used first, to make room."""
+    """Writes an entry; removes the least recently used ones to make room."""
     need, most = sum(array.nbytes for array in arrays.values()), max_bytes()
     if need > most:
         _warn(
@@ -170,15 +170,16 @@ def _write(
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One folder of the cache.
+    """A folder of the cache.
 
     Attributes:
         folder: folder of the entry.
         bytes: size of its files.
-        rows: images; None, like `model` and `data`, if `facts.json` is damaged.
+        rows: number of images; None, like `model` and `data`, if `facts.json` is
+            damaged.
         model: the model's name.
-        data: where the images are from.
-        used: when it was last used, in seconds since 1970.
+        data: origin of the images.
+        used: time of the last use, in seconds since 1970.
     """
 
     folder: Path
@@ -190,13 +191,13 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """What is kept, the most recently used first."""
+    """Returns all entries, the most recently used first."""
     found = [_entry(folder) for folder in _folders() if folder.name[0] != "."]
     return sorted(found, key=lambda entry: -entry.used)
 
 
 def clear() -> tuple[int, int]:
-    """Removes every entry: their number, and the bytes that they had."""
+    """Removes every entry; returns the number of entries and their bytes."""
     removed = entries()
     for folder in _folders():
         _remove(folder)
@@ -204,7 +205,7 @@ def clear() -> tuple[int, int]:
 
 
 def _folders() -> list[Path]:
-    """The folders of entries, and temporary ones that are being written."""
+    """Returns the folders of entries, and temporary ones that are being written."""
     if not root().is_dir():
         return []
     return [folder for folder in root().iterdir() if folder.is_dir()]
@@ -222,7 +223,7 @@ def _entry(folder: Path) -> Entry:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of a folder's files, as far as they are still there."""
+    """Returns the bytes of a folder's files; ignores files removed meanwhile."""
     size = 0
     for file in folder.glob("*"):
         with contextlib.suppress(OSError):
@@ -247,7 +248,7 @@ def _make_room(most: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder; its name goes first, so that nobody reads half of it."""
+    """Removes a folder; renames it first, so that no process reads half of it."""
     aside = folder.with_name(f".removed-{folder.name.lstrip('.')}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)

@@ -1,7 +1,7 @@
-"""Frozen features: what a head reads of every image (4.1), computed once.
+"""Frozen features: the input of the head for every image (4.1), computed once.
 
-They are kept on disk (`feature_cache`) under the facts that they are a function of, for
-every training, few-shot regression and probe of the same model and images.
+They are stored on disk (`feature_cache`), keyed by everything that they depend on, and
+reused by training runs, few-shot regressions and probes of the same model and images.
 
 Glossary of shapes: N images, D the features' width.
 """
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrozenFeatures:
-    """Features of a split's images, without augmentation.
+    """Computes features of a split's images, without augmentation.
 
     Attributes:
         network: functional, from images [B, H, W, C] to features [B, ...].
         split: N images.
-        preprocessing: how images become input.
-        batch_size: images that are in the network at a time, at most.
-        before_crop: (H, W) that images are resized to before the middle is cut out;
-            None resizes to the network's size.
+        preprocessing: scaling of the images.
+        batch_size: maximum number of images in the network at a time.
+        before_crop: (H, W) that images are resized to before the center crop; None:
+            images are resized to the network's size.
     """
 
     network: keras.Model
@@ -49,12 +49,12 @@ class FrozenFeatures:
     before_crop: Size | None = None
 
     def read(self, verbose: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Features, float32 [N, ...], and labels, int64 [N], in the split's order.
+        """Returns features, float32 [N, ...], and labels, int64 [N], in split order.
 
-        Of a float64 network they are float64.
+        Features of a float64 network are float64.
 
         Raises:
-            ValueError: if a feature is NaN or infinite, naming the image's index.
+            ValueError: if a feature is NaN or infinite, with the image's index.
         """
         if self.facts is None:
             return self._compute(verbose)
@@ -73,15 +73,16 @@ class FrozenFeatures:
         return found["features"], found["labels"]
 
     def on_disk(self) -> bool:
-        """Whether an earlier call has kept them."""
+        """Whether an earlier call has stored them."""
         return self.facts is not None and feature_cache.path_of(self.facts).is_dir()
 
     @functools.cached_property
     def facts(self) -> dict[str, Any] | None:
-        """Plain values that decide every bit of the features.
+        """Plain values that determine every bit of the features.
 
-        None where nothing is kept: of no images, of images without a fingerprint, and
-        of models with layers of other libraries, whose code may change.
+        None if nothing is stored: with the cache disabled, for no images, for images
+        without a fingerprint, and for models with layers of other libraries, because
+        their code may change.
         """
         if not feature_cache.max_bytes() or not len(self.split):
             return None
@@ -107,7 +108,7 @@ class FrozenFeatures:
         return min(self.batch_size, max(len(self.split), 1))
 
     def _data(self) -> str | None:
-        """The images' fingerprint; None where they have none."""
+        """Returns the images' fingerprint; None if they have none."""
         try:
             return self.split.fingerprint_as_read()
         except (OSError, NotImplementedError):
@@ -122,7 +123,7 @@ class FrozenFeatures:
             preprocessing=self.preprocessing,
             channels=network.input_shape[-1],
             before_crop=self.before_crop,
-            pad=True,  # One shape for all batches: a model is compiled once.
+            pad=True,  # All batches have one shape, so that one graph is compiled.
         ).as_numpy_iterator()
         double = network.outputs[0].dtype == "float64"
         dtype = np.float64 if double else np.float32
@@ -146,7 +147,7 @@ class FrozenFeatures:
 
 
 def first_not_finite(x: np.ndarray) -> int | None:
-    """The first row with a NaN or an infinity; makes no copy of `x`."""
+    """Returns the first row with a NaN or an infinity; does not copy `x`."""
     axes = tuple(range(1, x.ndim))
     finite = np.isfinite(x.min(axis=axes)) & np.isfinite(x.max(axis=axes))
     return None if finite.all() else int(finite.argmin())
@@ -155,7 +156,7 @@ def first_not_finite(x: np.ndarray) -> int | None:
 def progress(
     items: Iterable[T], description: str, total: int, verbose: bool
 ) -> Iterable[T]:
-    """`items` under a progress bar, on a terminal alone."""
+    """Returns `items` under a progress bar, which is drawn only on a terminal."""
     return track(
         items,
         description=description,
@@ -167,14 +168,14 @@ def progress(
 
 
 def _graph_sha256(network: keras.Model) -> str | None:
-    """A hash of the layers' configurations and of how they are connected.
+    """Returns a hash of the layers' configurations and connections.
 
-    Names do not count, since Keras numbers them; what is trainable does not either.
-    None with layers of other libraries, of which a name is no description.
+    Names are left out, because Keras numbers them, and so is `trainable`. Returns None
+    for layers of other libraries, because a class name does not describe their code.
     """
     try:
         config = network.get_config()
-    except NotImplementedError:  # A layer without one.
+    except NotImplementedError:  # A layer without a config.
         return None
     layers = config["layers"]
     if _is_foreign(layers):
@@ -200,7 +201,7 @@ def _graph_sha256(network: keras.Model) -> str | None:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a serialized value has code that is not Keras's or this library's."""
+    """Returns whether a serialized value has code of neither Keras nor this library."""
     if isinstance(value, list | tuple):
         return any(map(_is_foreign, value))
     if not isinstance(value, dict):
@@ -213,7 +214,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _placed(value: Any, places: dict[str, int]) -> Any:
-    """Serialized calls of a layer with the places of layers instead of names."""
+    """Replaces layer names by positions in the serialized calls of a layer."""
     if isinstance(value, dict):
         return {
             name: _placed_history(at, places)
@@ -229,7 +230,7 @@ def _placed(value: Any, places: dict[str, int]) -> Any:
 
 
 def _placed_history(value: Any, places: dict[str, int]) -> Any:
-    """[name, node, tensor], or several, with the place of the layer instead."""
+    """Replaces the layer name by its position in [name, node, tensor], or several."""
     if isinstance(value, list | tuple):
         return [_placed_history(at, places) for at in value]
     return places.get(value, value) if isinstance(value, str) else value

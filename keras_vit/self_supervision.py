@@ -1,9 +1,9 @@
-"""Section 4.6 and B.1.2: masked patch prediction, BERT's task for patches.
+"""Masked patch prediction (4.6, B.1.2): BERT's pre-training task, for patches.
 
 "We corrupt 50 % of patch embeddings by either replacing their embeddings with a
 learnable [mask] embedding (80 %), a random other patch embedding (10 %) or just keeping
-them as is (10 %)." From the representations of the corrupted patches the model predicts
-their mean color, a small picture of each, or its pixels.
+them as is (10 %)." The model then predicts the mean color, a small version or the
+pixels of each corrupted patch from its representation.
 
     backbone = keras_vit.ViT_B16(weights=None, include_top=False, pooling="token")
     predictor = keras_vit.self_supervision.MaskedPatchPredictor(backbone)
@@ -14,7 +14,7 @@ their mean color, a small picture of each, or its pixels.
 Glossary of shapes:
 - B: batch.   - H, W, C: image height, width, channels.   - P: patch side, in pixels.
 - N: patches, HW / P^2.   - M: corrupted patches of an image.   - D: hidden size.
-- Q: what is predicted of a patch: 1 color, 16, or its P^2 C numbers.
+- Q: numbers predicted for a patch: 1 color, 16 colors, or its P^2 C pixel values.
 """
 
 import dataclasses
@@ -45,35 +45,36 @@ __all__ = [
 ]
 
 Target = Literal["mean_color", "4x4", "l2"]
-SIDE = {"mean_color": 1, "4x4": 4}  # Of the small picture of a patch.
+SIDE = {"mean_color": 1, "4x4": 4}  # Side of a patch's small version.
 LEVELS = 8  # "3-bit" of a channel.
 MASKED = -1
-"""In the place of a patch's number: its embedding is B.1.2's [mask]."""
+"""Stands for a patch's index where its embedding is replaced by B.1.2's [mask]."""
 
 
 @register
 class CorruptPatches(keras.layers.Layer):
-    """The corruption of B.1.2: [B, N, D] -> [B, N, D], and what was done.
+    """Corrupts patch embeddings as in B.1.2: [B, N, D] -> [B, N, D], and indices.
 
-    Exactly round(corrupt * N) patches of each image are corrupted, as BERT chooses its
-    tokens; of each of them a draw of its own says how. While training the draws are
-    new at every call; else they are the same for every batch, so that an evaluation is
-    a function of the model and the batches.
+    Exactly round(corrupt * N) patches of each image are corrupted, as in BERT. How each
+    of them is corrupted is drawn independently. During training, every call draws
+    again. Otherwise the draws are the same for every batch, so that an evaluation
+    depends only on the model and the batches.
 
     Args:
         corrupt: share of the patches to predict, above 0 and at most 1.
         mask: share of those that become the learned [mask] embedding.
-        replace: share that become the embedding of another patch of the batch, any
-            but itself; the rest stay as they are.
-        seed: seed of the draws, an integer; None takes one of Keras's.
+        replace: share that become the embedding of a different patch of the batch; the
+            rest stay as they are.
+        seed: integer seed of the draws; None: Keras chooses one.
 
-    A call returns the embeddings; `sources` [B, N], the patch of the batch, in
-    0..BN - 1, whose embedding stands at each place, or MASKED; `places` [B, M], the
-    corrupted patches of each image, in 0..N - 1, in any order.
+    A call returns three tensors. The embeddings; `sources` [B, N], the index in
+    0..BN - 1 of the patch of the batch whose embedding is used at each position, or
+    MASKED; `places` [B, M], the indices of each image's corrupted patches in 0..N - 1,
+    in any order.
 
     Raises:
-        ValueError: if an argument is impossible; when built on patches of which
-            `corrupt` is less than one.
+        ValueError: if an argument is invalid, or `corrupt` selects no patch of the
+            input the layer is built for.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class CorruptPatches(keras.layers.Layer):
         self.mask_embedding = self.add_weight(
             name="mask_embedding",
             shape=(input_shape[-1],),
-            initializer=keras.initializers.RandomNormal(stddev=0.02),  # BERT's.
+            initializer=keras.initializers.RandomNormal(stddev=0.02),  # As in BERT.
         )
 
     def call(
@@ -115,16 +116,16 @@ class CorruptPatches(keras.layers.Layer):
     def draw(
         self, batch: Any, num_patches: int, seeds: list[Any]
     ) -> tuple[Tensor, Tensor]:
-        """Draws what becomes of each patch (B.1.2).
+        """Draws which patches are corrupted, and how (B.1.2).
 
         Args:
             batch: B.
             num_patches: N.
-            seeds: three, or three of Keras's generators: which patches, what becomes
-                of each, and the patch that replaces it.
+            seeds: three seeds or Keras seed generators: for the choice of patches, the
+                kind of corruption, and the patch that replaces another.
 
         Returns:
-            Integers `sources` [B, N] and `places` [B, M], see the class.
+            Integers `sources` [B, N] and `places` [B, M]; see the class.
         """
         noise = keras.random.uniform((batch, num_patches), seed=seeds[0])
         order = ops.argsort(noise, axis=-1)
@@ -150,7 +151,7 @@ class CorruptPatches(keras.layers.Layer):
 
 
 def _check_seed(seed: Any) -> int | None:
-    """None, or an integer that JAX's generators take too."""
+    """Returns None, or an integer that JAX's generators also accept."""
     checked: int | None = arguments.optional(
         arguments.integer, "seed", seed, least=0, most=arguments.LARGEST_SEED
     )
@@ -158,12 +159,12 @@ def _check_seed(seed: Any) -> int | None:
 
 
 def corrupted_patches(corrupt: float, num_patches: int) -> int:
-    """M, of N patches."""
+    """Returns M, the number of corrupted patches among N."""
     return round(corrupt * num_patches)
 
 
 def patches_of(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images, row by row (3.1): [B, H, W, C] -> [B, N, P, P, C]."""
+    """Cuts images into patches, row by row (3.1): [B, H, W, C] -> [B, N, P, P, C]."""
     _, height, width, channels = images.shape
     rows, columns = height // patch_size, width // patch_size
     cut = ops.reshape(images, (-1, rows, patch_size, columns, patch_size, channels))
@@ -172,7 +173,7 @@ def patches_of(images: Tensor, patch_size: int) -> Tensor:
 
 
 def images_of(patches: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The inverse of `patches_of`: [B, N, P, P, C] -> [B, H, W, C]."""
+    """Inverts `patches_of`: [B, N, P, P, C] -> [B, H, W, C]."""
     rows, columns = grid
     _, _, side, _, channels = patches.shape
     laid = ops.reshape(patches, (-1, rows, columns, side, side, channels))
@@ -181,9 +182,9 @@ def images_of(patches: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def down_sized(patches: Tensor, side: int) -> Tensor:
-    """The mean over areas: [B, ..., P, P, C] -> [B, ..., side, side, C].
+    """Averages over areas: [B, ..., P, P, C] -> [B, ..., side, side, C].
 
-    Where `side` does not divide P, an area has parts of pixels.
+    If `side` does not divide P, the areas contain fractions of pixels.
     """
     *_, patch_size, _, channels = patches.shape
     times = side // math.gcd(side, patch_size)
@@ -197,14 +198,15 @@ def down_sized(patches: Tensor, side: int) -> Tensor:
 
 
 def color_classes(colors: Tensor) -> Tensor:
-    """The 3-bit colors of B.1.2: [..., C] in [0, 1] -> classes in 0..8^C - 1.
+    """Returns the 3-bit colors of B.1.2: [..., C] in [0, 1] -> classes in 0..8^C - 1.
 
-    Each channel is cut in 8 equal parts; the first channel counts most. A mean of
-    uint8 pixels that lies on a cut belongs above it. So that float32 cannot put it
-    below, something is added: less than one level of one pixel in a patch of 56x56.
+    Each channel is divided into 8 equal intervals; the first channel is the most
+    significant. A mean of uint8 pixels exactly on a boundary belongs to the upper
+    interval. A small constant keeps float32 rounding from moving it below: less than
+    one level of one pixel in a patch of 56x56.
 
     Args:
-        colors: [..., C]; what is outside 0..1 takes the nearest class.
+        colors: [..., C]; values outside 0..1 are clipped.
 
     Returns:
         int32 [...].
@@ -217,14 +219,14 @@ def color_classes(colors: Tensor) -> Tensor:
 
 
 def class_colors(classes: np.ndarray, channels: int = 3) -> np.ndarray:
-    """The middle of each 3-bit color class (B.1.2): [...] -> [..., C] in [0, 1].
+    """Returns the center of each color class (B.1.2): [...] -> [..., C] in [0, 1].
 
     Args:
-        classes: integers [...] in 0..8^C - 1, as `color_classes` gives them.
+        classes: integers [...] in 0..8^C - 1, as returned by `color_classes`.
         channels: C.
 
     Returns:
-        float64 [..., C]: (level + 0.5) / 8 of each channel.
+        float64 [..., C]: (level + 0.5) / 8 for each channel.
 
     Examples:
         >>> class_colors(np.array(511))
@@ -238,37 +240,38 @@ def class_colors(classes: np.ndarray, channels: int = 3) -> np.ndarray:
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MaskedPatchPredictor(keras.Model):
-    """Masked patch prediction with a model's encoder (B.1.2): a `keras.Model` to `fit`.
+    """A `keras.Model` that trains a model's encoder by masked patch prediction (B.1.2).
 
-    It takes images [B, H, W, C] and no labels. `compile` needs an optimizer alone; the
-    loss is over the corrupted patches alone: cross-entropy for colors, the mean squared
-    error for "l2". `training.fit` follows `recipes.PRETRAIN["masked-patches"]` with it.
+    Its input is images [B, H, W, C], without labels. `compile` requires only an
+    optimizer. The loss is computed on the corrupted patches only: cross-entropy for
+    colors, the mean squared error for "l2". `training.fit` accepts it with
+    `recipes.PRETRAIN["masked-patches"]`.
 
     Args:
-        backbone: a ViT or a hybrid of this library, with a head or without, which is
-            not trained. `backbone` stays this very model; it shares the encoder.
-        target: what is predicted of a corrupted patch: "mean_color", its mean color in
-            3 bits a channel (512 classes; the one the paper reports); "4x4", a 4x4
+        backbone: a ViT or hybrid of this library; a head, if present, is not trained.
+            The encoder is shared, and the attribute `backbone` is this same object.
+        target: prediction for a corrupted patch: "mean_color", its mean color in 3 bits
+            per channel (512 classes; the paper reports this one); "4x4", a 4x4
             down-sized version in such colors (16 x 512); "l2", its pixels.
         corrupt: share of the patches, above 0 and at most 1; the paper found 0.15
             slightly worse.
         mask: share of those that become the [mask] embedding.
-        replace: share that become another patch's embedding, of the same batch.
-        keep: share that stay as they are. The three add up to 1.
-        preprocessing: how images become input, from which the targets are computed;
-            default: the backbone's.
-        seed: seed of the corruption, an integer; None takes one of Keras's.
+        replace: share that become the embedding of another patch of the batch.
+        keep: share that stay as they are. `mask`, `replace` and `keep` add up to 1.
+        preprocessing: scaling of the images, needed to compute the targets [default:
+            the backbone's].
+        seed: integer seed of the corruption; None: Keras chooses one.
         name: name of the model.
 
-    A call returns a dict of what the loss needs: "prediction" [B, M, Q, 8^C], or
-    [B, M, P^2 C] for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M] and
-    "sources" [B, N], see `CorruptPatches`.
+    A call returns a dict for the loss: "prediction" [B, M, Q, 8^C], or [B, M, P^2 C]
+    for "l2"; "target" [B, M, Q], or [B, M, P^2 C]; "places" [B, M] and "sources" [B, N]
+    as described in `CorruptPatches`.
 
     Raises:
-        ValueError: if the backbone has no patches, or they do not tile its images, or
-            are smaller than 4 px a side for "4x4"; if `target` is unknown; if a share
-            is none, or too small for one patch; if the preprocessing does not fit its
-            channels.
+        ValueError: if the backbone has no patches, its patches do not tile its images,
+            or they are smaller than 4 px per side for "4x4"; if `target` is unknown; if
+            a share is not between 0 and 1 or selects no patch; if the preprocessing
+            does not fit the backbone's channels.
     """
 
     backbone: keras.Model
@@ -309,7 +312,7 @@ class MaskedPatchPredictor(keras.Model):
         wanted = _targets(images, target, patch_size, mean, std)
         units = wanted.shape[-1]
         outputs = units if target == "l2" else units * LEVELS ** images.shape[-1]
-        # As the head of 3.1 and D.3: zeros, in float32. The first loss is log 512.
+        # Zeros and float32, as the head of 3.1 and D.3. The first loss is log 512.
         prediction = keras.layers.Dense(
             outputs, kernel_initializer="zeros", dtype=wide(), name="prediction"
         )(tokens)
@@ -328,8 +331,8 @@ class MaskedPatchPredictor(keras.Model):
             name=name,
             **kwargs,
         )
-        self.output_names = ["prediction"]  # What `compile` is to compare (Keras 3.12).
-        # Not an attribute that Keras tracks: a head of it is saved, but not trained.
+        self.output_names = ["prediction"]  # `compile` compares this (Keras 3.12).
+        # Not tracked by Keras: a head of the backbone is saved, but not trained.
         self.__dict__["backbone"] = backbone
         self.target, self.corrupt, self.mask = target, corrupt, mask
         self.replace, self.keep, self.seed = replace, keep, seed
@@ -337,13 +340,13 @@ class MaskedPatchPredictor(keras.Model):
         self.patch_size, self.grid = patch_size, grid
 
     def objective(self) -> tuple[keras.losses.Loss, list[keras.metrics.Metric]]:
-        """The loss of B.1.2's target, and the metrics.
+        """Returns the loss of B.1.2's target and the metrics.
 
-        `training.fit` trains by it, on images as `preprocessing` states.
+        `training.fit` uses them, on images scaled as in `preprocessing`.
 
         Returns:
-            Cross-entropy and the share of colors that are right; of "l2" the mean
-            squared error, in units of the normalized pixels, and no metric.
+            Cross-entropy and the accuracy of the colors. For "l2": the mean squared
+            error in units of the normalized pixels, and no metric.
         """
         if self.target == "l2":
             return keras.losses.MeanSquaredError(dtype=wide()), []
@@ -360,7 +363,7 @@ class MaskedPatchPredictor(keras.Model):
         weighted_metrics: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.compile`; loss and metrics default to `objective`'s."""
+        """Compiles like `keras.Model`; `loss` and metrics default to `objective`'s."""
         own_loss, own_metrics = self.objective()
         super().compile(
             optimizer,
@@ -370,7 +373,7 @@ class MaskedPatchPredictor(keras.Model):
         )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras's, which leaves it to a class with a `compile` of its own."""
+        """Replaces Keras's method, which skips classes that define `compile`."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
@@ -382,7 +385,7 @@ class MaskedPatchPredictor(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Of the corrupted patches; `y` is not read. Weights are the images'."""
+        """Returns the loss on the corrupted patches; `y` is ignored."""
         if sample_weight is not None:
             rank = len(y_pred["target"].shape) - (self.target == "l2")
             sample_weight = ops.reshape(sample_weight, (-1, *[1] * (rank - 1)))
@@ -393,33 +396,34 @@ class MaskedPatchPredictor(keras.Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
-        """Likewise."""
+        """Updates the metrics on the corrupted patches; ignores `y`."""
         results: dict[str, Any] = super().compute_metrics(
             x, y_pred["target"], y_pred["prediction"], sample_weight
         )
         return results
 
     def targets(self, images: Tensor) -> Tensor:
-        """What is to be said of every patch (B.1.2): [B, H, W, C] -> [B, N, Q].
+        """Returns the target of every patch (B.1.2): [B, H, W, C] -> [B, N, Q].
 
         Args:
-            images: normalized as `preprocessing` states.
+            images: scaled as in `preprocessing`.
 
         Returns:
-            int32 classes in 0..8^C - 1; of "l2" the pixels as they come, [B, N, P^2 C].
+            int32 classes in 0..8^C - 1. For "l2": unchanged pixels, [B, N, P^2 C].
         """
         return _targets(images, self.target, self.patch_size, self.mean, self.std)
 
     def reconstruct(self, images: Tensor) -> dict[str, np.ndarray]:
-        """What the model sees and what it predicts: [B, H, W, C] -> pictures.
+        """Draws the model's input and its prediction (B.1.2): [B, H, W, C] -> pictures.
 
         Args:
-            images: normalized as `preprocessing` states.
+            images: scaled as in `preprocessing`.
 
         Returns:
-            "original", "corrupted" (masked patches are gray, a replaced one shows the
-            patch whose embedding it has) and "predicted" (the corrupted patches by
-            their most probable colors, the others as they are): [B, H, W, C] in [0, 1].
+            Three pictures [B, H, W, C] in [0, 1]: "original"; "corrupted", with masked
+            patches in gray and replaced ones showing the patch whose embedding is used;
+            "predicted", with the corrupted patches in their most probable colors and
+            the others unchanged.
         """
         said = {name: _numpy(value) for name, value in self(images).items()}
         original = _numpy(images) * self.std + self.mean
@@ -441,7 +445,7 @@ class MaskedPatchPredictor(keras.Model):
         }
 
     def _painted(self, prediction: np.ndarray) -> np.ndarray:
-        """Patches [B, M, P, P, C] in [0, 1], or colors that fill them."""
+        """Returns patches [B, M, P, P, C] in [0, 1], or the colors that fill them."""
         side, channels = self.patch_size, self.input_shape[-1]
         if self.target == "l2":
             pixels = prediction.reshape(*prediction.shape[:2], side, side, channels)
@@ -486,7 +490,7 @@ def _numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
-    """P in pixels, of a hybrid too, and the grid.
+    """Returns P in pixels, also for a hybrid, and the grid.
 
     Raises:
         ValueError: if there are no patches, or they do not tile the images.
@@ -498,18 +502,18 @@ def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
         or isinstance(backbone, MaskedPatchPredictor)
     ):
         raise ValueError(
-            "Expected a whole ViT or hybrid of this library (3.1), whose patches can "
-            f"be corrupted. Received: backbone={arguments.shown(backbone)}"
+            "Expected a whole ViT or hybrid of this library (3.1), with patches to "
+            f"corrupt. Received: backbone={arguments.shown(backbone)}"
         )
     facts = describe(backbone)
     side, grid = facts["stride"] * facts["patch_size"], facts["grid"]
     size = tuple(backbone.input_shape[1:3])
     if size != (grid[0] * side, grid[1] * side):
         raise ValueError(
-            "Expected images that patches tile: masked patch prediction compares each "
-            f"with its own pixels (B.1.2). Received: backbone={backbone.name!r} for "
+            "Expected images that patches tile, because each patch is compared with "
+            f"its pixels (B.1.2). Received: backbone={backbone.name!r} for "
             f"images of {size[0]}x{size[1]} px, {grid[0]}x{grid[1]} patches of {side} "
-            "px. keras_vit.at_resolution makes it one of a multiple"
+            "px. Change the size to a multiple with keras_vit.at_resolution"
         )
     return side, grid
 
@@ -536,18 +540,18 @@ def _check(
     _check_count(corrupt, num_patches)
     if patch_size < SIDE.get(target, 1):
         raise ValueError(
-            "Expected patches of 4 pixels or more a side for target='4x4'. Received: "
+            "Expected patches of 4 or more pixels per side for target='4x4'. Received: "
             f"{patch_size}"
         )
 
 
 def _check_count(corrupt: float, num_patches: int) -> None:
-    """Raises where there is no corrupted patch, or no other one to replace it."""
+    """Raises if no patch is corrupted, or if there is no other one to replace it."""
     if num_patches < 2 or not corrupted_patches(corrupt, num_patches):
         raise ValueError(
-            "Expected two patches or more in an image, one of them corrupted. "
-            f"Received: corrupt={corrupt} of {num_patches} patches. Take a larger "
-            "share, or smaller patches"
+            "Expected at least two patches per image, at least one of them corrupted. "
+            f"Received: corrupt={corrupt} of {num_patches} patches. Use a larger "
+            "share or smaller patches"
         )
 
 
@@ -558,7 +562,7 @@ def _targets(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Tensor:
-    """What is to be predicted of every patch: [B, H, W, C] -> [B, N, Q]."""
+    """Returns the target of every patch: [B, H, W, C] -> [B, N, Q]."""
     cut = patches_of(images, patch_size)
     num_patches, channels = cut.shape[1], cut.shape[-1]
     if target == "l2":

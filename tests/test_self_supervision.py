@@ -542,7 +542,7 @@ def test_reconstructions(predictor):
             {"preprocessing": keras_vit.Preprocessing(mean=(0.5, 0.4))},
             r"one value for each channel.* for 3 channels",
         ),
-        ({"corrupt": 0.01}, "corrupt=0.01 of 24 patches. Take a larger share"),
+        ({"corrupt": 0.01}, "corrupt=0.01 of 24 patches. Use a larger share"),
     ],
 )
 def test_shares(arguments, message):
@@ -551,7 +551,7 @@ def test_shares(arguments, message):
 
 
 def test_patches_smaller_than_the_picture_of_them():
-    with pytest.raises(ValueError, match=r"4 pixels or more a side.*Received: 2"):
+    with pytest.raises(ValueError, match=r"4 or more pixels per side.*Received: 2"):
         MaskedPatchPredictor(tiny((8, 8), patch_size=2), "4x4")
 
 

@@ -1,4 +1,4 @@
-"""Looking inside (section 4.5, D.5, D.7, D.8)."""
+"""Inspection of models: attention, embeddings, costs (section 4.5, D.5, D.7, D.8)."""
 
 from typing import TYPE_CHECKING
 

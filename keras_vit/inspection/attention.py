@@ -23,37 +23,38 @@ __all__ = [
 
 
 class NoAttentionError(ValueError):
-    """A model of this library in which no layer attends to all tokens."""
+    """Raised for a model of this library in which no layer attends to all tokens."""
 
 
 def attention_scores(model: keras.Model, images: Tensor) -> Tensor:
     """Returns every layer's attention (Appendix A): [B, H, W, C] -> [B, L, k, T, T].
 
-    The whole of it; what follows here never holds more than one layer's.
+    The result holds all layers at once. The other functions of this module hold at most
+    one layer's attention.
 
     Args:
         model: a ViT or a hybrid.
-        images: [B, H, W, C], scaled as for the model.
+        images: [B, H, W, C], preprocessed for the model.
 
     Returns:
-        A of each head, shares in [0, 1]; the row of a query adds up to 1.
+        A of each head, shares in [0, 1]; the row of each query adds up to 1.
 
     Raises:
-        ValueError: if the model attends along rows and columns (D.6), or is not of this
-            library.
+        ValueError: if the model attends along rows and columns (D.6), or is not a model
+            of this library.
     """
     return ops.stack(list(_layer_scores(model, images)), axis=1)
 
 
 def _layer_scores(model: keras.Model, images: Tensor) -> Iterator[Tensor]:
-    """Each layer's attention in turn, [B, k, T, T]: never all of them at once."""
+    """Yields the attention of one layer at a time, [B, k, T, T]."""
     blocks = _blocks(model)
     for block, z in zip(blocks, _inputs(model, images, blocks), strict=True):
         yield block.attention_scores(z)
 
 
 def _facts(model: keras.Model) -> dict[str, Any]:
-    """Returns `describe(model)`; a model without attention is an error that says so."""
+    """Returns `describe(model)`; raises for a model without attention."""
     first = [at for at in model.layers if isinstance(at, StdConv2D | PatchEmbedding)]
     if first and not any(isinstance(at, PatchEmbedding) for at in first):
         raise _no_attention(model, "a ResNet without any attention (4.1)")
@@ -69,7 +70,7 @@ def _blocks(model: keras.Model) -> list[TransformerBlock]:
 
 def _no_attention(model: keras.Model, instead: str) -> NoAttentionError:
     return NoAttentionError(
-        "Expected a model whose layers attend to all tokens (Appendix A). "
+        "Expected a model in which layers attend to all tokens (Appendix A). "
         f"Received: model={model.name!r}, {instead}"
     )
 
@@ -77,11 +78,11 @@ def _no_attention(model: keras.Model, instead: str) -> NoAttentionError:
 def _inputs(
     model: keras.Model, images: Tensor, layers: Sequence[keras.layers.Layer]
 ) -> Iterator[Tensor]:
-    """The input of each of `layers` in turn, computed from the one before it.
+    """Yields the input of each of `layers`, computed from the previous one.
 
-    A `keras.Function`: a `keras.Model` that starts between layers fails where one of
-    them is called several times, as shared positions are (D.4). Before Keras 3.15 a
-    Function that starts between layers fails too: all inputs are computed at once.
+    It uses `keras.Function`, because a `keras.Model` that starts between layers fails
+    if one of them is called several times, as shared positions are (D.4). Before Keras
+    3.15 such a Function fails too; then all inputs are computed at once.
     """
     inputs = [layer.input for layer in layers]
     try:
@@ -98,7 +99,7 @@ def _inputs(
 
 def _batches(images: Any, batch_size: int) -> Iterator[Any]:
     if not len(images):
-        raise ValueError("Expected images to look at. Received: none")
+        raise ValueError("Expected at least one image. Received: none")
     if batch_size < 1:
         raise ValueError(
             f"Expected a batch_size of 1 or more. Received: batch_size={batch_size}"
@@ -110,28 +111,29 @@ def _batches(images: Any, batch_size: int) -> Iterator[Any]:
 def attention_rollout(
     model: keras.Model, images: Any, batch_size: int = 16, resized: bool = True
 ) -> np.ndarray:
-    """How much the output looks at each place, D.8, Figures 6 and 14: -> [N, H, W].
+    """Computes attention rollout, D.8, Figures 6 and 14: [N, H, W, C] -> [N, H, W].
 
-    Attention rollout (Abnar and Zuidema, 2020): heads averaged, the identity added for
-    the residual connections, rows renormalized, layers multiplied. The map is the row
-    of what the head reads, over the patches: the class token's; without one, the mean
-    of the patches', which MAP's probe weighs; the mean of both of DeiT's tokens, or
-    of all tokens under `pooling="avg"` or "max".
+    Attention rollout (Abnar and Zuidema, 2020) averages the heads, adds the identity
+    for the residual connections, renormalizes the rows and multiplies the layers. The
+    map is the row of the head's input over the patches. The head's input is the class
+    token; without one, the mean of the patches, weighted by MAP's probe if there is
+    one; for DeiT the mean of both tokens; for `pooling="avg"` or "max" the mean of all
+    tokens.
 
     Args:
         model: a ViT or a hybrid.
-        images: [N, H, W, C], scaled as for the model; an array, read in batches.
-        batch_size: images at once. No more is held than one layer's attention on them.
-        resized: whether maps are as large as the images, bilinear between the middles
-            of patches; else [N, rows, columns], a number for each patch.
+        images: array [N, H, W, C], preprocessed for the model; read in batches.
+        batch_size: images at once. At most one layer's attention on them is in memory.
+        resized: whether to resize the maps to the images, bilinearly between the
+            centers of patches; otherwise [N, rows, columns], a number for each patch.
 
     Returns:
-        NumPy array of shares of 1. Before a map is resized they sum to at most 1, the
-        rest is of tokens that are no patches.
+        NumPy array of shares of 1. Before resizing, a map sums to at most 1; the rest
+        belongs to tokens that are not patches.
 
     Raises:
         ValueError: if there are no images, `batch_size` is less than 1, or the model
-            attends along rows and columns or is not of this library.
+            attends along rows and columns or is not a model of this library.
     """
     maps = np.concatenate(
         [
@@ -152,7 +154,7 @@ def attention_rollout(
 
 
 def rollout(model: keras.Model, images: Tensor) -> Tensor:
-    """`attention_rollout`'s formula in ops: [B, H, W, C] -> [B, rows, columns]."""
+    """Computes `attention_rollout` in Keras ops: [B, H, W, C] -> [B, rows, columns]."""
     found = _Rollout(model)
     for layer, scores in found.walk(images):
         found.add(layer, scores)
@@ -160,7 +162,7 @@ def rollout(model: keras.Model, images: Tensor) -> Tensor:
 
 
 class _Rollout:
-    """Computes `rollout` layer by layer, from scores that others use too."""
+    """Computes `rollout` layer by layer, from scores that have other uses too."""
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
@@ -169,7 +171,7 @@ class _Rollout:
         self.joint = ops.eye(self.tokens)
 
     def walk(self, images: Tensor) -> Iterator[tuple[keras.layers.Layer, Tensor]]:
-        """Yields each layer with its attention, the `MAPHead` last."""
+        """Yields each layer with its attention; the `MAPHead` is last."""
         probes = [at for at in self.model.layers if isinstance(at, MAPHead)]
         layers = [*_blocks(self.model), *probes]
         inputs = _inputs(self.model, images, layers)
@@ -199,8 +201,8 @@ def all_of_attention(
     """Computes output attention, rollout and distance in one pass over the layers.
 
     Args:
-        model: A model that `attention_rollout` accepts.
-        images: [B, H, W, C], scaled for the model; all are computed at once.
+        model: a model that `attention_rollout` accepts.
+        images: [B, H, W, C], preprocessed for the model; computed at once.
 
     Returns:
         `output_attention` [B, L, k, rows, columns], `attention_rollout` without
@@ -225,7 +227,7 @@ def all_of_attention(
 
 
 def _readers(model: keras.Model) -> np.ndarray:
-    """What share of the head each token has, where all are asked alike: [T]."""
+    """Returns each token's share of the head's input, without MAP's weights: [T]."""
     facts = _facts(model)
     tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
     shares = np.zeros(tokens, np.float32)
@@ -239,7 +241,7 @@ def _readers(model: keras.Model) -> np.ndarray:
 
 
 def own_tokens(model: keras.Model) -> int | None:
-    """How many tokens of its own the head reads; 0: the patches; None: all tokens."""
+    """Counts the head's special tokens; 0: it uses the patches; None: all tokens."""
     pooled = {"avg_pool", "max_pool"}  # The builders' `pooling`, over all T.
     if pooled & {layer.name for layer in model.layers}:
         return None
@@ -247,10 +249,10 @@ def own_tokens(model: keras.Model) -> int | None:
 
 
 def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:
-    """Bilinear weights of patches for pixels: [pixels, count].
+    """Returns bilinear weights of patches for pixels: [pixels, count].
 
-    The middle of a patch of `step` pixels has its number; outside of the first and last
-    middles it is theirs.
+    The center of a patch of `step` pixels has the patch's value. Pixels beyond the
+    first and last centers have the value of the first and last patch.
     """
     places = ((np.arange(pixels) + 0.5) / step - 0.5).clip(0, count - 1)
     away = np.abs(places[:, None] - np.arange(count))
@@ -261,18 +263,18 @@ def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:
 def output_attention(
     model: keras.Model, images: Any, batch_size: int = 16
 ) -> np.ndarray:
-    """What each head of each layer looks at: [N, H, W, C] -> [N, L, k, rows, columns].
+    """Returns the attention of each head: [N, H, W, C] -> [N, L, k, rows, columns].
 
-    The class token's row of A (Appendix A) over the patches; without one the mean of
-    the patches' rows.
+    It is the class token's row of A (Appendix A) over the patches; without a class
+    token, the mean of the patches' rows.
 
     Args:
         model: see `attention_rollout`.
-        images: [N, H, W, C], likewise.
+        images: [N, H, W, C]; see `attention_rollout`.
         batch_size: see `attention_rollout`.
 
     Returns:
-        NumPy array of shares, those of a head adding up to at most 1.
+        NumPy array of shares; those of a head add up to at most 1.
 
     Raises:
         ValueError: see `attention_rollout`.
@@ -297,20 +299,21 @@ def output_attention(
 def attention_distance(
     model: keras.Model, images: Any, batch_size: int = 16
 ) -> np.ndarray:
-    """How far each head looks, D.7, Figures 7 and 11: [N, H, W, C] -> pixels [L, k].
+    """Computes attention distances, D.7, Figures 7 and 11: [N, H, W, C] -> px [L, k].
 
-    The distance between a query's patch and the keys', weighted by attention, in the
-    mean over queries and images; the paper takes 128. Tokens that are no patches have
-    no place: they are left out, and the weights of the others add up to 1. Of a hybrid,
-    patches lie a patch of pixels apart.
+    The distance between the query's and the key's patch is weighted by attention and
+    averaged over queries and images; the paper uses 128 images. Tokens that are not
+    patches have no position. They are left out, and the remaining weights are
+    normalized to 1. For a hybrid, the distance between neighboring patches is the side
+    of a patch in pixels of the image.
 
     Args:
         model: see `attention_rollout`.
-        images: [N, H, W, C], likewise.
+        images: [N, H, W, C]; see `attention_rollout`.
         batch_size: see `attention_rollout`.
 
     Returns:
-        NumPy array, float64, a row for each layer and a column for each head.
+        NumPy array, float64, with a row for each layer and a column for each head.
 
     Raises:
         ValueError: see `attention_rollout`.
@@ -326,7 +329,7 @@ def attention_distance(
 
 
 def patch_distances(grid: tuple[int, int], patch_size: int) -> np.ndarray:
-    """Between the middles of any two patches, in pixels: [N, N], row by row."""
+    """Returns the distances between patch centers in pixels, row by row: [N, N]."""
     places = np.indices(grid).reshape(2, -1) * patch_size
     offsets = places[:, :, None] - places[:, None, :]
     distances: np.ndarray = np.sqrt((offsets**2).sum(0)).astype(np.float32)
@@ -334,9 +337,9 @@ def patch_distances(grid: tuple[int, int], patch_size: int) -> np.ndarray:
 
 
 def mean_distance(scores: Tensor, away: np.ndarray, prefix: int) -> Tensor:
-    """Weighted by attention, over the queries: [B, k, T, T], [N, N] -> [B, k]."""
+    """Averages distances by attention and queries: [B, k, T, T], [N, N] -> [B, k]."""
     weights = scores[:, :, prefix:, prefix:]
     onto_patches = ops.sum(weights, axis=-1, keepdims=True)
-    # A query that looks at no patch at all looks 0 pixels far.
+    # A query that attends to no patch has distance 0.
     weights = weights / ops.where(onto_patches == 0, 1.0, onto_patches)
     return ops.mean(ops.sum(ops.multiply(weights, away), axis=-1), axis=-1)

@@ -1,16 +1,17 @@
-"""What a model costs: parameters and multiply-adds (Table 6, D.5), from its config.
+"""Counts parameters and multiply-adds (Table 6, D.5) from a config.
 
-Counted are the multiply-adds of matrix products and convolutions, of one image: the
-patch embedding, the projections to q, k and v and out of the heads, q k^T and A v,
+The count includes the multiply-adds of matrix products and convolutions for one image:
+the patch embedding, the projections to q, k and v and out of the heads, q k^T and A v,
 q r^T of relative positions, the MLPs, MAP's attention, the ResNets' convolutions, the
-head and its hidden layer. A tap of a convolution that falls on padding is not counted,
-as XLA's cost analysis does not; with them Table 6's ResNets come out 3 to 4 % high.
+head and its hidden layer. Taps of a convolution on padding are not counted, as in XLA's
+cost analysis. With them, Table 6's ResNets would be 3 to 4 % higher.
 
-Not counted are biases, norms, softmax, activations, pooling and residuals, for which
-XLA's analysis of one image more is higher, by 0.4 % of ViT-B/16, 0.7 % of R50+ViT-B/16
-and 0.9 % of BiT-R50x1; nor the standardizing of kernels, once for a whole batch.
+The count excludes biases, norms, softmax, activations, pooling and residuals. XLA's
+analysis includes them and is higher by 0.4 % for ViT-B/16, 0.7 % for R50+ViT-B/16 and
+0.9 % for BiT-R50x1. It also excludes the standardization of kernels, which is done once
+for a batch.
 
-`memory` says what the bytes of a batch are, `devices` what time and money are.
+`memory` counts the bytes of a batch, `devices` converts FLOPs to time and money.
 """
 
 import dataclasses
@@ -39,12 +40,12 @@ __all__ = ["Costs", "costs", "table_6"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What `costs` counts (Table 6, D.5); `print` shows it as a table.
+    """Costs of a model, as counted by `costs` (Table 6, D.5); `print` shows a table.
 
     Attributes:
         parameters: `model.count_params()`.
-        by_layer: multiply-adds of one image, forward, by a layer's name.
-        by_operation: the same sum by what is computed.
+        by_layer: multiply-adds of one image's forward pass, by layer name.
+        by_operation: the same sum by operation.
         memory: memory of the batch, in bytes.
     """
 
@@ -55,13 +56,13 @@ class Costs:
 
     @property
     def multiply_adds(self) -> int:
-        """Of one image, forward; a multiply-add is two FLOPs."""
+        """Multiply-adds of one image's forward pass; a multiply-add is two FLOPs."""
         return sum(self.by_operation.values())
 
     def exaflops(self, images_seen: float) -> float:
-        """10^18 FLOPs of a training, as Table 6 has them.
+        """Returns the 10^18 FLOPs of a training run, as in Table 6.
 
-        A multiply-add is two, and a backward pass costs two forward passes.
+        A multiply-add is two FLOPs. A backward pass costs two forward passes.
 
         Args:
             images_seen: epochs times images.
@@ -74,7 +75,7 @@ class Costs:
         """
         if not 0 <= images_seen < math.inf:
             raise ValueError(
-                f"Expected images, 0 or more. Received: images_seen={images_seen}"
+                f"Expected 0 or more images. Received: images_seen={images_seen}"
             )
         return 3 * 2 * self.multiply_adds * images_seen / 1e18
 
@@ -84,20 +85,20 @@ class Costs:
         device: str = "TPUv3-core",
         utilisation: float = PAPERS_UTILISATION,
     ) -> float:
-        """Hours of a training on one device; on N of them each has an N-th.
+        """Returns the hours of a training run on one device; N devices divide by N.
 
         Args:
             images_seen: epochs times images.
-            device: see `devices.DEVICES`: "TPUv3-core", "A100-80GB", "H100", ...
-            utilisation: share of the device's peak that is FLOPs of `exaflops`, in
-                (0, 1] [default: Table 2's ViTs on TPUv3, 0.345].
+            device: a name in `devices.DEVICES`: "TPUv3-core", "A100-80GB", "H100", ...
+            utilisation: FLOPs of `exaflops` as a share of the device's peak, in (0, 1]
+                [default: Table 2's ViTs on TPUv3, 0.345].
 
         Returns:
             Hours.
 
         Raises:
-            ValueError: if the device is unknown, or the utilisation or `images_seen`
-                out of range.
+            ValueError: if the device is unknown, or the utilization or `images_seen`
+                is out of range.
         """
         if not 0 < utilisation <= 1:
             raise ValueError(
@@ -110,17 +111,17 @@ class Costs:
     def core_days(
         self, images_seen: float, utilisation: float = PAPERS_UTILISATION
     ) -> float:
-        """TPUv3-core-days of a training, as Table 2 has them.
+        """Returns the TPUv3-core-days of a training run, as in Table 2.
 
         Args:
             images_seen: epochs times images.
             utilisation: see `hours`.
 
         Returns:
-            Days of one TPUv3 core, of which a chip has two.
+            Days of one TPUv3 core; a chip has two cores.
 
         Raises:
-            ValueError: as `hours`.
+            ValueError: see `hours`.
         """
         return self.hours(images_seen, "TPUv3-core", utilisation) * 3600 / DAY
 
@@ -130,7 +131,7 @@ class Costs:
         device: str = "H100",
         utilisation: float = PAPERS_UTILISATION,
     ) -> float:
-        """GPU-hours of a training; see `hours`.
+        """Returns the GPU-hours of a training run; see `hours`.
 
         Args:
             images_seen: epochs times images.
@@ -141,7 +142,7 @@ class Costs:
             Hours of one device.
 
         Raises:
-            ValueError: as `hours`.
+            ValueError: see `hours`.
         """
         return self.hours(images_seen, device, utilisation)
 
@@ -153,11 +154,11 @@ class Costs:
         device: str = "H100",
         utilisation: float = PAPERS_UTILISATION,
     ) -> float:
-        """What a training costs; see `hours`.
+        """Returns the price of a training run; see `hours`.
 
         Args:
             images_seen: epochs times images.
-            price: euros an hour of one device, 0 or more.
+            price: euros per hour of one device, 0 or more.
             device: see `hours`.
             utilisation: see `hours`.
 
@@ -165,22 +166,22 @@ class Costs:
             Euros.
 
         Raises:
-            ValueError: as `hours`, and if the price is negative or not finite.
+            ValueError: see `hours`; also if the price is negative or not finite.
         """
         if not 0 <= price < math.inf:
             raise ValueError(
-                f"Expected a price of 0 or more euros an hour. Received: price={price}"
+                f"Expected a price of 0 or more euros per hour. Received: price={price}"
             )
         return price * self.hours(images_seen, device, utilisation)
 
     def table(self, by_layer: bool = False) -> str:
-        """Lines of parameters and multiply-adds.
+        """Formats parameters and multiply-adds as lines of text.
 
         Args:
-            by_layer: whether a line is of a layer, or of an operation.
+            by_layer: whether each line is a layer; otherwise an operation.
 
         Returns:
-            Text, a number and its share a line.
+            Text with a number and its share on each line.
         """
         counted = self.by_layer if by_layer else self.by_operation
         shares = [
@@ -206,25 +207,24 @@ def costs(
     dtype: str = "float32",
     optimizer: str = "adam",
 ) -> Costs:
-    """Counts parameters, multiply-adds and memory (Table 6, D.5), building no model.
+    """Counts parameters, multiply-adds and memory (Table 6, D.5) without building.
 
     Args:
-        model: a config, a name of `VARIANTS` ("ViT-B/16", "ViT_B16"), or a model that
-            is built.
-        image_size: (H, W) in pixels [default: a built model's own, else (224, 224)].
-        batch: images at once, of the memory alone.
-        num_classes: K; 0 leaves the head out [default: a built model's own, else 1000].
-        num_channels: C [default: a built model's own, else 3].
-        dtype: dtype of activations: "float32", or "bfloat16" as of "mixed_bfloat16".
-        optimizer: whose numbers are counted: "adam", "sgd" or "adafactor".
+        model: a config, a name in `VARIANTS` ("ViT-B/16", "ViT_B16"), or a built model.
+        image_size: (H, W) in pixels [default: a built model's size, else (224, 224)].
+        batch: images at once; only memory depends on it.
+        num_classes: K; 0 excludes the head [default: a built model's K, else 1000].
+        num_channels: C [default: a built model's C, else 3].
+        dtype: dtype of activations: "float32", or "bfloat16" for "mixed_bfloat16".
+        optimizer: optimizer with its state: "adam", "sgd" or "adafactor".
 
     Returns:
-        The counts; those of multiply-adds are of one image, the memory of the batch.
+        The counts: multiply-adds for one image, memory for the batch.
 
     Raises:
-        ValueError: if the name is unknown, `model` is no ViT, hybrid or ResNet of this
-            library, or it cannot be built for images or classes like these; if the
-            batch is not positive, the dtype or the optimizer unknown.
+        ValueError: if the name is unknown, `model` is not a ViT, hybrid or ResNet of
+            this library, or it cannot be built for this image size or these classes; if
+            the batch is not positive; if the dtype or the optimizer is unknown.
 
     Examples:
         >>> from keras_vit.inspection import costs
@@ -251,13 +251,13 @@ def costs(
 
 
 def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
-    """Our exaFLOPs of Table 6's pre-trainings on JFT-300M, by (model, epochs).
+    """Computes the exaFLOPs of Table 6's pre-trainings on JFT-300M by our count.
 
     Args:
-        num_classes: K of the head that is counted.
+        num_classes: K of the counted head.
 
     Returns:
-        10^18 FLOPs of each row, by its model and epochs, as ("ViT-B/16", 7).
+        10^18 FLOPs by model and epochs, as ("ViT-B/16", 7).
 
     Raises:
         ValueError: if `num_classes` is negative.
@@ -271,7 +271,7 @@ def table_6(num_classes: int = 1000) -> dict[tuple[str, int], float]:
 
 
 def _is_built(model: Any) -> bool:
-    """Returns whether this is a `keras.Model`; none exists before Keras is imported."""
+    """Returns whether `model` is a `keras.Model`, without importing Keras."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(model, keras.Model)
 
@@ -296,7 +296,7 @@ def _config(model: Any) -> CheckpointConfig:
 def _built_for(
     model: "keras.Model", config: CheckpointConfig
 ) -> tuple[Sides, int, int]:
-    """(H, W), K (0 without a head) and C of a model that its config is all of."""
+    """Returns (H, W), K (0 without a head) and C; raises for an extended model."""
     from keras_vit.layers.embeddings import check_unadapted
 
     check_unadapted(model, "count it before, or its config")
@@ -307,8 +307,8 @@ def _built_for(
     if counted != model.count_params():
         raise ValueError(
             "Expected a model as keras_vit.vit or resnet builds it. Received: "
-            f"model={model.name!r} with {model.count_params():,} parameters, of which "
-            f"a {type(config).__name__} has {counted:,}"
+            f"model={model.name!r} with {model.count_params():,} parameters instead of "
+            f"the {counted:,} of its {type(config).__name__}"
         )
     return own
 
@@ -325,7 +325,7 @@ def _checked(
     num_classes: int,
     num_channels: int,
 ) -> list[Part]:
-    """The parts of a model that could be built so."""
+    """Returns the parts of a model, after checking that it could be built."""
     sides = tuple(image_size) if isinstance(image_size, tuple | list) else ()
     if len(sides) != 2 or any(not isinstance(n, Integral) or n < 1 for n in sides):
         raise ValueError(
@@ -335,7 +335,7 @@ def _checked(
     whole = all(isinstance(n, Integral) for n in (num_classes, num_channels))
     if not whole or num_classes < 0 or num_channels < 1:
         raise ValueError(
-            "Expected num_classes of 0 or more and num_channels of 1 or more, whole. "
+            "Expected num_classes >= 0 and num_channels >= 1, both integers. "
             f"Received: num_classes={num_classes}, num_channels={num_channels}"
         )
     height, width = map(int, sides)

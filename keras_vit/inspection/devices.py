@@ -1,8 +1,8 @@
-"""Peaks and memory of devices, and the share of a peak that trainings reach.
+"""Peak FLOP/s and memory of devices, and the share of the peak reached in training.
 
-Table 2's unit is the TPUv3 core. A peak is that of dense products of bfloat16 with sums
-in float32; the T4 has float16 instead. NVIDIA's data sheets print twice the number
-where they count sparsity. A GPU's memory is the one that nvidia-smi prints.
+Table 2's unit is the TPUv3 core. The peak is for dense products of bfloat16 with sums
+in float32; for the T4, which has no bfloat16, of float16. NVIDIA's data sheets print
+twice the number if they count sparsity. GPU memory is as printed by nvidia-smi.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ DAY = 86_400  # Seconds.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device, by its maker's numbers.
+    """A device with its maker's numbers.
 
     Attributes:
-        teraflops: dense peak, 10^12 FLOP/s of bfloat16 (float16 of the T4).
-        memory: in bytes.
+        teraflops: dense peak, 10^12 FLOP/s of bfloat16 (float16 for the T4).
+        memory: memory in bytes.
         source: publication of the peak.
     """
 
@@ -41,7 +41,7 @@ _TPU = "docs.cloud.google.com/tpu/docs/"
 _NVIDIA = "NVIDIA's data sheet, as listed in glennklockwood.com/garden/processors/"
 
 DEVICES = {
-    # Half a chip, of 123 TFLOP/s and 32 GiB: the unit of Table 2.
+    # Half a chip of 123 TFLOP/s and 32 GiB: the unit of Table 2.
     "TPUv3-core": Device(teraflops=61.5, memory=16 * _GIB, source=_TPU + "v3"),
     "TPUv4": Device(teraflops=275, memory=32 * _GIB, source=_TPU + "v4"),
     "TPUv5e": Device(teraflops=197, memory=16 * _GIB, source=_TPU + "v5e"),
@@ -77,20 +77,20 @@ DEVICES = {
 """Every `Device` by name, each with its source."""
 
 
-_SHORT = {"a100": "A100-40GB"}  # Colab's, and the smaller one.
+_SHORT = {"a100": "A100-40GB"}  # The smaller one, which Colab has.
 
 
 def device_of(name: str) -> Device:
-    """Returns the device of a name, in any case.
+    """Returns the device with a name, in any case.
 
     Args:
-        name: see `DEVICES`: "H100"; "A100" is the one of 40 GB.
+        name: a name in `DEVICES`, such as "H100"; "A100" is the one with 40 GB.
 
     Returns:
         The `Device`.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the name is unknown.
     """
     name_in_full = _SHORT.get(name.lower(), name).lower()
     for known, device in DEVICES.items():
@@ -100,10 +100,10 @@ def device_of(name: str) -> Device:
 
 
 def paper_utilisation(*models: str) -> float:
-    """The share of a TPUv3 core's peak that models of Table 2 computed with.
+    """Returns the share of a TPUv3 core's peak that models of Table 2 reached.
 
-    Table 6's exaFLOPs of 14 epochs of JFT-300M over what Table 2's core-days could have
-    done. BiT-R152x4's FLOPs and epochs are in no table of the paper.
+    It is Table 6's exaFLOPs for 14 epochs of JFT-300M, divided by the FLOPs at peak in
+    Table 2's core-days. The paper has no FLOPs and epochs for BiT-R152x4.
 
     Args:
         *models: "ViT-L/16", "ViT-H/14", or both.
@@ -121,9 +121,9 @@ def paper_utilisation(*models: str) -> float:
 
 
 PAPERS_UTILISATION = paper_utilisation("ViT-L/16", "ViT-H/14")  # 0.43 and 0.32.
-"""0.345, that of Table 2's ViT-L/16 and ViT-H/14 together; see `paper_utilisation`."""
+"""0.345, the share of Table 2's ViT-L/16 and ViT-H/14; see `paper_utilisation`."""
 
-# As reported to this project: 0.23 to 0.29 on an H100, 0.44 on an A100. The paper's own
-# two are between them, 0.32 and 0.43. None was measured here.
+# Reported to this project: 0.23 to 0.29 on an H100, 0.44 on an A100. The paper's two,
+# 0.32 and 0.43, lie between them. None was measured here.
 MEASURED_UTILISATION = (0.23, 0.44)
-"""Spread of the utilizations that were reported for well-tuned trainings of ViTs."""
+"""Lowest and highest utilization reported for well-tuned training of ViTs."""

@@ -1,4 +1,4 @@
-"""What the embeddings have learnt: filters and positions (4.5, D.4)."""
+"""Learned embeddings: filters and positions (4.5, D.4)."""
 
 import keras
 import numpy as np
@@ -11,33 +11,34 @@ __all__ = ["embedding_filters", "position_similarity"]
 
 
 def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
-    """The first principal components of E's filters, Figure 7, left: [n, P, P, C].
+    """Returns the principal components of E's filters, Figure 7, left: [n, P, P, C].
 
-    The D columns of E are D patches; their mean is taken out. Components have length 1,
-    come by falling variance, and with the sign that makes their sum positive.
+    The D columns of E are D patches. Their mean is subtracted. Components have length
+    1, are sorted by decreasing variance, and have the sign that makes their sum
+    positive.
 
     Args:
-        model: a ViT whose patches are of pixels.
+        model: a ViT with patches of pixels.
         components: n, at most D and at most P^2 C.
 
     Returns:
         NumPy array, float, [n, P, P, C].
 
     Raises:
-        ValueError: if there are not so many, or the patches are of a feature map.
+        ValueError: if n is out of range, or the patches are cut from a feature map.
     """
     facts = describe(model)
     if facts["stride"] != 1:
         raise ValueError(
             "Expected patches of pixels. Received: a hybrid, "
-            f"model={model.name!r}, whose patches are of a feature map (3.1)"
+            f"model={model.name!r}, with patches of a feature map (3.1)"
         )
     kernel = ops.convert_to_numpy(model.get_layer("embedding").projection.kernel)
     patch, hidden_size = kernel.shape[:-1], kernel.shape[-1]
     filters = kernel.reshape(-1, hidden_size).T.astype(np.float64)  # [D, P^2 C]
     if not 0 < components <= min(filters.shape):
         raise ValueError(
-            f"Expected 1 to {min(filters.shape)} components, of filters {patch} and "
+            f"Expected 1 to {min(filters.shape)} components for filters {patch} and "
             f"D={hidden_size}. Received: components={components}"
         )
     centered = filters - filters.mean(0)
@@ -47,32 +48,33 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
 
 
 def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:
-    """The cosine of any two patches' positions, Figures 7 and 10: [R, S, R, S].
+    """Returns the cosine of any two patches' positions, Figs. 7, 10: [R, S, R, S].
 
-    `[row, column]` is the picture of one patch: its likeness to all others, 0 where a
-    position is all zeros.
+    `[row, column]` is the picture of one patch: its similarity to all others. It is 0
+    for a position of zeros.
 
     Args:
-        model: a model of any of D.4's kinds that adds positions.
-        layer: whose positions, where every layer adds some of its own (D.4).
+        model: a model with any of D.4's positions that are added.
+        layer: index of the layer, if every layer adds its own positions (D.4).
 
     Returns:
-        NumPy array in [-1, 1], of R rows and S columns of patches.
+        NumPy array in [-1, 1], for R rows and S columns of patches.
 
     Raises:
-        ValueError: if the model adds no positions ("none", "relative"), or none there.
+        ValueError: if the model adds no positions ("none", "relative"), or if that
+            layer adds none.
     """
     facts = describe(model)
     layers = [at for at in model.layers if isinstance(at, AddPositionEmbs)]
     if not layers:
         raise ValueError(
             "Expected a model that adds positions to its tokens (D.4). Received: "
-            f"model={model.name!r}, whose positions are none or relative"
+            f"model={model.name!r}, which has no positions or relative ones"
         )
     if not 0 <= layer < len(layers):
         raise ValueError(
-            f"Expected a layer from 0 to {len(layers) - 1} that adds positions of its "
-            f"own (D.4). Received: layer={layer}"
+            f"Expected a layer from 0 to {len(layers) - 1} with its own positions "
+            f"(D.4). Received: layer={layer}"
         )
     (table,) = ops.convert_to_numpy(layers[layer].table()).astype(np.float64)
     table = table[facts["num_prefix_tokens"] :]

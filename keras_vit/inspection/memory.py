@@ -1,27 +1,27 @@
-"""The memory that a forward pass and an update take, from a config.
+"""Memory of a forward pass and of an update, from a config.
 
-Modeled is what a compiler that fuses operations allocates, XLA on TensorFlow, in bytes
-of a batch's activations:
+The model is a compiler that fuses operations, XLA on TensorFlow. It counts the bytes of
+a batch's activations:
 
-- forward (inference): the most that one operation reads and writes at once, with what
-  runs past it to the residual sum;
-- training: what the backward pass reads of every layer (the inputs of products and
-  norms, q, k and v, the softmax, the MLP's hidden layer before and after its GELU and
-  the tanh inside), and the gradient of the widest sum of residuals;
-- rematerialized: of Transformer blocks their inputs alone, and all of one block but the
-  tanh. What is outside of them (a hybrid's ResNet) is kept as before.
+- forward (inference): the maximum, over operations, of the bytes read and written at
+  once, plus the residual stream that bypasses the operation;
+- training: the values of every layer that the backward pass reads (the inputs of
+  products and norms, q, k and v, the softmax, the MLP's hidden layer before and after
+  its GELU and the tanh inside), and the gradient of the widest sum of residuals;
+- rematerialized: for Transformer blocks only their inputs, and the values of one block
+  without the tanh. Layers outside of the blocks (a hybrid's ResNet) are kept as before.
 
-Also counted: float32 weights, a gradient of each, the optimizer's numbers, and the
-kernels that a ResNet standardizes, once for a batch. With "bfloat16" (Keras's
-"mixed_bfloat16") activations have two bytes but for the softmax, which is kept in
-float32 and in bfloat16, and kernels are there in bfloat16 too.
+Float32 weights, a gradient for each weight, the optimizer's state, and a ResNet's
+standardized kernels (once for a batch) are added. With "bfloat16" (Keras's
+"mixed_bfloat16") activations have two bytes, except that the softmax is kept in both
+float32 and bfloat16, and the kernels also exist in bfloat16.
 
-Not in it: what XLA leaves free between buffers (of R26+ViT-S/32's forward pass a
-sixth of all), masks of dropout, the images themselves, an accumulator of gradients, a
-compiler's and an allocator's own memory. Of small batches XLA keeps less (it computes
-the tanh once more). TensorFlow on a CPU keeps less of a plain Transformer block
-(`layers.kernels.block`) and, without XLA, more of all else; JAX on a CPU keeps more.
-`benchmarks/memory.py` measures.
+Not counted: gaps that XLA leaves between buffers (a sixth of the total in
+R26+ViT-S/32's forward pass), masks of dropout, the images, an accumulator of gradients,
+and the memory of the compiler and the allocator. For small batches XLA keeps less,
+because it computes the tanh again. On a CPU, TensorFlow keeps less of a plain
+Transformer block (`layers.kernels.block`) and, without XLA, more of the rest; JAX keeps
+more. `benchmarks/memory.py` measures this.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ from keras_vit.inspection.parts import Part
 
 __all__ = ["Memory"]
 
-SLOTS = {"adam": 2, "sgd": 1, "adafactor": 1}  # Numbers a parameter; of `Recipe`.
+SLOTS = {"adam": 2, "sgd": 1, "adafactor": 1}  # State per parameter, by optimizer.
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a batch takes, by what they are for (D.5).
+    """Bytes of a batch, by use (D.5).
 
-    The module says what is in them.
+    The module's docstring lists what is included.
 
     Attributes:
         batch: images at once.
         dtype: dtype of activations.
-        weights: bytes, four of each parameter.
-        gradients: bytes, four of each parameter.
-        optimizer: bytes of its numbers, four each.
-        forward: bytes of activations of inference, at most, and of kernels' copies.
-        training: bytes of activations of an update.
-        rematerialized: bytes of activations of an update with `remat`.
+        weights: bytes of weights, four per parameter.
+        gradients: bytes of gradients, four per parameter.
+        optimizer: bytes of the optimizer's state, four per number.
+        forward: peak bytes of activations in inference, with copies of kernels.
+        training: bytes of activations in an update.
+        rematerialized: bytes of activations in an update with `remat`.
     """
 
     batch: int
@@ -64,21 +64,21 @@ class Memory:
 
     @property
     def inference_total(self) -> int:
-        """`forward` with the weights, in bytes."""
+        """`forward` and weights, in bytes."""
         return self.weights + self.forward
 
     @property
     def training_total(self) -> int:
-        """`training` with weights, gradients and the optimizer's numbers, in bytes."""
+        """`training`, weights, gradients and the optimizer's state, in bytes."""
         return self.weights + self.gradients + self.optimizer + self.training
 
     @property
     def rematerialized_total(self) -> int:
-        """`rematerialized` with the same, in bytes."""
+        """`rematerialized`, weights, gradients and optimizer state, in bytes."""
         return self.training_total - self.training + self.rematerialized
 
     def table(self) -> str:
-        """Lines of MiB, 2^20 bytes.
+        """Formats the memory as lines in MiB, 2^20 bytes.
 
         Returns:
             Text.
@@ -100,22 +100,22 @@ class Memory:
 
 
 def memory(parts: Iterable[Part], batch: int, dtype: str, optimizer: str) -> Memory:
-    """Sums the parts of a model.
+    """Adds up the memory of a model's parts.
 
     Args:
-        parts: see `parts.parts`.
+        parts: parts as returned by `parts.parts`.
         batch: images at once.
         dtype: dtype of activations, "float32" or "bfloat16".
         optimizer: "adam", "sgd" (with momentum) or "adafactor".
 
     Raises:
-        ValueError: if the batch is not positive or a name unknown.
+        ValueError: if the batch is not positive or a name is unknown.
     """
     _check(batch, dtype, optimizer)
     parts = list(parts)
     parameters = sum(part.parameters for part in parts)
     width = _BYTES[dtype]
-    # The softmax is float32, and what A v reads of it is cast.
+    # The softmax is float32; A v reads a cast copy of it.
     softmax = 4 if width == 4 else 4 + width
     copies = 4 * sum(part.kernel for part in parts)
     if dtype == "bfloat16":

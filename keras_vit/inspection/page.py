@@ -1,4 +1,4 @@
-"""What a model does with images, as one page to leaf through (4.5, D.7, D.8)."""
+"""A web page of a model's attention and predictions for images (4.5, D.7, D.8)."""
 
 import dataclasses
 import os
@@ -26,29 +26,29 @@ from keras_vit.weights.architecture import config_of
 
 __all__ = ["Page"]
 
-_FILTERS = 28  # Figure 7 has as many.
+_FILTERS = 28  # As many as in Figure 7.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page(PageData):
-    """One model and B images, and all that the page shows of them (4.5, D.7, D.8).
+    """Contents of the page for one model and B images (4.5, D.7, D.8).
 
     Attributes:
         title: the model's name.
-        facts: (what, value), in the order of the page.
-        photos: uint8 [B, H, W, 3], as the model was given them.
+        facts: (name, value), in the order of the page.
+        photos: uint8 [B, H, W, 3], the images before normalization.
         names: names of the photos.
         predictions: for each photo (class, probability in 0..1), the best first.
         attention: [B, L, k, rows, cols], shares of 1.
         rollout: [B, rows, cols], shares of 1.
-        query: whose attention these are: "the class token", "the mean of the patches".
-        covered: (rows, cols), the patches' sides over the photo's: less than 1 where E
-            crops, more where a hybrid's patches stick out.
+        query: the attending token: "the class token", "the mean of the patches".
+        covered: (rows, cols), the extent of all patches divided by that of the photo:
+            less than 1 if E crops, more if a hybrid's patches exceed the photo.
         distance: [L, k], pixels.
         filters: [n, P, P, C].
         positions: [rows, cols, rows, cols], cosines.
-        position_at: where they are added, of `ViTConfig`.
-        absent: why a field is None that a model does not have, by the field's name.
+        position_at: where positions are added, as in `ViTConfig`.
+        absent: for each field that the model does not have, the reason.
     """
 
     @classmethod
@@ -64,30 +64,30 @@ class Page(PageData):
         top: int = 5,
         progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     ) -> Self:
-        """Looks at images, one at a time, and at the model's weights.
+        """Computes the page, image by image, from the model and its weights.
 
         Args:
             model: a ViT or a hybrid, with or without a head.
             images: [B, H, W, C], preprocessed.
-            preprocessing: how they were; default: as the model states.
+            preprocessing: their scaling [default: the model's].
             title: the model's name [default: its variant's].
             names: names of the images [default: image 1, image 2, ...].
-            classes: names of the head's outputs; default: the model's labels, else
-                class 0, class 1, ...
-            top: predictions for each image.
-            progress: goes through the images, e.g. under a bar.
+            classes: names of the head's outputs [default: the model's labels, else
+                class 0, class 1, ...].
+            top: number of predictions for each image.
+            progress: wraps the iteration over images, e.g. in a progress bar.
 
         Returns:
             A `Page`, to be written.
 
         Raises:
-            ValueError: without images; if the model has no patches (a BiT ResNet), or
-                is not made of this library's layers; if `names` are not one for each
-                image, or `classes` not one for each of the head's outputs; if what the
-                model gives is not finite.
+            ValueError: without images; if the model has no patches (a BiT ResNet) or
+                layers of other libraries; if the number of `names` is not that of the
+                images, or the number of `classes` not that of the head's outputs; if
+                the model's outputs are not finite.
         """
         if not len(images):
-            raise ValueError("Expected images to look at. Received: none")
+            raise ValueError("Expected at least one image. Received: none")
         preprocessing = preprocessing_of(model, preprocessing)
         config = _config(model)
         classes = classes or facts_of(model).labels or ()
@@ -117,7 +117,7 @@ class Page(PageData):
         )
 
     def write(self, path: str | os.PathLike[str]) -> int:
-        """Writes the page, whole or not at all: one file of HTML, pictures inside.
+        """Writes the page atomically as one HTML file that contains its pictures.
 
         Args:
             path: path of the file.
@@ -127,9 +127,9 @@ class Page(PageData):
 
         Raises:
             ValueError: if a field is not finite.
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
-        # A file's name need not be text; what is none becomes question marks.
+        # File names need not be valid text; invalid characters become question marks.
         encoded = page_render.html(self).encode("utf-8", "replace")
         with replacing(path) as temporary:
             temporary.write_bytes(encoded)
@@ -138,7 +138,7 @@ class Page(PageData):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What a model does with one image."""
+    """Results of a model for one image."""
 
     scores: np.ndarray | None  # [K]
     attention: np.ndarray | None  # [L, k, rows, cols]
@@ -160,12 +160,12 @@ def _look(model: keras.Model, config: ViTConfig, image: np.ndarray) -> _Seen:
 
 
 def _finite(model: keras.Model, field: str, values: np.ndarray) -> np.ndarray:
-    """In float32 at least, whatever the model computes in."""
+    """Checks that values are finite; returns them in float32 or wider."""
     finite = np.asarray(values, np.promote_types(values.dtype, np.float32))
     if not np.isfinite(finite).all():
         raise ValueError(
-            f"Expected finite {field}. Received: model={model.name!r}, which gives NaN "
-            "or infinity; its training may have diverged, or an image holds one"
+            f"Expected finite {field}. Received: model={model.name!r} with NaN or "
+            "infinity; its training may have diverged, or an image contains one"
         )
     return finite
 
@@ -191,8 +191,8 @@ def _config(model: keras.Model) -> ViTConfig:
     config = config_of(model)
     if not family_of(config).has_patches:
         raise ValueError(
-            "Expected a Vision Transformer or a hybrid: the page shows patches and "
-            f"attention (3.1). Received: model={model.name!r}, "
+            "Expected a Vision Transformer or a hybrid, because the page shows patches "
+            f"and attention (3.1). Received: model={model.name!r}, "
             f"{family_of(config).title}, which has neither"
         )
     return cast(ViTConfig, config)
@@ -203,7 +203,7 @@ def _head(model: keras.Model) -> Any:
 
 
 def _classifies(model: keras.Model) -> bool:
-    """Whether there is a head, and it says one thing of an image."""
+    """Returns whether there is a head with one output vector for an image."""
     return _head(model) is not None and len(model.output_shape) == 2
 
 
@@ -222,11 +222,11 @@ def _best(
 
 
 def _photos(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
-    """As they were before normalization: [B, H, W, C] -> uint8 [B, H, W, 3]."""
+    """Undoes the normalization: [B, H, W, C] -> uint8 [B, H, W, 3]."""
     mean, std = np.asarray(preprocessing.mean), np.asarray(preprocessing.std)
     shares = np.clip(images * std + mean, 0, 1)
     pixels: np.ndarray = np.rint(255 * shares).astype(np.uint8)
-    # Of other than three channels, the first one in gray.
+    # With other than three channels, the first one is shown in gray.
     return pixels if pixels.shape[-1] == 3 else np.repeat(pixels[..., :1], 3, axis=-1)
 
 
@@ -239,7 +239,7 @@ def _query(model: keras.Model) -> str:
 
 
 def _covered(model: keras.Model) -> tuple[float, float]:
-    """The patches' sides over the image's, as `attention_rollout` places them."""
+    """Returns the patches' extent divided by the image's; see `attention_rollout`."""
     facts = describe(model)
     patch = facts["stride"] * facts["patch_size"]
     (height, width), (rows, cols) = model.input_shape[1:3], facts["grid"]
@@ -265,31 +265,31 @@ def _lacks_positions(config: ViTConfig) -> bool:
 
 
 def _absent(model: keras.Model, config: ViTConfig) -> dict[str, str]:
-    """Field: why the model has nothing for it."""
+    """Returns, for each field that the model does not have, the reason."""
     absent = {}
     if not _classifies(model):
         headless = _head(model) is None
         absent["predictions"] = (
-            "The model has no head, one output for each class; it gives features."
+            "The model has no head for classes; its outputs are features."
             if headless
-            else "The model's head answers for every token, not for the image (D.3)."
+            else "The model's head classifies every token, not the image (D.3)."
         )
     if config.attention != "full":
         absent["attention"] = (
-            "The model attends along rows and columns (D.6); no token looks at all "
+            "The model attends along rows and columns (D.6); no token attends to all "
             "patches at once."
         )
         absent["distance"] = absent["attention"]
     if config.resnet is not None:
         absent["filters"] = (
-            "The model is a hybrid (3.1): its patches are of a feature map, and its "
-            "filters no pictures."
+            "The model is a hybrid (3.1): its patches come from a feature map, so its "
+            "filters are not pictures."
         )
     if _lacks_positions(config):
         absent["positions"] = (
             "The model adds no positions to its tokens (D.4)."
             if config.position == "none"
-            else "The model's positions are relative (D.4): no patch has its own."
+            else "The model's positions are relative (D.4): none belongs to a patch."
         )
     return absent
 
@@ -304,7 +304,7 @@ def _facts(
     stem = "" if config.resnet is None else ", of a ResNet's feature map"
     variant = variant_of(config)
     activation = "GELU", str(getattr(config, "gelu", None))
-    if hasattr(config, "activation"):  # Of a plain ViT of a later paper.
+    if hasattr(config, "activation"):  # A plain ViT of a later paper.
         activation = "activation", str(config.activation)
     return [
         *([] if variant is None else [("variant", variant)]),

@@ -1,4 +1,4 @@
-"""The values of a page (4.5, D.7, D.8), and those of its sliders: maps as bytes."""
+"""Values of a page (4.5, D.7, D.8) and of its sliders, with maps as bytes."""
 
 import base64
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_POSITIONS = 2**19  # Cosines in a page at most, a byte each.
+_POSITIONS = 2**19  # Maximum number of cosines in a page, one byte each.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class PageData:
 
 
 def quantized(maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Maps as bytes, 255 each one's own greatest value: [..., rows, cols].
+    """Quantizes maps to bytes; 255 is the maximum of each map: [..., rows, cols].
 
     Returns:
-        uint8 of the same shape, and the greatest values [...], which a map's bytes are
-        255ths of: no value is off by more than a 510th of it.
+        uint8 of the same shape, and the maxima [...]. A byte is in units of 1/255 of
+        the maximum, so that the error is at most 1/510 of it.
     """
     most = maps.max(axis=(-2, -1))
     scale = np.where(most > 0, most, 1)[..., None, None]
@@ -52,7 +52,7 @@ def data(page: PageData) -> dict[str, Any]:
             "query": page.query,
             "bytes": _encoded(bytes_),
             "most": _floats(most),
-            # Before rounding, over the patches: what is left went to other tokens.
+            # Before rounding, over the patches; the rest went to other tokens.
             "total": _floats(page.attention.sum(axis=(-2, -1))),
         }
         bytes_, most = quantized(page.rollout)
@@ -67,7 +67,7 @@ def data(page: PageData) -> dict[str, Any]:
 
 
 def position_step(rows: int, cols: int) -> int:
-    """Every how many rows and columns of patches a page has the cosines of."""
+    """Returns the spacing of the rows and columns of patches that have cosines."""
     return next(
         step
         for step in range(1, max(rows, cols) + 1)
@@ -77,7 +77,7 @@ def position_step(rows: int, cols: int) -> int:
 
 
 def _position_data(positions: np.ndarray) -> dict[str, Any]:
-    """Cosines as bytes from `low` to 1, for every `step`-th row and column."""
+    """Returns cosines as bytes from `low` to 1, for every `step`-th row and column."""
     step = position_step(*positions.shape[:2])
     low = min(float(positions.min()), 0.0)
     kept = (positions[::step, ::step] - low) / (1 - low)

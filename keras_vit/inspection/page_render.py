@@ -1,4 +1,4 @@
-"""Renders a page as HTML, with its pictures and maps inside."""
+"""Renders a page as HTML that contains its pictures and maps."""
 
 import math
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ import numpy as np
 from keras_vit.inspection.page_data import PageData, data, position_step
 from keras_vit.web_page import picture, render
 
-_LOSSLESS = 128  # Pixels; JPEG would blur smaller photos that are drawn large.
+_LOSSLESS = 128  # Pixels; smaller photos are enlarged, which would show JPEG's blur.
 
 
 def html(page: PageData) -> str:
     """Renders the page as one file of HTML, CSS and JavaScript.
 
     Raises:
-        ValueError: naming the field, if one is not finite.
+        ValueError: if a field is not finite, with its name.
     """
     _check_finite(page)
     photos = [picture(_photo_file(photo)) for photo in page.photos]
@@ -63,7 +63,7 @@ def _line(page: PageData) -> str:
 
 
 def _photo_file(photo: np.ndarray) -> bytes:
-    """A JPEG; of a small photo a PNG."""
+    """Returns a JPEG; a PNG for a small photo."""
     import tensorflow as tf
 
     if min(photo.shape[:2]) < _LOSSLESS:
@@ -76,7 +76,7 @@ def _present(filters: np.ndarray | None) -> Sequence[np.ndarray]:
 
 
 def _distance(distance: np.ndarray) -> dict[str, Any]:
-    """Figure 7, right, as places in a plot and as a table: [L, k] pixels."""
+    """Returns Figure 7, right, as plot coordinates and as a table: [L, k] pixels."""
     heads = range(1, distance.shape[1] + 1)
     return {
         "plot": _plot(distance),
@@ -89,7 +89,7 @@ def _distance(distance: np.ndarray) -> dict[str, Any]:
 
 
 def _plot(distance: np.ndarray) -> dict[str, Any]:
-    """Layers from left to right, pixels upwards."""
+    """Returns coordinates with layers from left to right and pixels upward."""
     width, height, left, top, bottom = 360, 250, 44, 12, 42
     layers = len(distance)
     step, ticks = _ticks(float(distance.max()))
@@ -121,7 +121,7 @@ def _plot(distance: np.ndarray) -> dict[str, Any]:
 
 
 def _ticks(most: float) -> tuple[float, int]:
-    """A round step and how many ticks from 0 hold `most`: six at most."""
+    """Returns a round step and the number of steps from 0 to `most`, at most six."""
     if most <= 0:
         return 1.0, 2
     power = 10 ** math.floor(math.log10(most / 5))
@@ -130,7 +130,7 @@ def _ticks(most: float) -> tuple[float, int]:
 
 
 def _tile(component: np.ndarray) -> bytes:
-    """A filter from black to white: [P, P, C] -> PNG; C other than 3 is the first."""
+    """Draws a filter from black to white: [P, P, C] -> PNG; the first if C is not 3."""
     import tensorflow as tf
 
     shown = component if component.shape[-1] == 3 else component[..., :1]

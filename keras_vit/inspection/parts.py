@@ -1,8 +1,8 @@
-"""What each layer of a config computes, holds and keeps: the one walk over it.
+"""Operations, weights and activations of each layer, computed from a config.
 
-`counting` sums its multiply-adds and parameters, `memory` its numbers. A part is one
-operation of a layer. What it keeps for the backward pass is what the gradient's formula
-reads: a product its inputs, a norm and a GELU theirs, the softmax its result.
+`counting` sums the multiply-adds and parameters, `memory` the activations. A part is
+one operation of a layer. Kept for the backward pass are the values that the gradient's
+formula reads: the inputs of a product, a norm and a GELU, and the result of a softmax.
 
 Glossary (the paper's letters): D: hidden size.   - T: tokens.   - k: heads.
 """
@@ -18,20 +18,20 @@ Sides: TypeAlias = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """What a layer does of one operation, of one image, and with which weights."""
+    """Costs of one operation of a layer for one image, and its number of weights."""
 
     layer: str
     operation: str
     multiply_adds: int = 0
     parameters: int = 0
     kept: int = 0  # Numbers that the backward pass reads.
-    softmax: int = 0  # Likewise, in float32 under any dtype policy.
-    recomputed: int = 0  # Of `kept`, what no block keeps that is rematerialized.
-    held: int = 0  # Numbers there at once while it is computed.
+    softmax: int = 0  # The same, but in float32 under any dtype policy.
+    recomputed: int = 0  # Part of `kept` that a rematerialized block does not keep.
+    held: int = 0  # Numbers in memory at once during the operation.
     stream: int = (
-        0  # Numbers of what runs past the layer, in addition to the residual branch.
+        0  # Numbers that bypass the layer, in addition to the residual branch.
     )
-    kernel: int = 0  # Weights kept once more, standardized; once for a batch.
+    kernel: int = 0  # Weights with a standardized copy, one for a batch.
     block: str = ""  # The Transformer block it is part of.
 
 
@@ -43,7 +43,7 @@ def _dense(
     outputs: int,
     biases: int | None = None,
 ) -> Part:
-    """[rows, inputs] -> [rows, outputs], with as many biases unless stated."""
+    """A product [rows, inputs] -> [rows, outputs]; by default with `outputs` biases."""
     return Part(
         layer,
         operation,
@@ -55,12 +55,12 @@ def _dense(
 
 
 def _weights(number: int) -> Part:
-    """Weights that are added."""
+    """Weights that are added to activations."""
     return Part("", "", parameters=number)
 
 
 def _norm(places: int, channels: int) -> Part:
-    """A norm of so many places: weights that scale and that are added."""
+    """A norm at `places` positions, with scales and biases."""
     numbers = places * channels
     return Part("", "", parameters=2 * channels, kept=numbers, held=2 * numbers)
 
@@ -68,7 +68,7 @@ def _norm(places: int, channels: int) -> Part:
 def vit(
     config: ViTConfig, image_size: Sides, num_classes: int, num_channels: int
 ) -> Iterator[Part]:
-    """Every part of a ViT or a hybrid (3.1), in the order of the layers.
+    """Yields every part of a ViT or a hybrid (3.1), in the order of the layers.
 
     Raises:
         ValueError: if the patches do not tile the images (section 3.1).
@@ -98,7 +98,7 @@ def _tokens(config: ViTConfig, grid: Sides) -> int:
 
 
 def _position_weights(config: ViTConfig, grid: Sides) -> int:
-    """Of Equation 1's E_pos, of every layer that has its own (D.4)."""
+    """Counts Equation 1's E_pos, or the positions of all layers that add them (D.4)."""
     halves = {  # "2d": half of D for a row, half for a column.
         "1d": 2 * _tokens(config, grid),
         "2d": 2 * config.num_prefix_tokens + sum(grid),
@@ -108,7 +108,7 @@ def _position_weights(config: ViTConfig, grid: Sides) -> int:
 
 
 def _encoder_layer(config: ViTConfig, grid: Sides, layer: str) -> Iterator[Part]:
-    """Equations 2 and 3, or D.6: along rows, then along columns."""
+    """Yields Equations 2 and 3, or D.6's: along rows, then along columns."""
     rows, columns = grid
     if config.attention == "axial":
         yield from _block(config, layer, "row", rows, columns)
@@ -120,7 +120,7 @@ def _encoder_layer(config: ViTConfig, grid: Sides, layer: str) -> Iterator[Part]
 def _block(
     config: ViTConfig, layer: str, direction: str, sequences: int, tokens: int
 ) -> Iterator[Part]:
-    """Equations 2 and 3 on so many sequences of T tokens."""
+    """Yields Equations 2 and 3 for `sequences` sequences of T tokens."""
     relative = config.position == "relative"
     width, heads = config.hidden_size, config.num_heads
     rows = sequences * tokens
@@ -144,7 +144,7 @@ def _mlp(config: ViTConfig, layer: str, tokens: int) -> Iterator[Part]:
 def _attention(
     layer: str, sequences: int, tokens: int, depth: int, heads: int, relative: bool
 ) -> Iterator[Part]:
-    """Appendix A; k heads of D / k are D together."""
+    """Yields the attention of Appendix A; k heads of size D / k have size D in all."""
     rows = sequences * tokens
     logits = heads * rows * tokens
     yield _dense(layer, "query, key, value", rows, depth, 3 * depth)
@@ -154,7 +154,7 @@ def _attention(
         multiply_adds=2 * rows * tokens * depth,  # q k^T and A v.
         kept=3 * rows * depth,
         softmax=logits,
-        # Cut into heads; the softmax takes the place of its logits.
+        # Cut into heads; the softmax overwrites its logits.
         held=3 * rows * depth + max(3 * rows * depth, logits),
     )
     if relative:
@@ -170,7 +170,7 @@ def _attention(
 
 
 def _classifier(config: ViTConfig, tokens: int, num_classes: int) -> Iterator[Part]:
-    """Equation 4, D.3 and the head."""
+    """Yields Equation 4, the classifier of D.3 and the head."""
     width = config.hidden_size * (2 if config.classifier == "distilled" else 1)
     unpooled = config.classifier in ("unpooled", "token_unpooled")
     rows = tokens if unpooled else 1
@@ -186,7 +186,7 @@ def _classifier(config: ViTConfig, tokens: int, num_classes: int) -> Iterator[Pa
 
 
 def _map(config: ViTConfig, tokens: int) -> Iterator[Part]:
-    """MAP: a probe asks T tokens, and an MLP follows (big_vision)."""
+    """Yields MAP: a probe attends to T tokens, and an MLP follows (big_vision)."""
     layer, depth = "MAPHead_0", config.hidden_size
     yield _weights(depth)  # The probe.
     yield _dense(layer, "query, key, value", 1, depth, depth)
@@ -207,7 +207,7 @@ def _map(config: ViTConfig, tokens: int) -> Iterator[Part]:
 def plain_vit(
     config: PlainViTConfig, image_size: Sides, num_classes: int, num_channels: int
 ) -> Iterator[Part]:
-    """Every part of a plain ViT of a later paper, in the order of the layers.
+    """Yields every part of a plain ViT of a later paper, in the order of the layers.
 
     Raises:
         ValueError: if the patches do not tile the images (section 3.1).
@@ -237,7 +237,7 @@ def plain_vit(
 
 
 def _plain_norm(config: PlainViTConfig, places: int, channels: int) -> Part:
-    """A norm, which has no bias where it is an RMSNorm."""
+    """A norm; an RMSNorm has no bias."""
     weights = channels * (1 if config.norm == "rms_norm" else 2)
     return _norm(places, channels)._replace(parameters=weights)
 
@@ -291,7 +291,7 @@ def _plain_mlp(config: PlainViTConfig, layer: str, tokens: int) -> Iterator[Part
 def _plain_classifier(
     config: PlainViTConfig, tokens: int, patches: int, num_classes: int
 ) -> Iterator[Part]:
-    """Pooling, its norm and the head."""
+    """Yields pooling, its norm and the head."""
     pairs = config.classifier in ("distilled", "token_gap")
     width = config.hidden_size * (2 if pairs else 1)
     unpooled = config.classifier in ("unpooled", "token_unpooled")
@@ -315,20 +315,20 @@ def _plain_classifier(
 def resnet(
     config: ResNetConfig, image_size: Sides, num_classes: int, num_channels: int
 ) -> Iterator[Part]:
-    """Every part of section 4.1's baselines or Axial-ResNet50, by layer."""
+    """Yields every part of section 4.1's baselines or Axial-ResNet50, by layer."""
     yield from _stem(config, image_size, num_channels)
     if num_classes:
         yield _dense("head", "head", 1, _features(config), num_classes)
 
 
 def _features(config: ResNetConfig) -> int:
-    """Channels of the feature map; those of the root where it is alone."""
+    """Returns the channels of the feature map; without stages, those of the root."""
     stages = len(config.num_layers)
     return 4 * config.width * 2 ** (stages - 1) if stages else config.width
 
 
 def _stem(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
-    """Root and stages, up to the feature map."""
+    """Yields the root and the stages, up to the feature map."""
     yield from _root(config, image_size, num_channels)
     places, channels = _strided(image_size, 4), config.width
     for stage, num_units in enumerate(config.num_layers):
@@ -346,7 +346,7 @@ def _stem(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterato
 
 
 def _root(config: ResNetConfig, image_size: Sides, num_channels: int) -> Iterator[Part]:
-    """A convolution, in "v1" a norm, and the maximum, which keeps what it reads."""
+    """Yields a convolution, in "v1" a norm, and the max-pool, which keeps its input."""
     yield _Convolution(config, "conv_root", image_size)(
         num_channels, config.width, 7, 2
     )
@@ -366,7 +366,7 @@ def _unit(
     filters: int,
     strides: int,
 ) -> Iterator[Part]:
-    """A bottleneck: 1x1, 3x3 or axial attention, 1x1, and a projection."""
+    """Yields a bottleneck: 1x1, 3x3 or axial attention, 1x1, and a projection."""
     outputs = 4 * filters
     projected = strides != 1 or channels != outputs
     before = _Convolution(config, layer, places)
@@ -387,7 +387,7 @@ def _unit(
     if config.unit == "v1":
         yield after.norm(outputs)
     if projected:
-        # It reads what the first convolution does, which is kept already.
+        # It has the same input as the first convolution, which is kept already.
         yield before(channels, outputs, 1, strides)._replace(kept=0)
         if config.unit == "v1":
             yield after.norm(outputs)
@@ -395,7 +395,7 @@ def _unit(
 
 @dataclasses.dataclass(frozen=True)
 class _Convolution:
-    """Convolutions and norms of a layer that read a feature map of these (H, W)."""
+    """Convolutions and norms of a layer on a feature map of size (H, W)."""
 
     config: ResNetConfig
     layer: str
@@ -404,7 +404,7 @@ class _Convolution:
     def __call__(
         self, inputs: int, filters: int, kernel: int, strides: int = 1
     ) -> Part:
-        """A convolution without a bias, as `StdConv2D`."""
+        """A convolution without a bias, like `StdConv2D`."""
         same = self.config.unit == "v1"
         rows, columns = (_taps(side, kernel, strides, same) for side in self.places)
         read = math.prod(self.places) * inputs
@@ -424,18 +424,18 @@ class _Convolution:
 
 
 def _strided(places: Sides, strides: int) -> Sides:
-    """Sides after strides; any halves in turn round up as the whole does."""
+    """Returns the sides after strides; repeated halving rounds up in the same way."""
     return -(-places[0] // strides), -(-places[1] // strides)
 
 
 def _taps(side: int, kernel: int, strides: int, same: bool) -> int:
-    """Taps of a kernel on pixels of one side, over all outputs; none on padding.
+    """Counts the taps of a kernel along one side, over all outputs, without padding.
 
     Args:
-        side: in pixels.
-        kernel: in pixels.
-        strides: in pixels.
-        same: TensorFlow's padding, more at the end; else kernel // 2 at both ends.
+        side: side in pixels.
+        kernel: size in pixels.
+        strides: stride in pixels.
+        same: TensorFlow's padding, more at the end; otherwise kernel // 2 at both ends.
     """
     outputs = -(-side // strides)
     padding = max((outputs - 1) * strides + kernel - side, 0)

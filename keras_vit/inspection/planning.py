@@ -1,6 +1,6 @@
-"""What a run takes, from a sentence: "ViT-L/16 imagenet21k 30 epochs on 8xH100".
+"""Plans a run from a sentence, such as "ViT-L/16 imagenet21k 30 epochs on 8xH100".
 
-Models, data and recipes are Table 3's and 4's, FLOPs Table 6's.
+Models, data and recipes are those of Tables 3 and 4; FLOPs are counted as in Table 6.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ GRAMMAR = "MODEL DATA N epochs on COUNTxDEVICE"
 EXAMPLE = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
 FINETUNE_GRAMMAR = "finetune MODEL on N DATA on COUNTxDEVICE"
 FINETUNE_EXAMPLE = "finetune ViT-B/16 on 720 photos on 1xT4"
-# 4.1: JFT's 18k; 21,843 of the published ImageNet-21k checkpoints.
+# 4.1 for JFT's 18k; the published checkpoints for the 21,843 of ImageNet-21k.
 CLASSES = {"jft300m": 18_291, "imagenet21k": 21_843, "imagenet2012": 1000}
-"""K by the pre-training data: 4.1's, of ImageNet-21k the published checkpoints'."""
+"""K by pre-training data, from 4.1 and, for ImageNet-21k, published checkpoints."""
 # The rest is for the compiler, its workspaces and fragmentation. With rematerialization
-# little is left, and a process held a third more than that (`benchmarks/memory.py`).
+# less is usable: a process held a third more than counted (`benchmarks/memory.py`).
 USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
 MOST_EPOCHS = 1_000_000
 IMAGE_BYTES = 110_000
-"""Of a JPEG of ImageNet; MLPerf Storage's ResNet-50 has 114,660."""
+"""Size of an ImageNet JPEG; MLPerf Storage's ResNet-50 assumes 114,660."""
 # Images/s of 500x375 pixels that one core decodes, crops and scales: half of the 1,461
 # of two cores (`benchmarks/data.py --enlarge 500x375`, docs/performance.md).
 DECODED_BY_A_CORE = 960
@@ -48,12 +48,12 @@ _FINETUNE = re.compile(r"finetune (\S+) on ([\d,]*\d) (\S+) on (\d+)x(\S+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryFit:
-    """How a device's share of a batch fits its memory.
+    """Memory of a device's share of a batch, and the parts that it is divided into.
 
     Attributes:
-        rematerialized: whether blocks are computed once more in the backward pass.
-        parts: that the share is cut in; `Recipe.accumulation_steps`.
-        memory: bytes, with weights, gradients and the optimizer's numbers.
+        rematerialized: whether the backward pass computes the blocks again.
+        parts: number of parts; `Recipe.accumulation_steps`.
+        memory: bytes, with weights, gradients and the optimizer's state.
     """
 
     rematerialized: bool
@@ -63,10 +63,10 @@ class MemoryFit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """A training on devices: its FLOPs, memory, hours and price.
+    """A training run on devices: its FLOPs, memory, hours and price.
 
-    Memory (16-bit activations) and time are on paper: `costs` lists what they include.
-    Input, all-reduce and evaluation are not included, see `benchmarks/scaling.py`.
+    Memory (16-bit activations) and time are estimates; `costs` lists what they include.
+    Input, all-reduce and evaluation are not included; see `benchmarks/scaling.py`.
     """
 
     model: str
@@ -89,12 +89,12 @@ class _Planned:
 
     @property
     def recipe(self) -> tuple[str, Recipe]:
-        """The row of a table, with its name."""
+        """The row of the table, with its name."""
         raise NotImplementedError
 
     @property
     def num_classes(self) -> int:
-        """K of the head that is counted."""
+        """K of the head."""
         raise NotImplementedError
 
     @property
@@ -104,14 +104,14 @@ class _Planned:
 
     @property
     def images_an_update(self) -> int:
-        """`batch`, or the recipe's."""
+        """Images per update: `batch`, or the recipe's."""
         return self.recipe[1].batch_size if self.batch is None else self.batch
 
     def counted(self, images: int = 1) -> Costs:
-        """The costs, with the memory of so many images on a device.
+        """Counts the costs, with the memory for a number of images on a device.
 
         Args:
-            images: at once.
+            images: images at once.
 
         Returns:
             The `Costs` at the plan's image size and classes.
@@ -128,22 +128,22 @@ class _Planned:
 
     @property
     def exaflops(self) -> float:
-        """10^18 FLOPs, without what rematerialization computes once more."""
+        """10^18 FLOPs, without the additional ones of rematerialization."""
         return self.counted().exaflops(self.images_seen)
 
     @property
     def hours(self) -> float:
-        """Hours of all devices together, from the first update to the last."""
+        """Duration in hours on all devices together."""
         return self.device_hours / self.devices
 
     @property
     def device_hours(self) -> float:
-        """Hours of one device that does it alone."""
+        """Hours on a single device."""
         return self.counted().hours(self.images_seen, self.device, self.utilisation)
 
     @property
     def hours_measured(self) -> tuple[float, float]:
-        """`hours` at the greatest and the least share of `MEASURED_UTILISATION`."""
+        """`hours` at the highest and the lowest share of `MEASURED_UTILISATION`."""
         least, greatest = MEASURED_UTILISATION
         at_peak = self.hours * self.utilisation
         return at_peak / greatest, at_peak / least
@@ -162,18 +162,18 @@ class _Planned:
 
     @property
     def rematerializes(self) -> bool:
-        """Whether there are Transformer blocks, which `remat` is for."""
+        """Whether there are Transformer blocks, which `remat` applies to."""
         memory = self.counted().memory
         return memory.rematerialized != memory.training
 
     def fit(self, rematerialized: bool) -> MemoryFit | None:
-        """In how few parts a device's share fits its memory.
+        """Returns the fewest parts with which a device's share fits its memory.
 
         Args:
-            rematerialized: whether blocks are computed once more in the backward pass.
+            rematerialized: whether the backward pass computes the blocks again.
 
         Returns:
-            A `MemoryFit`; None if one image does not.
+            A `MemoryFit`; None if not even one image fits.
         """
         share = self.images_an_update // self.devices
         room = _room(device_of(self.device), rematerialized)
@@ -190,7 +190,7 @@ class _Planned:
 
     @property
     def rematerialized_hours(self) -> float:
-        """`hours`, and what rematerialization computes again: the blocks, forward."""
+        """`hours` with rematerialization, which computes the blocks' forward twice."""
         counted = self.counted()
         again = sum(
             products
@@ -202,26 +202,26 @@ class _Planned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(_Planned):
-    """A pre-training that is not paid yet (Tables 3 and 6); `print` shows its costs.
+    """A planned pre-training (Tables 3 and 6); `print` shows its costs.
 
-    FLOPs, memory (16-bit activations) and time are on paper: `costs` lists what they
-    include. Input, all-reduce and evaluation are not included, see
+    FLOPs, memory (16-bit activations) and time are estimates; `costs` lists what they
+    include. Input, all-reduce and evaluation are not included; see
     `benchmarks/scaling.py`.
 
     Attributes:
-        model: a name of `VARIANTS`.
-        data: one of `recipes.IMAGES`.
-        epochs: above 0 and below 1,000,000.
-        devices: how many, a divisor of the batch.
-        device: one of `devices.DEVICES`.
+        model: a name in `VARIANTS`.
+        data: a name in `recipes.IMAGES`.
+        epochs: number above 0 and below 1,000,000.
+        devices: number of devices, a divisor of the batch.
+        device: a name in `devices.DEVICES`.
         image_size: (H, W) in pixels [default: the recipe's].
-        batch: images an update, of all devices [default: the recipe's].
+        batch: images per update on all devices [default: the recipe's].
         utilisation: see `Costs.hours`.
-        price: euros an hour of one device; None: no price.
+        price: euros per hour of one device; None: no price.
 
     Raises:
-        ValueError: if a field is unknown or out of range, or the batch is no multiple
-            of the devices.
+        ValueError: if a field is unknown or out of range, or the batch is not a
+            multiple of the devices.
     """
 
     data: str
@@ -244,9 +244,9 @@ class Plan(_Planned):
 
     @property
     def recipe(self) -> tuple[str, Recipe]:
-        """Table 3's row, with its name; that of ViT-B/16 for a model without one.
+        """Table 3's row with its name; ViT-B/16's for a model that has none.
 
-        Of a model with several, the row of the nearest number of epochs.
+        If a model has several rows, the one with the nearest number of epochs.
         """
         row = f"{_as_in_the_paper(self.model).removeprefix('BiT-')}-{self.data}"
         if row in PRETRAIN:
@@ -261,22 +261,22 @@ class Plan(_Planned):
 
     @property
     def num_classes(self) -> int:
-        """K of the data."""
+        """K of the pre-training data."""
         return CLASSES[self.data]
 
     @property
     def images_seen(self) -> float:
-        """Epochs times the images of the data."""
+        """Epochs times the number of images in the data."""
         return self.epochs * IMAGES[self.data]
 
     @property
     def updates(self) -> int:
-        """Of the whole training, rounded as `Recipe.for_images` rounds."""
+        """Updates in total, rounded as in `Recipe.for_images`."""
         return max(1, round(self.images_seen / self.images_an_update))
 
     @property
     def images_a_second(self) -> float:
-        """Images/s of all devices together, without rematerialization."""
+        """Images per second on all devices together, without rematerialization."""
         return self.images_seen / self.hours / 3600
 
     @property
@@ -296,28 +296,28 @@ class Plan(_Planned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetunePlan(_Planned):
-    """A fine-tuning by a row of Table 4; `print` shows what it takes.
+    """A planned fine-tuning by a row of Table 4; `print` shows its costs.
 
-    A row's length is in updates, so the number of images changes nothing but the
-    epochs. A row with several learning rates trains once for each, and once more with
-    the best.
+    The length of a row is in updates, so that the number of images changes only the
+    epochs. A row with several learning rates trains once with each, and again with the
+    best one.
 
     Attributes:
-        model: a name of `VARIANTS`.
-        data: one of `recipes.FINETUNE`; another word, such as "photos", has the row of
-            a folder of images, oxford_flowers102's.
-        images: training images, 1 or more.
+        model: a name in `VARIANTS`.
+        data: a name in `recipes.FINETUNE`; any other word, such as "photos", selects
+            the row for folders of images, oxford_flowers102's.
+        images: number of training images, 1 or more.
         classes: K of the head.
-        devices: how many, a divisor of the batch.
-        device: one of `devices.DEVICES`.
+        devices: number of devices, a divisor of the batch.
+        device: a name in `devices.DEVICES`.
         image_size: (H, W) in pixels [default: the recipe's, 384].
-        batch: images an update, of all devices [default: the recipe's, 512].
+        batch: images per update on all devices [default: the recipe's, 512].
         utilisation: see `Costs.hours`.
-        price: euros an hour of one device; None: no price.
+        price: euros per hour of one device; None: no price.
 
     Raises:
-        ValueError: if a field is unknown or out of range, or the batch is no multiple
-            of the devices.
+        ValueError: if a field is unknown or out of range, or the batch is not a
+            multiple of the devices.
     """
 
     data: str
@@ -346,13 +346,13 @@ class FinetunePlan(_Planned):
 
     @property
     def trainings(self) -> int:
-        """One for each learning rate, and one with the best of several."""
+        """Number of training runs: one per learning rate, and one with the best."""
         rates = len(self.recipe[1].base_lr)
         return rates + 1 if rates > 1 else 1
 
     @property
     def updates(self) -> int:
-        """Updates of all trainings together."""
+        """Updates of all training runs together."""
         return self.trainings * self.recipe[1].steps
 
     @property
@@ -365,24 +365,24 @@ class FinetunePlan(_Planned):
 
 
 def _as_in_the_paper(model: str) -> str:
-    """A builder's name as the paper spells it: "ViT_L16" -> "ViT-L/16"."""
+    """Returns the paper's spelling of a builder's name: "ViT_L16" -> "ViT-L/16"."""
     spelt = (name for name in VARIANTS if "-" in name)
     return next((n for n in spelt if builder_name(n) == builder_name(model)), model)
 
 
 def _room(device: Device, rematerialized: bool) -> float:
-    """Bytes that a training may be counted to take."""
+    """Returns the usable bytes of a device."""
     return device.memory * (USABLE_REMATERIALIZED if rematerialized else USABLE)
 
 
 def _needed(memory: Memory, rematerialized: bool, parts: int) -> int:
-    """Bytes of an update; where a batch is cut, gradients are summed apart."""
+    """Returns the bytes of an update; parts add an accumulator of gradients."""
     total = memory.rematerialized_total if rematerialized else memory.training_total
     return total + (memory.gradients if parts > 1 else 0)
 
 
 def plan(sentence: str, **changes: Any) -> Plan | FinetunePlan:
-    """Reads a sentence; recipes are Table 3's and 4's.
+    """Parses a sentence; recipes are those of Tables 3 and 4.
 
     Args:
         sentence: "MODEL DATA N epochs on COUNTxDEVICE", e.g. "ViT-L/16 imagenet21k 30
@@ -395,8 +395,8 @@ def plan(sentence: str, **changes: Any) -> Plan | FinetunePlan:
         A `Plan`, or a `FinetunePlan`.
 
     Raises:
-        ValueError: if the sentence has a different form or an unknown word, or as of
-            `Plan`.
+        ValueError: if the sentence has a different form or an unknown word, or for the
+            reasons in `Plan`.
 
     Examples:
         >>> from keras_vit.inspection.planning import plan
@@ -419,8 +419,8 @@ def plan(sentence: str, **changes: Any) -> Plan | FinetunePlan:
     words = _SENTENCE.fullmatch(sentence)
     if words is None:
         raise ValueError(
-            f"Expected a plan as {GRAMMAR!r}, e.g. {EXAMPLE!r}, or as "
-            f"{FINETUNE_GRAMMAR!r}, e.g. {FINETUNE_EXAMPLE!r}. DATA of the first: "
+            f"Expected a plan of the form {GRAMMAR!r}, e.g. {EXAMPLE!r}, or "
+            f"{FINETUNE_GRAMMAR!r}, e.g. {FINETUNE_EXAMPLE!r}. DATA in the first form: "
             f"{', '.join(IMAGES)}; DEVICE: {', '.join(DEVICES)}. "
             f"Received: {sentence!r}"
         )
@@ -445,19 +445,19 @@ def _lines(run: Plan) -> Iterator[str]:
     )
     yield from _shared_lines(run)
     core_days = run.counted().core_days(run.images_seen)
-    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's own share")
+    yield _line("TPUv3-core-days", f"{core_days:,.1f}", "at the paper's utilization")
     read = run.images_a_second * IMAGE_BYTES / 1e9
     yield _line(
-        "images a second",
+        "images per second",
         f"{run.images_a_second:,.0f}",
-        f"{read:.2g} GB/s from storage, at {IMAGE_BYTES // 1000} kB an image",
+        f"{read:.2g} GB/s from storage, at {IMAGE_BYTES // 1000} kB per image",
     )
     rate = f"{DECODED_BY_A_CORE:,} images/s of 500x375 each"
-    yield _line("cores that decode", f"{run.decoding_cores:,}", rate)
+    yield _line("decoding cores", f"{run.decoding_cores:,}", rate)
     holds = "weights and optimizer state in float32"
     yield _line("a checkpoint", f"{run.checkpoint / 2**30:.1f} GiB", holds)
     if run.euros is not None:
-        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
+        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} per device-hour")
 
 
 def _finetune_lines(run: FinetunePlan) -> Iterator[str]:
@@ -470,31 +470,31 @@ def _finetune_lines(run: FinetunePlan) -> Iterator[str]:
     yield f"{run.model}, {height}x{width} px, {run.classes} classes, row {name}"
     rates = len(recipe.base_lr)
     how = f"{rates} learning rates, then the best of them" if rates > 1 else "one rate"
-    yield _line("trainings", f"{run.trainings}", how)
+    yield _line("training runs", f"{run.trainings}", how)
     yield _line(
         "updates",
         f"{run.updates:,}",
-        f"of {run.images_an_update} images; {recipe.steps:,} a training",
+        f"of {run.images_an_update} images; {recipe.steps:,} per run",
     )
     epochs = recipe.steps * run.images_an_update / run.images
-    yield _line("epochs a training", f"{epochs:,.1f}")
+    yield _line("epochs per run", f"{epochs:,.1f}")
     yield from _shared_lines(run)
     one = run.hours / run.trainings
     yield _line("hours with one rate", f"{one:,.1f}", "as with --lr 0.01")
     if run.euros is not None:
-        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} a device-hour")
+        yield _line("euros", f"{run.euros:,.0f}", f"at {run.price:g} per device-hour")
 
 
 def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
-    """Lines that both plans have."""
+    """Yields the lines that both kinds of plan have."""
     _, recipe = run.recipe
     device = device_of(run.device)
     yield _line("exaFLOPs", f"{run.exaflops:,.1f}")
     peak = f"{device.teraflops:g} TFLOP/s, {device.memory / 2**30:.0f} GiB"
     yield f"on {run.devices} x {run.device} ({peak} each), 16 bits, {recipe.optimizer}"
     share = run.images_an_update // run.devices
-    yield _line("images a device", f"{share:,}")
-    yield _fit_line("memory of a device", run.fit(False), _room(device, False), share)
+    yield _line("images per device", f"{share:,}")
+    yield _fit_line("memory per device", run.fit(False), _room(device, False), share)
     remark = f"at {run.utilisation:.1%} of the peak"
     if run.rematerializes:
         yield _fit_line("  rematerialized", run.fit(True), _room(device, True), share)
@@ -505,7 +505,7 @@ def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
     yield _line(
         "  reported shares",
         f"{fast:,.1f} to {slow:,.1f}",
-        f"at {greatest:.0%} to {least:.0%}, the reported spread of ViT trainings",
+        f"at {greatest:.0%} to {least:.0%}, the reported spread of ViT training runs",
     )
     yield _line("device-hours", f"{run.device_hours:,.1f}")
 

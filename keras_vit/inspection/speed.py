@@ -1,11 +1,11 @@
-"""Figure 12 (D.5), measured: images a second and the largest batch that fits.
+"""Measures Figure 12 (D.5): images per second and the largest batch that fits.
 
-Both are of inference, by input size. "Every single point" of the left half is the best
-over the batch sizes tried. Each try runs in a child process, since one that is out of
-memory may be killed: sizes are doubled until a child dies of it, then bisected.
+Both are for inference, by input size. "Every single point" of the left half is the best
+over the batch sizes tried. Each try runs in a child process, which may be killed when
+out of memory. Batch sizes are doubled until a child runs out of memory, then bisected.
 
-On a CPU nothing but the machine itself ends a process in time: a child limits its own
-address space to what it has after a first image, and what is left of the limit.
+On a CPU, only the machine itself would stop a process. Therefore, a child limits its
+own address space to the usage after the first image plus the rest of the limit.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ from keras_vit.families import family_of
 
 __all__ = ["Figure12", "measure"]
 
-SIZES = (64, 128, 224, 384, 512)  # Pixels a side.
-MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Table 6's that a CPU runs.
-# The kernel's, an abort, and what becomes of memory that was asked for and not given.
+SIZES = (64, 128, 224, 384, 512)  # Pixels per side.
+MODELS = ("ViT-B/32", "ViT-B/16", "BiT-R50x1")  # Those of Table 6 that a CPU can run.
+# Signals of a child out of memory: killed by the kernel, aborted, or a failed access.
 _ENDS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _READY = "ready"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure12:
-    """What was measured (Figure 12), by model and pixels.
+    """The measurements of Figure 12, by model and pixels.
 
-    A size that does not fit is left out.
+    Sizes that do not fit are left out.
 
     Attributes:
-        images_per_second: speed of inference, the best over the batches tried, by the
-            model's name and the pixels of a side.
-        largest_batch: images that fit, likewise.
-        memory: bytes that a child could take on a CPU; None on an accelerator.
+        images_per_second: speed of inference, the best over the batches tried, by
+            model name and pixels per side.
+        largest_batch: number of images that fit, by model name and pixels per side.
+        memory: memory limit of a child in bytes on a CPU; None on an accelerator.
         backend: backend of Keras.
     """
 
@@ -53,10 +53,10 @@ class Figure12:
     backend: str
 
     def table(self) -> str:
-        """Lines of numbers.
+        """Formats the numbers as lines of text.
 
         Returns:
-            Text, a model and a size a line.
+            Text with a model and a size on each line.
         """
         lines = [f"{'':16}{'px':>6}{'images/s':>12}{'largest batch':>16}"]
         for model, speeds in self.images_per_second.items():
@@ -76,11 +76,11 @@ class Figure12:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasurementLimits:
-    """Of a measurement."""
+    """Limits of a measurement."""
 
-    memory: int  # Bytes of a child, on a CPU.
+    memory: int  # Bytes of a child on a CPU.
     largest: int  # Images; larger batches are not tried.
-    seconds: float  # For each batch, at least.
+    seconds: float  # Minimum for each batch.
 
 
 def measure(
@@ -96,20 +96,22 @@ def measure(
 
     Args:
         models: names of `VARIANTS`.
-        sizes: pixels a side; of each model those that its patches tile.
-        memory: bytes a child may take on a CPU [default: 0.8 of what is free].
-        largest: images; larger batches are not tried.
-        seconds: for each batch, at least.
+        sizes: pixels per side; for each model, those that its patches tile are used.
+        memory: memory limit of a child in bytes on a CPU [default: 0.8 of the free
+            memory].
+        largest: largest batch to try.
+        seconds: minimum time for each batch.
         report: called with a line of progress after every child.
 
     Returns:
         A `Figure12`.
 
     Raises:
-        ValueError: if a model is unknown or takes none of the sizes, `memory` or
-            `largest` is not positive, or `seconds` negative.
-        RuntimeError: with its last words, if a child dies of anything but memory.
-        OSError: without `memory` on another system than Linux.
+        ValueError: if a model is unknown or accepts none of the sizes, if `memory` or
+            `largest` is not positive, or if `seconds` is negative.
+        RuntimeError: with its last output, if a child fails for any other reason than
+            memory.
+        OSError: without `memory` on a system other than Linux.
     """
     if largest < 1 or seconds < 0 or (memory is not None and memory < 1):
         raise ValueError(
@@ -139,7 +141,7 @@ def measure(
 
 
 def _sizes_of(model: str, sizes: tuple[int, ...]) -> list[int]:
-    """Those that the model can be built for."""
+    """Returns the sizes that the model can be built for."""
     from keras_vit.inspection.counting import costs
 
     possible = []
@@ -159,14 +161,15 @@ def _sizes_of(model: str, sizes: tuple[int, ...]) -> list[int]:
 def search(
     model: str, pixels: int, limits: MeasurementLimits, report: Callable[[str], None]
 ) -> dict[int, float]:
-    """Images a second by batch, of batches that fit: by doubling, then bisection.
+    """Measures images per second by batch, for batches that fit.
 
-    The largest one is within 10 % of one that does not fit, or is `limits.largest`.
+    Batches are doubled, then bisected. The largest one is within 10 % of one that does
+    not fit, or is `limits.largest`.
     """
     fitting: dict[int, float] = {}
 
     def fit(batches: list[int]) -> int | None:
-        """Tries them in a child; the first that does not fit."""
+        """Tries batches in a child; returns the first that does not fit."""
         done = _child(model, pixels, batches, limits)
         fitting.update(done)
         failed = next((batch for batch in batches if batch not in done), None)
@@ -179,7 +182,7 @@ def search(
 
     ahead = list(_doubled(limits.largest))
     failed = fit(ahead)
-    while failed is not None and failed != ahead[0]:  # Once more, on empty memory.
+    while failed is not None and failed != ahead[0]:  # Again, with empty memory.
         ahead = ahead[ahead.index(failed) :]
         failed = fit(ahead)
     if failed is None or not fitting:
@@ -205,7 +208,7 @@ def _doubled(largest: int) -> Iterator[int]:
 def _child(
     model: str, pixels: int, batches: list[int], limits: MeasurementLimits
 ) -> dict[int, float]:
-    """Runs batches in a process of its own: images a second of those that fit."""
+    """Runs batches in a child process; returns images per second of those that fit."""
     task = {
         "model": model,
         "pixels": pixels,
@@ -228,14 +231,14 @@ def _child(
             f"Expected {model} to run at {pixels} px. Received: exit code "
             f"{done.returncode}, {done.stderr.strip()[-500:]}"
         )
-    if first != _READY:  # Not one image.
+    if first != _READY:  # Not even one image.
         return {}
     measured = [line.split() for line in lines if line.count(" ") == 1]
     return {int(batch): float(speed) for batch, speed in measured}
 
 
 def _run(task: dict[str, Any]) -> None:
-    """In the child: prints "ready", then a line of each batch that fits."""
+    """Runs in the child; prints "ready", then a line for each batch that fits."""
     import keras
 
     import keras_vit
@@ -245,7 +248,7 @@ def _run(task: dict[str, Any]) -> None:
     model = family_of(config).build(config, image_size=size, num_classes=1000)
     if _accelerated():
         model.compile(jit_compile=keras.backend.backend() != "torch")
-    _speed(model, 1, 0.0)  # Threads and what else there is once.
+    _speed(model, 1, 0.0)  # Allocates threads and anything else that is needed once.
     if not _accelerated():
         _limit(task["memory"])
     print(_READY, flush=True)
@@ -254,7 +257,7 @@ def _run(task: dict[str, Any]) -> None:
 
 
 def _speed(model: Any, batch: int, seconds: float) -> float:
-    """Images a second of a model's forward pass."""
+    """Returns images per second of a model's forward pass."""
     import numpy as np
 
     images = np.zeros((batch, *model.input_shape[1:]), "float32")
@@ -262,12 +265,12 @@ def _speed(model: Any, batch: int, seconds: float) -> float:
 
 
 def images_per_second(run: Callable[[Any], Any], images: Any, seconds: float) -> float:
-    """Measures images a second of `run`, after one call, which compiles.
+    """Measures images per second of `run`, after one call, which compiles.
 
     Args:
-        run: Called with `images`, [B, ...], again and again.
-        images: The batch.
-        seconds: Minimum duration; at least one call is measured.
+        run: function called with `images`, [B, ...], repeatedly.
+        images: batch of images.
+        seconds: minimum duration; at least one call is measured.
     """
     run(images)
     runs, start = 0, time.perf_counter()
@@ -278,7 +281,7 @@ def images_per_second(run: Callable[[Any], Any], images: Any, seconds: float) ->
 
 
 def _limit(memory: int) -> None:
-    """Leaves this process what its resident memory lacks to `memory` bytes."""
+    """Limits this process to `memory` bytes, resident memory included."""
     page = resource.getpagesize()
     mapped, resident = Path("/proc/self/statm").read_text().split()[:2]
     if int(resident) * page > memory:
@@ -289,7 +292,7 @@ def _limit(memory: int) -> None:
 
 
 def _accelerated() -> bool:
-    """Whether the backend runs on something with memory of its own."""
+    """Returns whether the backend runs on a device with its own memory."""
     import keras
 
     if keras.backend.backend() == "torch":
@@ -301,7 +304,7 @@ def _accelerated() -> bool:
 
 
 def available_memory() -> int:
-    """Bytes free on this machine, or in the control group it is in; Linux alone.
+    """Returns the free bytes of this machine or its control group, on Linux only.
 
     Raises:
         OSError: on another system.
@@ -310,8 +313,8 @@ def available_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except FileNotFoundError as error:
         raise OSError(
-            "Expected Linux's /proc/meminfo to tell what memory is free. Received: "
-            "none. Say how much with memory= or --memory"
+            "Expected Linux's /proc/meminfo to read the free memory. Received: "
+            "none. Set the limit with memory= or --memory"
         ) from error
     (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
     group = Path("/sys/fs/cgroup")

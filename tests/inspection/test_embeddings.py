@@ -208,7 +208,7 @@ def test_a_position_of_zeros_is_like_none():
 
 @pytest.mark.parametrize("position", ["none", "relative"])
 def test_positions_that_are_not_added(position):
-    with pytest.raises(ValueError, match="none or relative"):
+    with pytest.raises(ValueError, match="no positions or relative ones"):
         position_similarity(tiny(position=position))
 
 

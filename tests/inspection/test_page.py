@@ -218,7 +218,9 @@ def test_what_has_no_page():
     bit = keras_vit.resnet(config, image_size=(32, 32), num_classes=3)
     with pytest.raises(ValueError, match=r"a ResNet \(4.1\), which has neither"):
         Page.of(bit, np.zeros((1, 32, 32, 3), np.float32))
-    with pytest.raises(ValueError, match=r"Expected images to look at. Received: none"):
+    with pytest.raises(
+        ValueError, match=r"Expected at least one image. Received: none"
+    ):
         Page.of(tiny(), np.zeros((0, 16, 24, 3), np.float32))
 
 

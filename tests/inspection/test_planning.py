@@ -119,9 +119,9 @@ def test_without_a_row_of_table_3():
     [
         (
             "ViT-L/16 on 8xH100",
-            "Expected a plan as 'MODEL DATA N epochs on COUNTxDEVICE",
+            "Expected a plan of the form 'MODEL DATA N epochs on COUNTxDEVICE",
         ),
-        (SENTENCE.replace("8xH100", "H100x8"), "Expected a plan as"),
+        (SENTENCE.replace("8xH100", "H100x8"), "Expected a plan of the form"),
         (SENTENCE.replace("ViT-L/16", "ViT-L/17"), "Expected a model.*ViT-L/17"),
         (SENTENCE.replace("imagenet21k", "cifar10"), "data to be one of jft300m"),
         (SENTENCE.replace("H100", "H1000"), "Expected one of .*H1000"),
@@ -158,7 +158,7 @@ def test_the_row_is_the_models_own(start, row):
 
 def test_core_days_are_at_the_papers_share_whatever_the_gpus():
     own = costs("ViT-L/16", num_classes=21_843).core_days(30 * IMAGES["imagenet21k"])
-    line = f"TPUv3-core-days {own:>26,.1f}   at the paper's own share"
+    line = f"TPUv3-core-days {own:>26,.1f}   at the paper's utilization"
     for utilisation in (0.2, 0.6):
         assert line in str(plan(SENTENCE, utilisation=utilisation))
 
@@ -191,7 +191,7 @@ def test_command(shell):
     code, out, _ = shell("costs", "--plan", SENTENCE, "--price", 2.5)
     run = plan(SENTENCE, price=2.5)
     assert (code, out) == (0, f"{run}\n")
-    assert f"{run.euros:,.0f}   at 2.5 a device-hour" in out
+    assert f"{run.euros:,.0f}   at 2.5 per device-hour" in out
     changed = plan(SENTENCE, batch=1024, image_size=(384, 384), utilisation=0.5)
     words = ("--batch", 1024, "--image-size", 384, "--utilisation", 0.5)
     assert shell("costs", "--plan", SENTENCE, *words)[1] == f"{changed}\n"
@@ -216,7 +216,7 @@ def test_a_plan_of_a_fine_tuning_by_hand():
     assert 512 // run.fit(False).parts == 16  # docs/howto/colab.md: 32 do not fit.
     lines = str(run).splitlines()
     assert lines[0] == f"Table 4 on 1 x T4 with 720 photos: {run.hours:.1f} hours"
-    assert "at 44% to 23%, the reported spread of ViT trainings" in str(run)
+    assert "at 44% to 23%, the reported spread of ViT training runs" in str(run)
 
 
 def test_a_plan_of_a_row_of_table_4():
@@ -230,7 +230,7 @@ def test_a_plan_of_a_row_of_table_4():
 def test_only_the_epochs_depend_on_the_number_of_photos():
     more = plan(TUNED.replace("720", "7200"))
     assert more.hours == plan(TUNED).hours
-    assert "epochs a training                     35.6" in str(more)
+    assert "epochs per run                        35.6" in str(more)
 
 
 def test_a_fine_tuning_in_the_shell(shell):

@@ -1,10 +1,10 @@
-"""Pictures of what is measured; Figures 2 to 14 in the paper's arrangement.
+"""Pictures of measurements, arranged as the paper's Figures 2 to 14.
 
-Every picture has a white ground of its own, whatever style the user has set, so that it
-reads on dark pages too. Lines differ in color, marker and dash; the colors are told
-apart by color-blind readers (`canvas.COLORS`). Inputs are plain numbers: nothing here
-measures. Every function also raises a ValueError for a suffix that matplotlib does not
-know, and an OSError where it may not write.
+Every picture has matplotlib's default style on a white background, whatever style you
+have set, so that it is legible on dark pages too. Lines differ in color, marker and
+dash; color-blind readers can distinguish the colors (`canvas.COLORS`). Inputs are plain
+numbers; nothing here measures. Every function raises a ValueError for a suffix that
+matplotlib does not know, and an OSError if the file cannot be written.
 """
 
 from keras_vit.inspection.plots.canvas import check

@@ -9,15 +9,15 @@ import numpy as np
 
 from keras_vit.files import replacing
 
-# Found by a search: a contrast of 3 and more on white (WCAG 2.1, 1.4.11), and far from
-# each other for color-blind readers too. Okabe and Ito's orange and sky blue have 2.3.
+# Found by a search: contrast of at least 3 on white (WCAG 2.1, 1.4.11), and distinct
+# for color-blind readers too. Okabe and Ito's orange and sky blue have only 2.3.
 COLORS = ("#1E90FE", "#9C2B00", "#E750AB", "#0E6B4F", "#C18300", "#3A36ED", "#000000")
 MARKERS = "os^Dv<>"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
 
 
 def check() -> Any:
-    """Raises now, rather than after hours, if there can be no pictures.
+    """Raises if pictures cannot be drawn, before hours of work rather than after.
 
     Returns:
         matplotlib's `Figure`.
@@ -29,16 +29,16 @@ def check() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Expected matplotlib for pictures: pip install 'keras-vit-paper[plots]'"
+            "Expected matplotlib for pictures. Run pip install 'keras-vit-paper[plots]'"
         ) from error
     return Figure
 
 
 @contextlib.contextmanager
 def picture(path: str | os.PathLike[str], width: float, height: float) -> Iterator[Any]:
-    """Yields an empty figure of so many inches; writes it to `path` on success.
+    """Yields an empty figure, sizes in inches; writes it to `path` on success.
 
-    It has matplotlib's default style: black on opaque white, not the user's.
+    It has matplotlib's default style, black on opaque white, instead of the user's.
     """
     make = check()
     from matplotlib import style
@@ -51,7 +51,7 @@ def picture(path: str | os.PathLike[str], width: float, height: float) -> Iterat
 
 
 def check_count(names: Collection[Any], what: str, most: int = len(COLORS)) -> None:
-    """Raises if there is nothing to draw, or more than can be told apart."""
+    """Raises if there is nothing to draw, or more names than distinct styles."""
     if not 0 < len(names) <= most:
         raise ValueError(f"Expected 1 to {most} {what}. Received: {len(names)}")
 
@@ -59,7 +59,7 @@ def check_count(names: Collection[Any], what: str, most: int = len(COLORS)) -> N
 def check_values(
     what: str, values: np.ndarray, dimensions: int, least: float = -np.inf
 ) -> None:
-    """Raises if an array has no values, or others than finite ones from `least` on."""
+    """Raises if an array is empty, not finite, or has values below `least`."""
     if values.ndim != dimensions or not values.size:
         raise ValueError(
             f"Expected {what} in {dimensions} dimensions, one or more in each. "
@@ -74,9 +74,9 @@ def check_values(
 
 
 def style_of(number: int) -> dict[str, Any]:
-    """Color, marker and dash of a line, of the first 2 * len(COLORS).
+    """Returns color, marker and dash of a line, for the first 2 * len(COLORS) lines.
 
-    Those of the second half are dashed, with hollow markers.
+    The second half is dashed, with hollow markers.
     """
     again, place = divmod(number, len(COLORS))
     return {
@@ -100,26 +100,26 @@ def log_axis(axes: Any, which: str) -> None:
 
 
 def whole_numbers(axis: Any) -> None:
-    """Gives an x or y axis no ticks between whole numbers."""
+    """Restricts the ticks of an x or y axis to integers."""
     from matplotlib import ticker
 
     axis.set_major_locator(ticker.MaxNLocator(integer=True))
 
 
 def plain(axes: Any) -> None:
-    """A light grid, and no frame above and at the right."""
+    """Adds a light grid; removes the frame at the top and on the right."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def colored(images: np.ndarray) -> np.ndarray:
-    """[B, H, W, C] -> [B, H, W, 3]; of other than three channels, the first in gray."""
+    """Returns RGB; gray from the first channel if C is not 3: -> [B, H, W, 3]."""
     return images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int, fill: float) -> np.ndarray:
-    """Tiles row by row, `gap` pixels apart: [n, h, w, ...] -> one image."""
+    """Arranges tiles row by row, `gap` pixels apart: [n, h, w, ...] -> one image."""
     count, height, width, *channels = tiles.shape
     rows = -(-count // columns)
     padding = [(0, rows * columns - count), (0, gap), (0, gap)] + [(0, 0)] * len(
@@ -134,7 +134,7 @@ def mosaic(tiles: np.ndarray, columns: int, gap: int, fill: float) -> np.ndarray
 
 
 def drawable(names: Sequence[str]) -> list[str]:
-    """Names of 20 letters at most; the number of one that the font cannot write."""
+    """Cuts names to 20 letters; numbers replace names that the font cannot write."""
     from matplotlib import font_manager
 
     path = font_manager.findfont(font_manager.FontProperties())

@@ -1,4 +1,4 @@
-"""What a model looks at and has learnt (4.5, 4.6, D.4, D.7, D.8)."""
+"""Pictures of attention and of learned embeddings (4.5, 4.6, D.4, D.7, D.8)."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_vit.inspection.plots import canvas
 
-_TILES = 7  # A side: Figure 7 has 7 x 7 positions of ViT-L/32.
+_TILES = 7  # Per side: Figure 7 has 7 x 7 positions of ViT-L/32.
 
 
 def attention_maps(
@@ -17,17 +17,17 @@ def attention_maps(
     titles: list[str],
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws images above what the output attends to (D.8), to a file.
+    """Draws images above the attention of the output (D.8), to a file.
 
     Args:
-        images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
-        maps: [B, rows, columns], 0 or more, e.g. of `attention_rollout`.
-        titles: one for each image.
+        images: [B, H, W, C] in [0, 1]; if C is not 3, the first channel, in gray.
+        maps: [B, rows, columns], 0 or more, e.g. from `attention_rollout`.
+        titles: title of each image.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: without images, or if a map is not finite, or negative; if there
-            are not as many maps and titles as images.
+        ValueError: if there are no images, a map is not finite or is negative, or the
+            number of maps or titles is not that of the images.
         ImportError: without matplotlib, the extra `plots`.
     """
     canvas.check_values("images [B, H, W, C]", images, 4)
@@ -58,34 +58,34 @@ def figure_6(
     columns: int = 1,
     quantile: float = 1.0,
 ) -> None:
-    """Draws images next to what the output attends to, as Figure 6, to a file.
+    """Draws images next to the attention of the output, as in Figure 6, to a file.
 
-    An image is multiplied by its map over the map's maximum: what is not attended to is
-    black (D.8).
+    Each image is multiplied by its map divided by the map's maximum, so that places
+    without attention are black (D.8).
 
     Args:
-        images: [B, H, W, C] in [0, 1]; of other than three channels, the first in gray.
-        maps: [B, H, W], 0 or more, of `attention_rollout`.
+        images: [B, H, W, C] in [0, 1]; if C is not 3, the first channel, in gray.
+        maps: [B, H, W], 0 or more, from `attention_rollout`.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
-        columns: pairs side by side; Figure 6 has 3 pairs in one column.
-        quantile: the share of a map that is not drawn in full light, in (0, 1]; 1 is
-            the paper's maximum. Where single patches outshine all (arXiv:2309.16588,
-            on DINOv2), less shows the others.
+        columns: number of pairs in a row; Figure 6 has 3 pairs in one column.
+        quantile: quantile of a map that is drawn at full brightness, in (0, 1]; 1 is
+            the paper's maximum. If single patches dominate (arXiv:2309.16588, on
+            DINOv2), a lower value makes the others visible.
 
     Raises:
-        ValueError: if there are no images, not a map for each of their pixels, if a map
-            is not finite, or negative, or columns or the quantile are out of range.
+        ValueError: if there are no images, the maps do not have the images' size, a map
+            is not finite or is negative, or columns or the quantile are out of range.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not len(images) or maps.shape != images.shape[:3]:
         raise ValueError(
-            "Expected images [B, H, W, C] and maps [B, H, W], one or more (D.8). "
+            "Expected images [B, H, W, C] and maps [B, H, W], at least one (D.8). "
             f"Received: images {images.shape}, maps {maps.shape}"
         )
     if not 0 < quantile <= 1:
         raise ValueError(f"Expected quantile in (0, 1]. Received: quantile={quantile}")
     if columns < 1:
-        raise ValueError(f"Expected columns, 1 or more. Received: columns={columns}")
+        raise ValueError(f"Expected 1 or more columns. Received: columns={columns}")
     canvas.check_values("images [B, H, W, C]", images, 4)
     canvas.check_values("maps [B, H, W]", maps, 3, 0)
     images = canvas.colored(images)
@@ -97,7 +97,7 @@ def figure_6(
     gap = max(1, width // 28)
     pairs = [images, np.ones((*images.shape[:2], gap, 3)), images * shares[..., None]]
     pair = 2 * width + gap
-    inches = 3.2 if columns < 4 else 1.6  # Of a pair.
+    inches = 3.2 if columns < 4 else 1.6  # Width of a pair.
     side = inches * height / width / 2
     with canvas.picture(path, inches * columns + 0.2, side * rows + 0.4) as figure:
         axes = figure.subplots()
@@ -118,18 +118,18 @@ def figure_14(
     path: str | os.PathLike[str],
     quantile: float = 1.0,
 ) -> None:
-    """Draws many images as `figure_6` does, as Figure 14 (D.8), to a file.
+    """Draws many images as in `figure_6`, arranged as Figure 14 (D.8), to a file.
 
-    Eight pairs side by side.
+    There are eight pairs in a row.
 
     Args:
-        images: [B, H, W, C] in [0, 1]; the paper has 128 at random.
-        maps: [B, H, W], 0 or more, of `attention_rollout`.
+        images: [B, H, W, C] in [0, 1]; the paper has 128 random ones.
+        maps: [B, H, W], 0 or more, from `attention_rollout`.
         path: path of the picture; its suffix is the format.
         quantile: see `figure_6`.
 
     Raises:
-        ValueError: as `figure_6`.
+        ValueError: see `figure_6`.
         ImportError: without matplotlib, the extra `plots`.
     """
     figure_6(images, maps, path, columns=8, quantile=quantile)
@@ -141,19 +141,18 @@ def figure_7(
     distances: np.ndarray,
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws what the embeddings and heads have learnt, as Figure 7, to a file.
+    """Draws learned embeddings and attention distances as in Figure 7, to a file.
 
     Args:
-        filters: [n, P, P, C] of `embedding_filters`; the paper has 28. Of other than
-            three channels, the first is drawn in gray.
-        positions: [rows, columns, rows, columns] of `position_similarity`; of a larger
-            grid, 7 x 7 patches all over the image are drawn, as many as the paper has.
-        distances: [L, k] of `attention_distance`, in pixels.
+        filters: [n, P, P, C] from `embedding_filters`; the paper has 28. If C is not 3,
+            the first channel is drawn in gray.
+        positions: [rows, columns, rows, columns] from `position_similarity`; for a
+            larger grid, 7 x 7 evenly spread patches are drawn, as in the paper.
+        distances: [L, k] from `attention_distance`, in pixels.
         path: path of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if one has nothing to draw, or is not finite, or distances are
-            negative.
+        ValueError: if an array is empty or not finite, or distances are negative.
         ImportError: without matplotlib, the extra `plots`.
     """
     canvas.check_values("filters [n, P, P, C]", filters, 4)
@@ -182,19 +181,18 @@ def figure_10(
     path: str | os.PathLike[str],
     most: int = 14,
 ) -> None:
-    """Draws the positions of several trainings, as Figure 10, to a file.
+    """Draws the positions of several training runs, as in Figure 10, to a file.
 
-    As there, three side by side.
+    There are three in a row, as in the paper.
 
     Args:
-        similarities: by title, [R, S, R, S] of `position_similarity`, of R rows and S
-            columns of patches. Figure 10 has three trainings of ViT-L/16.
+        similarities: by title, [R, S, R, S] from `position_similarity`, for R rows and
+            S columns of patches. Figure 10 has three training runs of ViT-L/16.
         path: path of the picture; its suffix is the format.
-        most: tiles a side; of a larger grid, so many from all over the image.
+        most: maximum number of tiles per side; a larger grid is sampled evenly.
 
     Raises:
-        ValueError: if there are none, or an array is no similarity of two patches, or
-            not finite.
+        ValueError: if there are none, or an array has not this shape or is not finite.
         ImportError: without matplotlib, the extra `plots`.
     """
     wrong = [
@@ -231,16 +229,16 @@ def figure_11(
 ) -> None:
     """Draws the size of the attended area by head and depth (D.7), to a file.
 
-    As in Figure 11, a panel for each model; the paper has ViT-L/16 and R50+ViT-L/16,
-    the mean over 128 images.
+    There is a panel for each model, as in Figure 11. The paper has ViT-L/16 and
+    R50+ViT-L/16, averaged over 128 images.
 
     Args:
-        distances: by the model's name, [L, k] of `attention_distance`, in pixels.
+        distances: by the model's name, [L, k] from `attention_distance`, in pixels.
         path: path of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there are none, or an array has not a row for each layer and a
-            column for each head, is not finite, or negative.
+        ValueError: if there are none, or an array does not have two dimensions, is
+            empty, not finite or negative.
         ImportError: without matplotlib, the extra `plots`.
     """
     wrong = [f"{n!r} {one.shape}" for n, one in distances.items() if one.ndim != 2]
@@ -270,7 +268,7 @@ def _distances(axes: Any, distances: np.ndarray) -> None:
 
 
 def _positions(axes: Any, similarity: np.ndarray, most: int) -> Any:
-    """A tile for each patch: its likeness to all others; returns matplotlib's image."""
+    """Draws each patch's similarities to all others as a tile; returns the image."""
     height, width = similarity.shape[:2]
     rows, columns = _spread(height, most), _spread(width, most)
     tiles = similarity[np.ix_(rows, columns)].reshape(-1, height, width)
@@ -299,13 +297,13 @@ def _similarity_bar(figure: Any, similarity: Any, axes: Any) -> None:
 
 
 def _spread(count: int, most: int) -> np.ndarray:
-    """Places all over 0..count - 1, `most` at most."""
+    """Returns at most `most` indices, evenly spread over 0..count - 1."""
     places: np.ndarray = np.linspace(0, count - 1, min(count, most)).round()
     return places.astype(int)
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
-    """An image from 0 to 1, whatever its values are."""
+    """Scales the values of an image to 0..1."""
     low, high = image.min(), image.max()
     stretched: np.ndarray = (image - low) / max(high - low, np.finfo(image.dtype).tiny)
     return stretched
@@ -314,16 +312,16 @@ def _stretched(image: np.ndarray) -> np.ndarray:
 def reconstructions(
     pictures: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:
-    """Draws what masked patch prediction sees and says (4.6), to a file.
+    """Draws inputs and predictions of masked patch prediction (4.6), to a file.
 
     Args:
         pictures: by the name of their row, [B, H, W, C] in [0, 1]: "original",
-            "corrupted", "predicted", as `MaskedPatchPredictor.reconstruct` gives them.
+            "corrupted", "predicted", as `MaskedPatchPredictor.reconstruct` returns.
         path: path of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there are no rows, or no images in one, or they are not finite,
-            or not as many in each.
+        ValueError: if there are no rows, a row has no images or other numbers of
+            images, or an image is not finite.
         ImportError: without matplotlib, the extra `plots`.
     """
     if not pictures:

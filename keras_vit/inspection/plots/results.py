@@ -1,4 +1,4 @@
-"""How trainings went and how good their models are (4.1, 4.2)."""
+"""Pictures of training curves and of accuracies (4.1, 4.2)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,27 @@ import numpy as np
 from keras_vit.inspection.plots import canvas
 from keras_vit.inspection.plots.scaling import percents_over_log
 
-Curve = Sequence[tuple[int, float]]  # (updates, value)s.
+Curve = Sequence[tuple[int, float]]  # Pairs (updates, value).
 
-_PANELS = {  # What is drawn of a training: title, and the tags in it.
+_PANELS = {  # The panels of a training run: title, and the tags in it.
     "loss": ("train/loss", "evaluation/loss"),
     "accuracy": ("train/accuracy", "evaluation/accuracy"),
     "learning rate": ("train/learning_rate",),
     "gradient norm": ("train/gradient_norm",),
     "images per second": ("train/images_per_second",),
 }
-_POINTS = 60  # Of a curve in a picture; more are averaged.
+_POINTS = 60  # Per curve in a picture; more are averaged.
 
 
 def curves(
     runs: Mapping[str, Mapping[str, Curve]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws how trainings went, a color and a dash for each, to a file.
+    """Draws training curves, with a color and a dash for each run, to a file.
 
     Args:
-        runs: for each run's name its curves by tag: "train/loss",
-            "evaluation/loss", "train/learning_rate", ..., as `training.callbacks.read`
-            gives them. Markers are evaluations.
+        runs: for each run's name, its curves by tag: "train/loss", "evaluation/loss",
+            "train/learning_rate", ..., as `training.callbacks.read` returns. Markers
+            are evaluations.
         path: path of the picture; its suffix is the format.
 
     Raises:
@@ -60,7 +60,7 @@ def curves(
 
 
 def _run_style(number: int, tag: str) -> dict[str, Any]:
-    """Of a curve: evaluations have markers, and a line so thin that both are seen."""
+    """Returns the style; evaluations have markers and a thin line, to show both."""
     place = number % len(canvas.COLORS)
     style = {"color": canvas.COLORS[place], "linestyle": canvas.DASHES[place]}
     if tag.startswith("evaluation"):
@@ -70,7 +70,7 @@ def _run_style(number: int, tag: str) -> dict[str, Any]:
 
 
 def _averaged(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values, those of neighbors averaged to at most `_POINTS`."""
+    """Averages neighbors to at most `_POINTS` points; returns steps and values."""
     if not curve:
         return np.empty(0), np.empty(0)
     groups = np.array_split(np.array(curve), min(len(curve), _POINTS))
@@ -86,13 +86,13 @@ def shots(
     """Draws accuracy against shots with a band around each line (4.1), to a file.
 
     Args:
-        accuracy: accuracy of every line, by the training images of a class: (mean, low,
-            high) of its interval, in [0, 1].
+        accuracy: for each line, (mean, low, high) of its interval, in [0, 1], by the
+            number of training images per class.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
-        levels: accuracies that belong to no number of shots, drawn across.
+        levels: accuracies that do not depend on shots, drawn as horizontal lines.
 
     Raises:
-        ValueError: if there are no lines, or more than the colors to tell them by.
+        ValueError: if there are no lines, or more than there are colors.
         ImportError: without matplotlib, the extra `plots`.
     """
     canvas.check_count(accuracy, "lines of shots")
@@ -113,7 +113,7 @@ def shots(
                 100 * level, color=canvas.COLORS[place], linestyle=dash, label=name
             )
         sizes = sorted({count for points in accuracy.values() for count in points})
-        percents_over_log(axes, sizes, "training images of each class (log scale)")
+        percents_over_log(axes, sizes, "training images per class (log scale)")
 
 
 _HATCHES = ("", "///", "...", "xxx", "|||", "---", "ooo")
@@ -123,20 +123,20 @@ def task_groups(
     models: Mapping[str, Mapping[str, tuple[float, float | None]]],
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws the mean accuracy of groups of tasks, a bar a model (Figure 2), to a file.
+    """Draws mean accuracies of task groups, a bar per model (Figure 2), to a file.
 
-    As in the paper every group has its own axis, which does not begin at zero.
+    As in the paper, every group has its own axis, which does not begin at zero.
 
     Args:
-        models: results of every model, by the group's name: mean and deviation, None
-            for none, in [0, 1]. A group that a model lacks has no bar.
+        models: results of every model by group name: (mean, deviation), in [0, 1]; the
+            deviation may be None. A group that a model lacks has no bar.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: if there are no groups, or more models than colors to tell them by.
+        ValueError: if there are no groups, or more models than colors.
         ImportError: without matplotlib, the extra `plots`.
     """
-    ordered = sorted(models.values(), key=len, reverse=True)  # Whole ones first.
+    ordered = sorted(models.values(), key=len, reverse=True)  # Complete ones first.
     names = list(dict.fromkeys(name for groups in ordered for name in groups))
     if not names or len(models) > len(canvas.COLORS):
         raise ValueError(
@@ -199,9 +199,9 @@ def reliability(
     """Draws confidence against accuracy (Guo et al. 2017, Figure 1), to a file.
 
     Args:
-        images: [N] of N bins that divide (0, 1], how many are in each.
-        confidence: [N], the mean of each bin's images; NaN of an empty bin.
-        accuracy: [N], likewise.
+        images: [N], the number of images in each of N bins that divide (0, 1].
+        confidence: [N], the mean confidence in each bin; NaN for an empty bin.
+        accuracy: [N], the accuracy in each bin; NaN for an empty bin.
         path: path of the picture; its suffix is the format.
 
     Raises:
@@ -243,19 +243,19 @@ def reliability(
             axes.spines[["top", "right"]].set_visible(False)
 
 
-_CELLS = 20  # Classes up to which a confusion matrix has names and numbers.
+_CELLS = 20  # Maximum number of classes for names and numbers in a confusion matrix.
 
 
 def confusion(
     matrix: np.ndarray, classes: Sequence[str], path: str | os.PathLike[str]
 ) -> None:
-    """Draws shares of each class that were taken for each class, to a file.
+    """Draws the share of each class that was predicted as each class, to a file.
 
     Args:
-        matrix: int [K, K], images of a class (row) that were taken for another
-            (column); a last column more counts those taken for none.
-        classes: K names, written next to up to 20 rows; the number of the class where
-            the font has no such letters.
+        matrix: int [K, K], images of a class (row) by predicted class (column); an
+            optional last column counts images without a prediction.
+        classes: K names, written next to up to 20 rows; a class number replaces names
+            that the font cannot write.
         path: path of the picture; its suffix is the format.
 
     Raises:
@@ -274,7 +274,7 @@ def confusion(
         axes.set(xlabel="taken for", ylabel="class")
         if small:
             columns = [*names, "none"][: matrix.shape[1]]
-            plain = {"parse_math": False}  # A dollar is a dollar.
+            plain = {"parse_math": False}  # Dollar signs are literal.
             axes.set_xticks(
                 range(len(columns)), columns, rotation=45, ha="right", **plain
             )

@@ -1,4 +1,4 @@
-"""Accuracy against data, compute, shape and speed (4.3, 4.4, D.2, D.3, D.5, D.6)."""
+"""Pictures of accuracy by data, compute, shape and speed (4.3, 4.4, D.2 to D.6)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,21 +6,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from keras_vit.inspection.plots import canvas
 
-Points: TypeAlias = Sequence[tuple[float, float]]  # (x, y)s.
+Points: TypeAlias = Sequence[tuple[float, float]]  # Pairs (x, y).
 
 
 def data_size(
     accuracy: Mapping[str, Mapping[int, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws accuracy against training images, a line a model (Figure 4), to a file.
+    """Draws accuracy against training images, a line per model (Figure 4), to a file.
 
     Args:
-        accuracy: accuracy of every model, by the number of images it was trained on, in
-            [0, 1].
+        accuracy: accuracy of every model in [0, 1], by the number of images that it was
+            trained on.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: if there are no models, or more than the colors to tell them by.
+        ValueError: if there are no models, or more than there are colors.
         ImportError: without matplotlib, the extra `plots`.
     """
     canvas.check_count(accuracy, "models")
@@ -39,21 +39,21 @@ PRETRAINING = {
     "imagenet21k": "ImageNet-21k",
     "jft300m": "JFT-300M",
 }
-"""Figure 3's places, by the data sets' TFDS-like names."""
+"""Figure 3's labels by data set name, similar to TFDS's."""
 
 
 def pretraining(
     accuracy: Mapping[str, Mapping[str, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws accuracy against the data of the pre-training (Figure 3), to a file.
+    """Draws accuracy against the pre-training data (Figure 3), to a file.
 
     Args:
-        accuracy: accuracy of every model, by `PRETRAINING`'s names, in [0, 1].
+        accuracy: accuracy of every model in [0, 1], by the names in `PRETRAINING`.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: if there are no models, or more than the colors to tell them by, or
-            another pre-training.
+        ValueError: if there are no models, more than there are colors, or unknown
+            pre-training data.
         ImportError: without matplotlib, the extra `plots`.
     """
     strangers = {data for points in accuracy.values() for data in points} - {
@@ -78,7 +78,7 @@ def pretraining(
 
 
 def percents_over_log(axes: Any, sizes: Sequence[int], label: str) -> None:
-    """Gives lines of percents over a logarithmic count their axes and legend."""
+    """Formats axes and legend for percentages over a logarithmic count."""
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{count:,}" for count in sizes])
     axes.set_xticks([], minor=True)
@@ -87,7 +87,7 @@ def percents_over_log(axes: Any, sizes: Sequence[int], label: str) -> None:
 
 
 def percents_over(axes: Any, label: str) -> None:
-    """Gives lines of percents their axes and legend."""
+    """Formats axes and legend for percentages."""
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy [%]")
     canvas.plain(axes)
@@ -97,17 +97,17 @@ def percents_over(axes: Any, label: str) -> None:
 def figure_5(
     accuracy: Mapping[str, Mapping[str, Points]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws transfer accuracy against pre-training compute, as Figure 5, to a file.
+    """Draws transfer accuracy against pre-training compute, as in Figure 5, to a file.
 
     Args:
         accuracy: by the panel's title ("Average-5", "ImageNet"; see
             `paper.figure_5`), then by the kind of model ("Transformer (ViT)",
-            "ResNet (BiT)", "Hybrid", one's own): (exaFLOPs, accuracy in [0, 1]) of
-            every model.
+            "ResNet (BiT)", "Hybrid", or your own): (exaFLOPs, accuracy in [0, 1]) for
+            each model.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: if there is nothing to draw, more kinds than colors to tell them by,
+        ValueError: if there is nothing to draw, there are more kinds than colors,
             exaFLOPs are not positive or an accuracy is not in [0, 1].
         ImportError: without matplotlib, the extra `plots`.
     """
@@ -126,18 +126,18 @@ def figure_5(
 def figure_8(
     accuracy: Mapping[str, Mapping[str, Points]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws accuracy against the compute of scaled shapes (D.2), to a file.
+    """Draws accuracy against the relative compute of scaled shapes (D.2), to a file.
 
-    As in Figure 8, a line for each way to scale; all meet in the base, at 1.
+    As in Figure 8, there is a line for each way to scale; all meet at the base, 1.
 
     Args:
         accuracy: by the panel's title ("ImageNet 5-shot", "Average 5-shot"), then by
-            what is scaled ("all", "depth", "patch size", "width MLP", "width"):
-            (multiply-adds over the base's, accuracy in [0, 1]) of every model.
+            the scaled dimension ("all", "depth", "patch size", "width MLP", "width"):
+            (multiply-adds over the base's, accuracy in [0, 1]) for each model.
         path: path of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there is nothing to draw, more lines than colors to tell them by,
+        ValueError: if there is nothing to draw, there are more lines than colors,
             compute is not positive or an accuracy is not in [0, 1].
         ImportError: without matplotlib, the extra `plots`.
     """
@@ -159,11 +159,11 @@ def figure_9(
         accuracy: by the head and learning rate ("CLS-Token, lr=8e-4", "GAP, lr=8e-4",
             "GAP, lr=3e-4"): 5-shot linear accuracy in [0, 1] by epochs of training.
         path: path of the picture; its suffix is the format.
-        data: what the accuracy is of.
+        data: name of the data set.
 
     Raises:
-        ValueError: if there is nothing to draw, more lines than colors to tell them by,
-            or an accuracy is not in [0, 1].
+        ValueError: if there is nothing to draw, there are more lines than colors, or an
+            accuracy is not in [0, 1].
         ImportError: without matplotlib, the extra `plots`.
     """
     lines = {name: [*points.items()] for name, points in accuracy.items()}
@@ -177,19 +177,20 @@ def figure_12(
     largest_batch: Mapping[str, Mapping[int, int]],
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws speed and largest batch against the input's size (D.5), to a file.
+    """Draws speed and largest batch against the input size (D.5), to a file.
 
-    As in Figure 12: speed at the left, the batch at the right, a line for each model.
+    As in Figure 12, speed is on the left and the batch on the right, with a line for
+    each model.
 
     Args:
-        images_per_second: by the model's name, of inference on one device, by the
-            pixels of a side. A size that a model lacks has no point.
-        largest_batch: images that fit on one device, in the same form.
+        images_per_second: speed of inference on one device, by the model's name and
+            the pixels per side. A size that a model lacks has no point.
+        largest_batch: number of images that fit on one device, in the same form.
         path: path of the picture; its suffix is the format.
 
     Raises:
-        ValueError: if there is nothing to draw, more than 14 models, a number is not
-            positive, or the two are of different models.
+        ValueError: if there is nothing to draw, there are more than 14 models, a number
+            is not positive, or the two arguments have different models.
         ImportError: without matplotlib, the extra `plots`.
     """
     strangers = images_per_second.keys() ^ largest_batch.keys()
@@ -214,19 +215,18 @@ def figure_12(
 def figure_13(
     models: Mapping[str, tuple[float, float, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws axial models and others, against compute and speed (D.6), to a file.
+    """Draws axial and other models against compute and speed (D.6), to a file.
 
-    As in Figure 13: compute at the left, speed at the right.
+    As in Figure 13, compute is on the left and speed on the right.
 
     Args:
-        models: by name, (exaFLOPs of the training, images per second of inference on
-            one device, 5-shot linear accuracy in [0, 1]).
+        models: by name, (exaFLOPs of the training run, images per second of inference
+            on one device, 5-shot linear accuracy in [0, 1]).
         path: path of the picture; its suffix is the format.
 
     Raises:
         ValueError: if there are no models, more than 14, compute or speed is not
-            positive or an accuracy is not in [0, 1].
-        ImportError: without matplotlib, the extra `plots`.
+            positive, or an accuracy is not in [0, 1].
     """
     panels = [
         _Panel(
@@ -243,7 +243,7 @@ def figure_13(
 
 
 class _Panel(NamedTuple):
-    """One of the pictures side by side."""
+    """A panel of a picture."""
 
     title: str
     x_label: str
@@ -252,7 +252,7 @@ class _Panel(NamedTuple):
 
 
 def _percents(lines: Mapping[str, Points]) -> dict[str, Points]:
-    """Lines of accuracies in percent.
+    """Converts the accuracies of lines to percent.
 
     Raises:
         ValueError: if one is not in [0, 1].
@@ -275,7 +275,7 @@ def _draw(
     x_ticks: Sequence[float] = (),
     **changes: Any,
 ) -> None:
-    """Panels side by side, with one legend under them."""
+    """Draws panels in a row, with one legend below them."""
     names = [*dict.fromkeys(name for panel in panels for name in panel.lines)]
     canvas.check_count(names, "lines", most)
     for panel in panels:

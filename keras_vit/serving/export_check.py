@@ -1,4 +1,4 @@
-"""Samples that an exported model is proved on and warmed up with."""
+"""Samples for verifying an exported model against Keras and for warming it up."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from keras_vit.serving.signatures import Served, features_of
 
 
 def drawn_samples(model: keras.Model) -> list[bytes]:
-    """Four images, one of each kind: of the model's size, wide, tall and small."""
+    """Returns four encoded images: in the model's size, wide, tall and small."""
     height, width = model.input_shape[1:3]
     sizes = ((height, width), (height, 2 * width), (2 * height, width), (7, 5))
     encoders = (
@@ -35,32 +35,32 @@ def drawn_samples(model: keras.Model) -> list[bytes]:
 
 
 def _blotches(seeded: np.random.Generator, size: tuple[int, int]) -> Any:
-    """An image of a few smooth colors: uint8 [*size, 3]."""
+    """Returns an image with a few smooth colors: uint8 [*size, 3]."""
     colors = seeded.uniform(0, 255, (4, 4, 3)).astype(np.float32)
     return tf.cast(preprocessing.resize(tf.constant(colors), size), tf.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Samples as each signature takes them, and what Keras says of them."""
+    """Samples in the form of each signature's input, and Keras's outputs for them."""
 
     served: Served
     encoded: Sequence[bytes]
-    pixels: Any  # Of the first sample: uint8 [1, h, w, C].
-    images: Any  # All, scaled as for the model: float32 [N, H, W, C].
+    pixels: Any  # The first sample: uint8 [1, h, w, C].
+    images: Any  # All samples, scaled for the model: float32 [N, H, W, C].
 
     @classmethod
     def of(cls, served: Served, samples: Sequence[bytes]) -> "Trial":
-        """Raises where a sample is no image."""
+        """Decodes the samples; raises ValueError if one is not an image."""
         if not samples:
-            raise ValueError("Expected samples to prove it on. Received: none")
+            raise ValueError("Expected samples to verify the export. Received: none")
         decoded = [_decoded(number, sample) for number, sample in enumerate(samples)]
         images = tf.stack([_prepared(served, image) for image in decoded])
         pixels = preprocessing.to_channels(decoded[0], served.channels)
         return cls(served, samples, pixels[None], images)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What `fresh.savedmodel` takes."""
+        """Returns the arrays that `isolated_run.savedmodel` expects."""
         encoded = {
             f"image_bytes/{number}": np.frombuffer(sample, np.uint8)
             for number, sample in enumerate(self.encoded)
@@ -71,7 +71,7 @@ class Trial:
     def requests(
         self, inputs: Mapping[str, tf.TensorSpec]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each signature's warm-up: one image alone, and all of them at once."""
+        """Yields each signature's warm-up requests: with one image, and with all."""
         batches = {
             "string": np.array(self.encoded, object),
             "float32": np.asarray(self.images),
@@ -85,26 +85,26 @@ class Trial:
     def prove(
         self, found: Mapping[str, np.ndarray], inputs: Mapping[str, tf.TensorSpec]
     ) -> dict[str, float]:
-        """The largest difference of each of the file's outputs from Keras's.
+        """Returns the largest difference from Keras for each output of the file.
 
         Raises:
-            ValueError: if one is beyond the tolerance, or a sample was not read.
+            ValueError: if a difference exceeds the tolerance, or a sample was not read.
         """
-        said = self._said(inputs)
+        reference = self._keras_outputs(inputs)
         differences = {}
         for key, values in found.items():
             name, _, output = key.rpartition("/")
             if output == "status" and set(values) != {decoding.OK.encode()}:
                 raise ValueError(
-                    "Expected samples that the exported model reads as Keras does. "
+                    "Expected samples that the exported model can read. "
                     f"Received: {key}={values.tolist()}; nothing was written"
                 )
-            if output in said:
-                expected = [said[output]]
+            if output in reference:
+                expected = [reference[output]]
             elif output == "scores":
-                probabilities = said["probabilities"]
+                probabilities = reference["probabilities"]
                 if inputs[name].dtype == tf.uint8:
-                    probabilities = said["probabilities of pixels"]
+                    probabilities = reference["probabilities of pixels"]
                 expected = self._best(values, found[f"{name}/classes"], probabilities)
             else:
                 continue
@@ -114,34 +114,37 @@ class Trial:
             )
         return differences
 
-    def _said(self, inputs: Mapping[str, tf.TensorSpec]) -> dict[str, np.ndarray]:
-        """What Keras says of the samples, in a graph, as `predict` computes it."""
+    def _keras_outputs(
+        self, inputs: Mapping[str, tf.TensorSpec]
+    ) -> dict[str, np.ndarray]:
+        """Computes Keras's outputs for the samples, in a graph as `predict` does."""
         model = self.served.model
 
         def forward(images: Any) -> dict[str, Any]:
             logits = model(images, training=False)
-            said = {"logits": logits}
-            said["probabilities"] = graph.probabilities(model, logits)
+            outputs = {"logits": logits}
+            outputs["probabilities"] = graph.probabilities(model, logits)
             if "features" in inputs:
-                said["features"] = features_of(model)(images, training=False)
+                outputs["features"] = features_of(model)(images, training=False)
             if "attention" in inputs:
-                said["attention"] = rollout(model, images)
-            return {name: keras.ops.cast(at, "float32") for name, at in said.items()}
+                outputs["attention"] = rollout(model, images)
+            return {name: keras.ops.cast(at, "float32") for name, at in outputs.items()}
 
         spec = tf.TensorSpec((None, *self.images.shape[1:]), tf.float32)
         run = tf.function(forward, input_signature=[spec], autograph=False)
         of_pixels = run(_prepared(self.served, self.pixels))
-        said = run(self.images) | {
+        outputs = run(self.images) | {
             "probabilities of pixels": of_pixels["probabilities"]
         }
-        return {name: np.asarray(value) for name, value in said.items()}
+        return {name: np.asarray(value) for name, value in outputs.items()}
 
     def _best(
         self, scores: np.ndarray, classes: np.ndarray, probabilities: np.ndarray
     ) -> list[np.ndarray]:
-        """What `scores` should be: the greatest, and those of the named classes.
+        """Returns two expected `scores`: the greatest, and those of the named classes.
 
-        Of several classes of one name the one of the nearest score; NaN of no class.
+        If several classes share a name, the nearest score counts; an unknown name is
+        NaN.
         """
         names = np.array([label.encode() for label in self.served.labels])
         is_name = names == classes[..., None]  # [N, k, K]
@@ -154,10 +157,10 @@ class Trial:
         ]
 
     def _tolerance(self, value: np.ndarray) -> float:
-        """How far from Keras: 1e-5 of the largest number, or of 1 where that is more.
+        """Returns the tolerance: 1e-5 times the largest value, or times 1 if greater.
 
-        In half precision 5e-3, about its last place; in int8 2e-2: what is rounded to
-        the next of 255 steps elsewhere.
+        The factor is 5e-3 in half precision, about its last digit, and 2e-2 in int8,
+        where a value can be rounded to a different one of 255 steps.
         """
         precisions = {layer.compute_dtype for layer in self.served.model.layers}
         share = 1e-5 if precisions <= {"float32"} else 5e-3
@@ -172,12 +175,12 @@ def _decoded(number: int, sample: bytes) -> Any:
     except (tf.errors.OpError, ValueError, TypeError) as error:
         found = decoding.reason(sample) if isinstance(sample, bytes) else None
         raise ValueError(
-            "Expected samples that are bytes of images. Received: "
+            "Expected encoded images as samples. Received: "
             f"samples[{number}], {found or decoding.UNREADABLE}"
         ) from error
 
 
 def _prepared(served: Served, image: Any) -> Any:
-    """An image, or a batch of one size, as the model takes it."""
+    """Resizes and scales an image, or a batch of one size, for the model."""
     size, channels = served.image_size, served.channels
     return preprocessing.prepare(image, size, served.preprocessing, channels)

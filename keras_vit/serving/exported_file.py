@@ -91,7 +91,7 @@ class ExportedModel:
             ValueError: If an array is not an image, or a score is not finite.
         """
         height, width, channels = self.input_shape
-        resizing = self.facts.preprocessing.as_pixels()  # The file scales.
+        resizing = self.facts.preprocessing.as_pixels()  # The file contains scaling.
         predictions = []
         for image in images:
             try:
@@ -116,14 +116,15 @@ class ExportedModel:
 
 
 def _facts(path: Path) -> tuple[Facts, tuple[str, ...]]:
-    """Reads the facts and the labels; a missing or damaged file is an error."""
+    """Reads the facts and the labels; raises ValueError if a file is damaged."""
     if manifest.beside(path).exists():
         found = manifest.verify(path)
         if not found.whole:
             files = ", ".join((*found.changed, *found.missing))
             raise ValueError(
-                f"Expected {str(path)!r} and the files next to it as they were "
-                f"exported. Received: {files}, changed or missing. Export it again"
+                f"Expected {str(path)!r} and the files next to it to be unchanged "
+                f"since the export. Received: {files}, changed or missing. Export it "
+                "again"
             )
     stated = path.with_name(f"{path.name}.facts.json")
     try:
@@ -131,7 +132,7 @@ def _facts(path: Path) -> tuple[Facts, tuple[str, ...]]:
     except FileNotFoundError as error:
         raise ValueError(
             f"Expected {error.filename}, which `keras-vit export` writes. Received: "
-            "none. Copy it to the same folder, or export again"
+            "no such file. Copy it to the same folder, or export again"
         ) from error
     if facts.labels is None:
         raise ValueError(f"Expected labels in {str(stated)!r}. Received: none")

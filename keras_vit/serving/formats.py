@@ -1,10 +1,10 @@
-"""One call from a trained model to a LiteRT, ONNX or OpenVINO file, and its proof.
+"""Export a trained model to a LiteRT, ONNX or OpenVINO file, and verify the file.
 
-By Keras's and TensorFlow's own exporters. A file takes `images`, uint8 [B, H, W, C] of
-the model's size, scales them, and gives `scores`, float32 [B, K]; decoding and resizing
-stay outside.
+The exporters are those of Keras and TensorFlow. The input of a file is `images`, uint8
+[B, H, W, C] in the model's size, which it scales. The output is `scores`, float32
+[B, K]. Decoding and resizing are not in the file.
 
-Glossary of shapes: B images (any number), H, W, C what the model takes, K classes.
+Glossary of shapes: B images (any number), H, W, C the model's input, K classes.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ _TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "int8": INT8}
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFile:
-    """What `export_file` wrote.
+    """The result of `export_file`.
 
     Attributes:
         path: path of the file.
-        difference: the largest one from Keras's scores, in [0, 1], in a process without
-            Keras.
-        agreement: the share of images whose best class is Keras's, in [0, 1].
-        images: how many images that is of.
+        difference: largest difference from Keras's scores, in [0, 1], measured in a
+            process without Keras.
+        agreement: share of images with the same best class as in Keras, in [0, 1].
+        images: number of images in the comparison.
     """
 
     path: Path
@@ -62,9 +62,9 @@ class ExportedFile:
     def __str__(self) -> str:
         size = sum(at.stat().st_size for at in _files(self.path)[:-3]) / 2**20
         return (
-            f"{self.path}: {size:.1f} MiB; without Keras its scores differ by "
-            f"{self.difference:.1e} at most, and the best class is Keras's for "
-            f"{self.agreement:.1%} of {self.images} images"
+            f"{self.path}: {size:.1f} MiB; scores differ from Keras's by at most "
+            f"{self.difference:.1e}; the same best class for {self.agreement:.1%} of "
+            f"{self.images} images"
         )
 
 
@@ -80,46 +80,48 @@ def export_file(
     overwrite: bool = False,
     verbose: bool = True,
 ) -> ExportedFile:
-    """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and proves it.
+    """Writes a model for LiteRT, ONNX Runtime or OpenVINO, and verifies the file.
 
-    The exporters are Keras's and TensorFlow's.
+    The exporters are those of Keras and TensorFlow.
 
-    The suffix says which: `.tflite`, `.onnx` or `.xml` (OpenVINO's, with its `.bin`).
-    The file has one input `images`, uint8 [B, H, W, C], and one output `scores`,
-    float32 [B, K], probabilities; B is any number (of LiteRT after
-    `resize_tensor_input`). Next to it, `FILE.labels.txt` has a class a line,
-    `FILE.facts.json` the config, the preprocessing and the provenance of the model, and
-    `FILE.manifest.json` the sizes and hashes by which `manifest.verify` compares them.
+    The suffix selects the format: `.tflite`, `.onnx` or `.xml` (OpenVINO, with a
+    `.bin`). The file has one input `images`, uint8 [B, H, W, C], and one output
+    `scores`, float32 [B, K], probabilities. B is any number (in LiteRT after
+    `resize_tensor_input`). Three files are written next to it: `FILE.labels.txt` has
+    one class per line, `FILE.facts.json` the config, the preprocessing and the
+    provenance of the model, and `FILE.manifest.json` the sizes and hashes that
+    `manifest.verify` compares.
 
-    What was trained in mixed precision is computed in float32, and LoRA is merged. It
-    is renamed into place after a process without Keras has run it: float32 within 1e-4
-    of Keras's scores, float16 within 5e-3, int8 within 0.2; what int8 does to accuracy
-    is for labeled images to say (`keras-vit export --data`).
+    Models in mixed precision are computed in float32, and LoRA is merged. The file is
+    run in a process without Keras before it gets its name. The scores must be within
+    1e-4 of Keras's in float32, within 5e-3 in float16 and within 0.2 in int8. To
+    measure the accuracy of int8, use labeled images (`keras-vit export --data`).
 
     Args:
-        model: a classifier of this library, of logits or probabilities [B, K].
+        model: a classifier of this library that returns logits or probabilities
+            [B, K].
         path: path of the file to write.
-        labels: K names; default: the model's own, else ImageNet's for 1000 classes,
-            else "class 0" and on.
-        precision: "float32"; of LiteRT also "float16", which halves the weights, and
-            "int8", which stores the large ones in 8 bits and multiplies in these
-            (dynamic range quantization).
-        preprocessing: mean and std of the weights; default: the model's own, else the
-            paper's. The file's images are of the model's size already.
-        images: uint8 [N, H, W, C] to prove it on [default: four drawn ones].
-        overwrite: whether to replace files that are there.
-        verbose: whether to print what was written.
+        labels: K names; default: the model's labels, else ImageNet's for 1000 classes,
+            else "class 0", "class 1", ...
+        precision: "float32"; for LiteRT also "float16", which halves the size of the
+            weights, or "int8", which stores large weights in 8 bits and multiplies in
+            8 bits (dynamic range quantization).
+        preprocessing: mean and std for the weights; default: the model's, else the
+            paper's. The images must already have the model's size.
+        images: images for the verification, uint8 [N, H, W, C]; default: four
+            synthetic images.
+        overwrite: whether to replace existing files.
+        verbose: whether to print a summary of the file.
 
     Returns:
         An `ExportedFile`, with the path and the difference.
 
     Raises:
-        ValueError: if the suffix or the precision has no such export, the model has no
-            head, `labels`, `preprocessing` or `images` do not fit it,
-            a file is there, or what was written says something else than Keras;
-            nothing is renamed into place then.
-        ImportError: without the format's extra.
-        OSError: if the folder cannot be written; nothing is left of it then.
+        ValueError: if the suffix or the precision is not supported, the model has no
+            head, `labels`, `preprocessing` or `images` do not match it, a file exists,
+            or the file's scores differ from Keras's. Nothing is written in that case.
+        ImportError: if the format's extra is not installed.
+        OSError: if the folder cannot be written. No partial file is left.
     """
     path = Path(path)
     file_format = format_of(path)
@@ -131,16 +133,16 @@ def export_file(
     there = [str(file) for file in paths if file.exists()]
     if there and not overwrite:
         raise ValueError(
-            f"Expected new files. Received: {', '.join(there)}, which "
-            f"{'is' if len(there) == 1 else 'are'} there. overwrite=True (--force) "
-            "replaces them"
+            f"Expected new files. Received: {', '.join(there)}, which already "
+            f"{'exists' if len(there) == 1 else 'exist'}. To replace them, use "
+            "overwrite=True (--force)"
         )
     plain = in_float32(model)
     trial = _trial(plain, images)
     expected = keras_scores(plain, trial, scaling)
     with replacing_all(paths) as temporaries:
         for temporary in temporaries:
-            temporary.touch()  # Says now, not in a minute, that it may not be written.
+            temporary.touch()  # Fails before the export if the folder is not writable.
         *_, labels_file, facts_file, manifest_file = temporaries
         text = "".join(f"{name}\n" for name in names)
         labels_file.write_text(text, encoding="utf-8")
@@ -170,7 +172,7 @@ def keras_scores(
     images: np.ndarray,
     preprocessing: Preprocessing = OFFICIAL,
 ) -> np.ndarray:
-    """Keras's probabilities of images: uint8 [N, H, W, C] -> float32 [N, K]."""
+    """Computes Keras's probabilities: uint8 [N, H, W, C] -> float32 [N, K]."""
 
     # A concrete function: TensorFlow warns about retracing after a few models.
     @functools.partial(
@@ -189,9 +191,7 @@ def keras_scores(
 
 
 def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
-    """An exported file's scores, by its own runtime.
-
-    It runs in a process without Keras.
+    """Computes an exported file's scores with its runtime, in a process without Keras.
 
     Args:
         path: path of a file that `export_file` wrote.
@@ -201,15 +201,14 @@ def file_scores(path: str | os.PathLike[str], images: np.ndarray) -> np.ndarray:
         float32 [N, K], probabilities.
 
     Raises:
-        ValueError: if the file's suffix is of no format here, or its runtime cannot run
-            it.
+        ValueError: if the suffix is not supported, or the runtime cannot run the file.
     """
     path = Path(path)
     return run_fresh(format_of(path).kind, path, {"images": images})["scores"]
 
 
 def _files(path: Path) -> list[Path]:
-    """A file and those that go with it; labels, facts and manifest are last."""
+    """Returns all files of an export; labels, facts and manifest are the last."""
     weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
     beside = (
         path.with_name(f"{path.name}.{at}") for at in ("labels.txt", "facts.json")
@@ -218,7 +217,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:
-    """The images to prove a file on: uint8 [N, H, W, C]."""
+    """Returns the images for the verification: uint8 [N, H, W, C]."""
     *size, channels = model.input_shape[1:]
     if images is None:
         decoded = [decode(sample) for sample in drawn_samples(model)]
@@ -226,16 +225,16 @@ def _trial(model: keras.Model, images: np.ndarray | None) -> np.ndarray:
         return np.stack([to_channels(at, channels) for at in resized])
     if images.dtype != np.uint8 or images.shape[1:] != (*size, channels):
         raise ValueError(
-            f"Expected images uint8 [N, {size[0]}, {size[1]}, {channels}], as the "
-            f"model takes them. Received: {images.dtype} {list(images.shape)}"
+            f"Expected images uint8 [N, {size[0]}, {size[1]}, {channels}], the model's "
+            f"input shape. Received: {images.dtype} {list(images.shape)}"
         )
     if not len(images):
-        raise ValueError("Expected images to prove it on. Received: none")
+        raise ValueError("Expected images to verify the export. Received: none")
     return images
 
 
 def _from_pixels(model: keras.Model, preprocessing: Preprocessing) -> keras.Model:
-    """The model behind its scaling: `images` uint8 [B, H, W, C] -> `scores` [B, K]."""
+    """Adds the scaling: `images` uint8 [B, H, W, C] -> `scores` [B, K]."""
     images = keras.Input(model.input_shape[1:], dtype="uint8", name="images")
     scale = preprocessing.for_channels(model.input_shape[-1])
     scaled = keras.layers.Rescaling(
@@ -248,10 +247,10 @@ def _from_pixels(model: keras.Model, preprocessing: Preprocessing) -> keras.Mode
 
 
 def _write_litert(model: keras.Model, path: Path, precision: str) -> None:
-    """By TensorFlow's converter, with LiteRT's own operators only.
+    """Exports with TensorFlow's converter, using only LiteRT's built-in operators.
 
-    Keras 3.15 exports this way too. Keras 3.12 has no such exporter; those of 3.13 and
-    3.14 have another route, and do not accept a `Path`.
+    Keras 3.15 exports in the same way. Keras 3.12 has no LiteRT exporter; those of 3.13
+    and 3.14 work differently and do not accept a `Path`.
     """
     signature = [tf.TensorSpec(model.input_shape, tf.uint8, name="images")]
     endpoint = functools.partial(model.__call__, training=False)
@@ -270,7 +269,7 @@ def _write_litert(model: keras.Model, path: Path, precision: str) -> None:
 
 
 def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:
-    """By tf2onnx. Keras finds the signature of a model alone that was called before."""
+    """Exports with tf2onnx; Keras cannot infer the signature of an uncalled model."""
     signature = [tf.TensorSpec(model.input_shape, tf.uint8, name="images")]
     onnx_graph.know_erfc()
     with warnings.catch_warnings():
@@ -280,7 +279,7 @@ def _write_onnx(model: keras.Model, path: Path, precision: str) -> None:
 
 
 def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
-    """The converter takes what nothing reads for outputs: those are taken out."""
+    """Exports with OpenVINO; removes the unused tensors that it makes outputs."""
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
@@ -296,9 +295,9 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
 
 @contextlib.contextmanager
 def _openvino_sends_nothing() -> Iterator[None]:
-    """Converts without OpenVINO's usage statistics, which it does not send in CI.
+    """Disables OpenVINO's usage statistics, which it does not send in CI.
 
-    It starts a process for each message, and an imported JAX warns of that.
+    It starts a process for each message, which makes JAX print a warning.
     """
     before = os.environ.get("CI")
     os.environ["CI"] = "true"
@@ -315,14 +314,14 @@ def _openvino_sends_nothing() -> Iterator[None]:
 def _openvino_deletes_no_name() -> Iterator[None]:
     """Lets the converter of OpenVINO 2026.4 run on Python 3.13.
 
-    It says exec("import tensorflow") and then exec("del tensorflow"), which since PEP
-    667 finds nothing to delete: each has its own names (openvino#32482).
+    It runs exec("import tensorflow") and then exec("del tensorflow"), which raises a
+    NameError since PEP 667: each call has its own names (openvino#32482).
     """
     if sys.version_info < (3, 13):
         yield
         return
     frontend = importlib.import_module("openvino.frontend.tensorflow.utils")
-    frontend.exec = lambda code: None  # Before the builtin of that name.
+    frontend.exec = lambda code: None  # Shadows the builtin.
     try:
         yield
     finally:
@@ -331,13 +330,13 @@ def _openvino_deletes_no_name() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """What a suffix stands for.
+    """An export format.
 
     Attributes:
         name: name of the runtime.
         kind: key of `isolated_run.KINDS`, and name of the extra.
-        packages: what writing and proving a file import.
-        below_2_gib: whether the file's format ends there.
+        packages: packages that the export and the verification import.
+        below_2_gib: whether files of the format must be smaller than 2 GiB.
         write: the exporter.
     """
 
@@ -349,36 +348,36 @@ class _Format:
 
     @property
     def tolerances(self) -> dict[str, float]:
-        """Largest differences of the scores, by precision."""
+        """Largest permitted difference of the scores for each precision."""
         return {one: _TOLERANCES[one] for one in export_formats.WRITTEN[self.kind]}
 
     def check(self, model: keras.Model, precision: str) -> None:
-        """Raises where this model cannot be written so."""
+        """Raises an error if the model cannot be written in this format."""
         if precision not in self.tolerances:
             raise ValueError(
                 f"Expected precision {' or '.join(self.tolerances)} for {self.name}. "
                 f"Received: precision={precision!r}"
             )
-        graph.gives_logits(model)  # Raises where there are no classes.
+        graph.gives_logits(model)  # Raises if the model has no classes.
         if quantized(model) and self.kind not in export_formats.QUANTIZED:
             raise ValueError(
-                f"Expected a model in floating point for {self.name}, which takes "
-                f"Keras's int8 products for others. Received: model={model.name!r}, "
-                'quantized. LiteRT has precision="int8" of its own; ONNX and '
-                "SavedModel take Keras's"
+                f"Expected a model in floating point for {self.name}, which does not "
+                f"compute Keras's int8 products. Received: model={model.name!r}, "
+                'quantized. Use precision="int8" with LiteRT, or export the quantized '
+                "model to ONNX or as a SavedModel"
             )
         size = 4 * model.count_params()
         if self.below_2_gib and size >= 2**31:
             raise ValueError(
-                f"Expected weights below 2 GiB for {self.name}, whose format ends "
-                f"there. Received: {size / 2**30:.1f} GiB. Write OpenVINO's or a "
+                f"Expected weights below 2 GiB, the limit of the {self.name} format. "
+                f"Received: {size / 2**30:.1f} GiB. Export for OpenVINO or as a "
                 "SavedModel"
             )
         missing = [at for at in self.packages if importlib.util.find_spec(at) is None]
         if missing:
             raise ImportError(
                 f"Expected {', '.join(missing)} for {self.name}. Received: none. "
-                f"pip install 'keras-vit-paper[{self.kind}]'"
+                f"Run `pip install 'keras-vit-paper[{self.kind}]'`"
             )
 
 
@@ -411,7 +410,7 @@ SUFFIXES: Mapping[str, _Format] = {
 
 
 def format_of(path: Path) -> _Format:
-    """What a file's suffix stands for."""
+    """Returns the format of a file, by its suffix."""
     if path.suffix not in SUFFIXES:
         known = ", ".join(f"{key} ({of.name})" for key, of in SUFFIXES.items())
         raise ValueError(f"Expected a file of {known}. Received: path={str(path)!r}")

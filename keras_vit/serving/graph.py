@@ -1,7 +1,7 @@
-"""What a served graph computes: encoded images in, names and scores out.
+"""Operations of a served graph: from encoded images to class names and scores.
 
-Glossary of shapes: B images of a request, H, W, C what the model takes, K classes, k of
-them told, D the features' width.
+Glossary of shapes: B images of a request, H, W, C the model's input, K classes, k of
+them returned, D the width of features.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ Tensor: TypeAlias = Any
 
 @contextlib.contextmanager
 def without_temporary_names() -> Iterator[None]:
-    """Holds back TensorFlow's INFO, which in a notebook names folders that are gone."""
+    """Hides TensorFlow's INFO messages, which name deleted temporary folders."""
 
     def matters(record: logging.LogRecord) -> bool:
         return record.levelno > logging.INFO
 
     logger = tf.get_logger()
-    logger.addFilter(matters)  # Its own: another export's may come and go meanwhile.
+    logger.addFilter(matters)  # A new function, so that parallel exports do not clash.
     try:
         yield
     finally:
@@ -42,19 +42,19 @@ def decode_each(
     channels: int,
     max_pixels: int,
 ) -> tuple[Tensor, Tensor]:
-    """Encoded images as the model takes them: string [B] -> [B, H, W, C], string [B].
+    """Decodes and prepares images: string [B] -> [B, H, W, C], string [B].
 
-    The preprocessing is evaluation's. The strings are `OK` or the reason why an image
-    is refused; it is all zeros then, and the others are as they would be without it.
+    The preprocessing is that of evaluation. The strings are `OK` or the reason why an
+    image is refused. A refused image is all zeros and does not affect the others.
 
     Raises:
-        RuntimeError: outside a `tf.function`. TensorFlow 2.21 then fails for some of
+        RuntimeError: outside a `tf.function`, where TensorFlow 2.21 fails for some of
             the images ("inputs from different frames"), which would count as refused.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
             "Expected a call inside a tf.function, as in an export. Received: a call "
-            "in eager mode, in which TensorFlow refuses images that are whole"
+            "in eager mode, in which TensorFlow fails on some valid images"
         )
     zeros = tf.zeros((*image_size, channels))
 
@@ -75,74 +75,74 @@ def decode_each(
     nothing = (tf.zeros([0], tf.int64), zeros[None][:0], tf.zeros([0], tf.string))
     batch = read.batch(tf.maximum(count, 1))
     batch = batch.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
-    places, images, told = batch.get_single_element()
+    places, images, reasons = batch.get_single_element()
     shape = tf.concat([[count], tf.shape(zeros, tf.int64)], axis=0)
     status = tf.tensor_scatter_nd_update(
-        tf.fill([count], UNREADABLE), places[:, None], told
+        tf.fill([count], UNREADABLE), places[:, None], reasons
     )
     return tf.scatter_nd(places[:, None], images, shape), status
 
 
 def require_all(status: Tensor) -> Tensor:
-    """`status`, if every image is `OK`; else InvalidArgument, naming the others."""
+    """Returns `status` if every image is `OK`; else raises InvalidArgument."""
     bad = tf.where(status != OK)
     each = [tf.strings.as_string(bad[:, 0]), tf.gather_nd(status, bad)]
-    told = tf.strings.reduce_join(tf.strings.join(each, ": "), separator="; ")
+    reasons = tf.strings.reduce_join(tf.strings.join(each, ": "), separator="; ")
     message = tf.strings.join(
-        ["Expected images that can be read. Received, by place in the batch: ", told]
+        ["Expected readable images. Received, by index in the batch: ", reasons]
     )
     with tf.control_dependencies([tf.debugging.Assert(tf.size(bad) == 0, [message])]):
         return tf.identity(status)
 
 
 def probabilities(model: keras.Model, outputs: Tensor) -> Tensor:
-    """Scores of a model's outputs: the softmax of logits, in float32, [B, K].
+    """Returns the probabilities of a model's outputs, in float32, [B, K].
 
-    A head that has its activation already is left alone.
+    The softmax is applied to logits; probabilities are returned unchanged.
 
     Raises:
-        ValueError: if the model ends in neither logits nor probabilities [B, K].
+        ValueError: if the model returns neither logits nor probabilities [B, K].
     """
     outputs = keras.ops.cast(outputs, "float32")
     return keras.ops.softmax(outputs) if gives_logits(model) else outputs
 
 
 def gives_logits(model: keras.Model) -> bool:
-    """Whether a softmax is still to come; raises where there are no classes [B, K]."""
+    """Whether the outputs are logits; raises ValueError without classes [B, K]."""
     known = {keras.activations.linear: True, keras.activations.softmax: False}
     known[keras.activations.sigmoid] = False
     head = head_of(model, tuple(known))
     if known[head.activation] and head.units == 1:
         raise ValueError(
             "Expected two logits or more: the softmax of one is always 1. Received: "
-            f"model={model.name!r} with one. Give its head activation='sigmoid'"
+            f"model={model.name!r} with one. Build its head with activation='sigmoid'"
         )
     return known[head.activation]
 
 
 def head_of(model: keras.Model, activations: Sequence[Any] = ()) -> keras.layers.Dense:
-    """The layer that the classes are the outputs of: its activation is one of these."""
+    """Returns the Dense layer of the classes, which has one of these activations."""
     last = model.layers[-1]
     is_head = isinstance(last, keras.layers.Dense) and last.output is model.outputs[0]
     fits = is_head and (not activations or last.activation in activations)
     if fits and len(model.output_shape) == 2:
         return last
     raise ValueError(
-        "Expected a model that ends in a Dense layer of logits or probabilities "
+        "Expected a model that ends in a Dense layer with logits or probabilities "
         f"[B, K]. Received: model={model.name!r}, which ends in "
         f"{type(last).__name__} {last.name!r} with output {model.output_shape}. "
-        "keras_vit.for_task puts a head on"
+        "Add a head with keras_vit.for_task"
     )
 
 
 def best(scores: Tensor, labels: Sequence[str], top_k: int) -> dict[str, Tensor]:
-    """The `top_k` classes and their scores, greatest first: [B, K] -> [B, k] each."""
+    """Returns the `top_k` classes and scores, greatest first: [B, K] -> [B, k] each."""
     values, places = tf.math.top_k(scores, top_k)
     return {"classes": tf.gather(tf.constant(list(labels)), places), "scores": values}
 
 
 def masked(outputs: dict[str, Tensor], status: Tensor) -> dict[str, Tensor]:
-    """Outputs of images that were none are zeros and empty names; the status is set."""
+    """Sets outputs of unreadable images to zeros and empty names; adds the status."""
     read = tf.equal(status, OK)
 
     def only_read(output: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Runs an exported model without Keras: `python -I isolated_run.py KIND PATH IN OUT`.
 
-A script, not a module of the library: a process that runs it imports NumPy and what
-runs the file, so that what it says of the file needs nothing that made it. IN and OUT
-are npz files of arrays: images by the dtype that takes them, `uint8` and `float32`;
-encoded ones are uint8 arrays too, `image_bytes/0` and on.
+It runs as a script, not as a module of the library. The process imports only NumPy and
+the runtime of the file, so the result does not depend on the code that exported it. IN
+and OUT are npz files. IN has images by dtype, `uint8` and `float32`, and encoded images
+as uint8 arrays `image_bytes/0`, `image_bytes/1`, ...
 """
 
 import os
@@ -18,14 +18,14 @@ Scores = Callable[[np.ndarray], Any]  # uint8 [B, H, W, C] -> float32 [B, K].
 
 
 class Opened(NamedTuple):
-    """A file in its runtime."""
+    """A file that is loaded in its runtime."""
 
     scores: Scores
     input_shape: tuple[int, ...]  # (H, W, C)
 
 
 def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
-    """Every signature's outputs, `signature/output`, by TensorFlow."""
+    """Returns every signature's outputs, as `signature/output`, with TensorFlow."""
     import tensorflow as tf
 
     encoded = [
@@ -42,7 +42,7 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
 
 
 def open_litert(path: str, threads: int | None = None) -> Opened:
-    """Opens a LiteRT file; it keeps the batch size that it was allocated for."""
+    """Opens a LiteRT file; reallocates its tensors when the batch size changes."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(path, num_threads=threads or os.cpu_count())
@@ -67,7 +67,7 @@ def open_onnx(path: str, threads: int | None = None) -> Opened:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = threads or 0  # 0: its default.
+    settings.intra_op_num_threads = threads or 0  # 0: the runtime's default.
     session = onnxruntime.InferenceSession(
         path, settings, providers=["CPUExecutionProvider"]
     )
@@ -105,22 +105,22 @@ OPEN: dict[str, Callable[..., Opened]] = {
 
 
 def litert(path: str, given: Arrays) -> dict[str, Any]:
-    """Returns `scores` of `images`, by LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
+    """Computes `scores` with LiteRT: uint8 [N, H, W, C] -> float32 [N, K]."""
     return by_batches(open_litert(path).scores, given)
 
 
 def onnx(path: str, given: Arrays) -> dict[str, Any]:
-    """Returns `scores` of `images`, by ONNX Runtime with its defaults."""
+    """Computes `scores` of `images` with ONNX Runtime and its defaults."""
     return by_batches(open_onnx(path).scores, given)
 
 
 def openvino(path: str, given: Arrays) -> dict[str, Any]:
-    """Returns `scores` of `images`, by OpenVINO in float32."""
+    """Computes `scores` of `images` with OpenVINO in float32."""
     return by_batches(open_openvino(path).scores, given)
 
 
 def by_batches(run: Scores, given: Arrays) -> dict[str, Any]:
-    """`scores` of `images`, a few at a time."""
+    """Computes `scores` of `images`, a few at a time."""
     images = given["images"]
     parts = [run(images[start : start + 8]) for start in range(0, len(images), 8)]
     return {"scores": np.concatenate(parts)}
@@ -135,8 +135,8 @@ KINDS: dict[str, Callable[[str, Arrays], dict[str, Any]]] = {
 
 
 def main(kind: str, path: str, given: str, found: str) -> None:
-    """Reads arrays, runs the file on them, writes what it says."""
-    for name in ("keras", "keras_vit"):  # TensorFlow imports Keras where it can.
+    """Reads arrays, runs the file on them, and writes its outputs."""
+    for name in ("keras", "keras_vit"):  # TensorFlow imports Keras if it can.
         sys.modules[name] = None  # type: ignore[assignment]
     with np.load(given) as arrays:
         outputs = KINDS[kind](path, dict(arrays))

@@ -202,7 +202,9 @@ def test_features_name_every_bad_image(client, tmp_path):
     (tmp_path / "b.png").write_bytes(BAD)
     client.batch_size = 2
     images = [png(0), BAD, png(1), tmp_path / "b.png"]
-    with pytest.raises(ValueError, match=r"2 of 4 that cannot be read: image 1: ") as told:
+    with pytest.raises(
+        ValueError, match=r"2 of 4 that cannot be read: image 1: "
+    ) as told:
         client.features(images)
     assert f"{tmp_path / 'b.png'}: not a whole JPEG" in str(told.value)
 
@@ -216,7 +218,7 @@ def test_an_export_that_fails_on_bad_images(model, tmp_path, monkeypatch):
     for server in (loopback.rest_server, loopback.grpc_server):
         strict.reset()
         with server(strict) as url, Client(url) as client:
-            with pytest.raises(ServerError, match="by place in the batch: 1: not a"):
+            with pytest.raises(ServerError, match="by index in the batch: 1: not a"):
                 client.predict([png(0), BAD])
             assert len(client.predict([png(0)])) == 1
             assert len(strict.asked) == 2  # Not tried again.

@@ -237,7 +237,7 @@ def onnx_file(model, tmp_path_factory):
 def test_a_process_without_keras_proves_it(model, onnx_file):
     assert 0 < onnx_file.difference < 1e-5
     assert (onnx_file.agreement, onnx_file.images) == (1.0, 3)
-    assert "flowers.onnx: 0.1 MiB; without Keras" in str(onnx_file)
+    assert "flowers.onnx: 0.1 MiB; scores differ" in str(onnx_file)
     scores = formats.file_scores(onnx_file.path, IMAGES)
     np.testing.assert_allclose(scores, expected_of(model), rtol=0, atol=1e-5)
     folder = onnx_file.path.parent
@@ -353,7 +353,7 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
 
     out = tmp_path / "m.onnx"
     features = keras.Model(model.input, model.layers[-2].output)
-    says(ValueError, "for_task puts a head on", features, out)
+    says(ValueError, "Add a head with keras_vit.for_task", features, out)
     says(ValueError, r"of \.tflite \(LiteRT\), .*m\.pb", model, tmp_path / "m.pb")
     says(ValueError, "float32 for ONNX.*'float16'", model, out, precision="float16")
     says(ValueError, "labels of the model's 5", model, out, ["one"])
@@ -362,7 +362,7 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
     (tmp_path / "file").write_text("")
     says(OSError, "Choose another folder", model, tmp_path / "file" / "m.onnx")
     out.write_text("old")
-    says(ValueError, r"m\.onnx, which is there.*--force", model, out)
+    says(ValueError, r"m\.onnx, which already exists.*--force", model, out)
     assert out.read_text() == "old"
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)

@@ -452,7 +452,7 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
         ({"on_bad_image": "skip"}, "'status' or 'fail'"),
         ({"max_pixels": 0}, "max_pixels of 1 or more"),
         ({"version": 0}, "version of 1 or more"),
-        ({"samples": []}, "samples to prove it on. Received: none"),
+        ({"samples": []}, "samples to verify the export. Received: none"),
         ({"samples": [b"no image"]}, r"samples\[0\], not a whole JPEG"),
         (
             {"preprocessing": keras_vit.Preprocessing(mean=(0.1, 0.2))},
@@ -505,7 +505,7 @@ def test_two_exports_at_once_lose_nothing(model, tmp_path, monkeypatch):
 
 
 def test_a_model_without_a_head_or_a_rollout_says_so(tmp_path):
-    with pytest.raises(ValueError, match="for_task puts a head on"):
+    with pytest.raises(ValueError, match=r"Add a head with keras_vit\.for_task"):
         export(tiny(num_classes=None), tmp_path / "m")
     axial = tiny(classifier="gap", attention="axial")
     with pytest.raises(ValueError, match="attends along rows"):

@@ -1,10 +1,10 @@
-"""Every published dialect of checkpoints <-> our canonical names, as tables.
+"""Tables that map every published dialect of checkpoints to our canonical names.
 
-A dialect is a list of rules: our name, theirs, and how the tensor's axes differ.
-`{i}` stands for a number; `{b-1}` for one that they count from 0 and we from 1.
-`{query,key,value}` on our side are the parts of one tensor of theirs, in this order.
+A dialect is a list of rules: our name, the library's name, and the difference in axes.
+`{i}` is a number; `{b-1}` is a number that counts from 0 there and from 1 here.
+`{query,key,value}` in our name are the parts of one tensor there, in this order.
 
-| dialect | written by | sets apart |
+| dialect | written by | distinctive features |
 |---|---|---|
 | official | vit_jax | one counter for all sub-modules, or one for each class |
 | big_vision | big_vision | positions before the class token; blocks may be stacked |
@@ -13,7 +13,7 @@ A dialect is a list of rules: our name, theirs, and how the tensor's axes differ
 | hf | transformers | torch axes |
 | hf-tf | transformers on TensorFlow | hf's modules in a tf_model.h5, Keras axes |
 | tfvit | tfvit | Keras axes; LayerScale; registers in one token tensor |
-| keras-hub | keras-hub | Keras axes, one number a layer |
+| keras-hub | keras-hub | Keras axes, one number for each layer |
 | torchvision | torchvision | query, key and value in one tensor |
 | open_clip | OpenAI's CLIP, OpenCLIP | the image tower, under `visual.` |
 """
@@ -53,7 +53,7 @@ def renumber(name: str, table: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor of theirs becomes ours, and back; k is the number of heads."""
+    """Conversion of a tensor from the library's axes to ours and back; k heads."""
 
     read: Callable[[np.ndarray, int], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
@@ -71,7 +71,7 @@ HEADS_BIAS = Layout(lambda t, k: t.reshape(k, -1), lambda t: t.reshape(-1))
 OUT_KERNEL = Layout(  # (D, k D_h) -> (k, D_h, D)
     lambda t, k: t.T.reshape(k, -1, len(t)), lambda t: t.reshape(-1, t.shape[-1]).T
 )
-NORM = Layout(  # (1, 1, 1, C), as the official files have it, -> (C,)
+NORM = Layout(  # (1, 1, 1, C), in the official files, -> (C,)
     lambda t, k: t.reshape(-1), lambda t: t.reshape(1, 1, 1, -1)
 )
 KERAS_HEADS = Layout(  # (D, k D_h) -> (D, k, D_h)
@@ -100,7 +100,7 @@ CONV_OR_PATCHES = Layout(_patches, CONV.write)
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One line of a table: our name, theirs, and the layout."""
+    """One rule: our name, the library's name, and the layout."""
 
     ours: str
     theirs: str
@@ -108,7 +108,7 @@ class Rule:
 
     @functools.cached_property
     def parts(self) -> list[str]:
-        """Our names of the parts of their tensor."""
+        """Our names for the parts of the library's tensor."""
         match = re.search(r"\{(\w+(?:,\w+)+)\}", self.ours)
         if match is None:
             return [self.ours]
@@ -117,13 +117,13 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """How one library names and lays out the tensors of one family of models."""
+    """One library's names and axes for the tensors of one family of models."""
 
     name: str
     rules: tuple[Rule, ...]
-    numerics: str = "paper"  # Which of `configs.NUMERICS` the library computes with.
-    prefixes: tuple[str, ...] = ()  # Put before most names by some of their classes.
-    ignored: str = r"$^"  # Names of what is no weight of the model.
+    numerics: str = "paper"  # The library's key in `configs.NUMERICS`.
+    prefixes: tuple[str, ...] = ()  # Prefixes of most names in some of its classes.
+    ignored: str = r"$^"  # Names of tensors that are not weights of the model.
     placed: bool = True  # Whether every checkpoint has a table of positions.
 
     @property
@@ -138,7 +138,7 @@ class Dialect:
         where: str,
         map_heads: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """Their tensors under canonical names; raises for one without a rule."""
+        """The tensors under canonical names; raises for a tensor without a rule."""
         prefix = next(
             (p for p in self.prefixes if any(n.startswith(p) for n in tensors)), ""
         )
@@ -160,7 +160,7 @@ class Dialect:
                     found[name] = rule.layout.read(part, own or heads)
             except (ValueError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"Expected {theirs} to have the axes of {', '.join(names)} with "
+                    f"Expected {theirs} to have the axes of {', '.join(names)} for "
                     f"{heads} heads. Received: shape {value.shape} in {where} ({error})"
                 ) from error
         unknown = [
@@ -169,13 +169,13 @@ class Dialect:
         if unknown:
             raise ValueError(
                 f"Expected the names of a {self.name} checkpoint. Received: {where} "
-                f"with {', '.join(sorted(unknown)[:4])}, for which the table in "
-                "keras_vit/weights/names.py has no place"
+                f"with {', '.join(sorted(unknown)[:4])}, which the table in "
+                "keras_vit/weights/names.py does not contain"
             )
         return found
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Our tensors under their names; raises KeyError(name) for one without."""
+        """Our tensors under the library's names; KeyError(name) if there is none."""
         written: dict[str, np.ndarray] = {}
         for ours in tensors:
             rule, numbers = self._rule_of_ours(ours, tensors)
@@ -202,7 +202,7 @@ class Dialect:
     def _rule_of_ours(
         self, ours: str, tensors: Mapping[str, np.ndarray]
     ) -> tuple[Rule | None, dict[str, int]]:
-        """The first rule for a tensor of ours all of whose parts are there."""
+        """The first rule for our tensor for which all parts exist."""
         for rule in self.rules:
             for part in rule.parts:
                 numbers = _match(part, ours)
@@ -213,7 +213,7 @@ class Dialect:
         return None, {}
 
     def spelled(self, prefixes: tuple[str, ...], *rules: Rule) -> "Dialect":
-        """The dialect that writes some tensors by these rules, under a prefix."""
+        """A dialect that writes some tensors by these rules, with these prefixes."""
         return dataclasses.replace(self, prefixes=prefixes, rules=(*rules, *self.rules))
 
 
@@ -222,7 +222,7 @@ _PLACE = re.compile(r"\{(\w)([+-]\d)?(:02)?\}")
 
 @functools.cache
 def _pattern(template: str) -> tuple[re.Pattern[str], dict[str, int]]:
-    """A template as a pattern, and what to take off each number found."""
+    """A template as a pattern, and the offset to subtract from each number."""
     offsets = {m[1]: int(m[2] or 0) for m in _PLACE.finditer(template)}
     pattern, end = "", 0
     for place in _PLACE.finditer(template):
@@ -234,7 +234,7 @@ def _pattern(template: str) -> tuple[re.Pattern[str], dict[str, int]]:
 
 
 def _match(template: str, name: str) -> dict[str, int] | None:
-    """The numbers of `name` if it is of `template`."""
+    """The numbers in `name` if it matches `template`."""
     pattern, offsets = _pattern(template)
     match = pattern.fullmatch(name)
     if match is None:
@@ -281,7 +281,7 @@ _GAMMA = ("/gamma", "/beta")
 
 
 def _projections(theirs: str) -> list[Rule]:
-    """Query, key and value called q_proj, k_proj and v_proj."""
+    """Query, key and value as q_proj, k_proj and v_proj."""
     return [
         rule
         for matrix in ("query", "key", "value")
@@ -317,7 +317,7 @@ def _root(theirs: str, norm: str) -> list[Rule]:
 
 
 def _bit_units() -> list[Rule]:
-    """big_transfer's units: each of a, b and c normalizes, then convolves."""
+    """big_transfer's units: a, b and c each have a norm, then a convolution."""
     ours, theirs = "block{b}/unit{u}", "resnet/block{b}/unit{u:02}"
     rules: list[Rule] = []
     for n, letter in ((1, "a"), (2, "b"), (3, "c")):
@@ -344,7 +344,7 @@ _TIMM_SPLIT_GATE = (
     *_dense(f"{MLP}/Gate", "blocks.{i}.mlp.fc1_g"),
     *_dense(f"{MLP}/Dense_0", "blocks.{i}.mlp.fc1_x"),
 )
-# cls_token and the like keep their names here; `_join_tokens` makes one `cls` of them.
+# cls_token and similar tokens keep their names; `_join_tokens` joins them as `cls`.
 TIMM = Dialect(
     "timm",
     (
@@ -398,11 +398,11 @@ TIMM = Dialect(
         *_units("patch_embed.backbone.stages.{b-1}.blocks.{u-1}"),
     ),
     numerics="timm",
-    ignored=r"\.relative_position_index$",  # What Beit's table is read by.
+    ignored=r"\.relative_position_index$",  # The index into Beit's table.
     placed=False,
 )
-TIMM_EVA = TIMM.spelled((), _GAMMA_1)  # For writing, as Eva and Beit have LayerScale.
-TIMM_EVA_SPLIT = TIMM_EVA.spelled((), *_TIMM_SPLIT_GATE)  # And a gate of its own.
+TIMM_EVA = TIMM.spelled((), _GAMMA_1)  # For writing: LayerScale of Eva and Beit.
+TIMM_EVA_SPLIT = TIMM_EVA.spelled((), *_TIMM_SPLIT_GATE)  # With a separate gate.
 TIMM_BIT = Dialect(
     "timm",
     (
@@ -421,7 +421,7 @@ def _hf_block(
     norms: tuple[str, str],
     mlp: tuple[str, str],
 ) -> list[Rule]:
-    """An encoder layer of transformers, where only the spelling varies."""
+    """An encoder layer of transformers; only the names vary."""
     rules = _norm(f"{BLOCK}/LayerNorm_0", f"{block}.{norms[0]}")
     for matrix, name in zip(("query", "key", "value"), attention[:3], strict=True):
         theirs = f"{block}.attention.{name}"
@@ -447,7 +447,7 @@ _DINOV2_GATED = (
 )
 _LAMBDA = Rule(SCALE, "encoder.layer.{i}.lambda_{s+1}")  # BEiT's LayerScale.
 
-# The first spelling of each is the one written: ViT's in the published files.
+# The first name of each tensor is written: the one in ViT's published files.
 HF = Dialect(
     "hf",
     (
@@ -489,15 +489,15 @@ HF = Dialect(
         *("vit.", "deit.", "dinov2.", "dinov2_with_registers."),
         *("beit.", "data2vec_vision.", "ijepa."),
     ),
-    # Of pre-training, and what BEiT's table is read by.
+    # Tensors of pre-training, and the index into BEiT's table.
     ignored=r"embeddings\.mask_token$|^decoder\.|\.relative_position_index$",
 )
-HF_DEIT = dataclasses.replace(  # For writing: DeiT's own prefix and heads.
+HF_DEIT = dataclasses.replace(  # For writing: DeiT's prefix and heads.
     HF,
     prefixes=("deit.",),
     rules=tuple(rule for rule in HF.rules if not rule.theirs.startswith("classifier.")),
 )
-# For writing, too: the names that each family has in its published files.
+# Also for writing: each family's names in its published files.
 HF_IJEPA = HF.spelled(("ijepa.",))
 HF_BEIT = HF.spelled(("beit.",), _LAMBDA)
 HF_DINOV2 = HF.spelled(
@@ -507,7 +507,7 @@ HF_DINOV2_GATED = HF_DINOV2.spelled(HF_DINOV2.prefixes, *_DINOV2_GATED)
 
 
 def _hf_attention(theirs: str, out: str) -> list[Rule]:
-    """Attention whose four layers are called q_proj and so on."""
+    """Attention with the four layers q_proj, k_proj, v_proj and the output."""
     return [
         *_projections(theirs),
         *_dense(f"{ATTENTION}/out", f"{theirs}.{out}", OUT_KERNEL),
@@ -537,7 +537,7 @@ HF_DINOV3 = Dialect(
     placed=False,
 )
 _CLIP = "encoder.layers.{i}"
-# torch.nn.MultiheadAttention has one tensor for all three.
+# torch.nn.MultiheadAttention has one tensor for query, key and value.
 _IN_ONE = ("_weight", "_bias")
 HF_CLIP = Dialect(  # CLIP, SigLIP and SigLIP 2.
     "hf",
@@ -643,7 +643,7 @@ _KERAS = ("/kernel:0", "/bias:0")
 _KERAS_NORM = ("/gamma:0", "/beta:0")
 _TF_BLOCK = "vit/encoder/layer_._{i}"
 
-# transformers on TensorFlow; the groups of the model's class are taken off before.
+# transformers on TensorFlow; the groups of the model's class are removed before.
 HF_TF = Dialect(
     "hf-tf",
     (
@@ -772,7 +772,7 @@ KERAS_HUB = Dialect(
 PREFIXES = ("opt/target/", "params/")  # Checkpoints saved with optimizer state.
 _STACKED = "Transformer/encoderblock/"
 _GROUP_NORM = re.compile(r"(^|/)gn(_root|_final|_proj|\d)/(scale|bias)$")
-# A name that only one dialect has; None is Flax, whose names are the canonical ones.
+# Names that only one dialect has; None is Flax, which has the canonical names.
 MARKS: tuple[tuple[str, Dialect | None], ...] = (
     (r"^(Transformer/|embedding/kernel$|conv_root/kernel$)", None),
     (r"^resnet/root_block/", BIT),
@@ -788,13 +788,13 @@ MARKS: tuple[tuple[str, Dialect | None], ...] = (
     (r"^patch/embed/patch/embed/kernel:0$", TFVIT),
     (r"^layers/vi_t_patching_and_embedding/", KERAS_HUB),
 )
-# What libraries add to names without a meaning: a counter, a class, the first block.
+# Meaningless parts of names: a counter, a class, a missing number of the first block.
 SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "bit": ((r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/"),),
     "hf-tf": ((r"^[^/]+/[^/]+/", ""),),
     "keras-hub": ((r"vi_t_encoder_block/", "vi_t_encoder_block_0/"),),
 }
-# Parts that no model here has, by a name that shows them.
+# Parts that no model of this library has, by a pattern of their names.
 REFUSED = {
     r"\.(lambda_q1|lambda_a)$": "differential attention",
     r"\.(attns|ffns)\.[0-9]": "parallel attentions and MLPs in a block",
@@ -804,10 +804,10 @@ REFUSED = {
 }
 
 
-# Parts that are no weights of the encoder, in words.
+# Parts that are not weights of the encoder, with the report's note.
 LEFT_OUT = {
-    r"^decoder\.": "the decoder of pre-training left out",
-    r"^text_model\.": "the text tower left out",
+    r"^decoder\.": "the decoder of pre-training is ignored",
+    r"^text_model\.": "the text tower is ignored",
 }
 
 
@@ -818,14 +818,14 @@ class Canonical:
     tensors: dict[str, np.ndarray]
     dialect: str
     numerics: str  # A key of `configs.NUMERICS`.
-    hints: dict[str, Any]  # Fields of a config that names alone tell.
-    notes: tuple[str, ...] = ()  # What was assumed or left out.
-    # What the names show and canonical ones do not, under the names of `Stated.facts`.
+    hints: dict[str, Any]  # Fields of a config that only the names show.
+    notes: tuple[str, ...] = ()  # Assumptions and ignored parts.
+    # Facts that only the original names show, under the names of `Stated.facts`.
     traits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_translated(self) -> bool:
-        """Whether its names were of another library."""
+        """Whether the names came from another library."""
         return self.dialect not in ("official", "big_vision")
 
 
@@ -844,19 +844,19 @@ def canonical(
     """Reads a checkpoint of any dialect under canonical names.
 
     Args:
-        tensors: under the names of the file.
+        tensors: tensors under the names in the file.
         where: the file, for messages.
-        heads: k, where known; torch's axes do not show it.
-        map_heads: number of heads of attention pooling, where they are others.
-        patches: N, where known; tokens without a position are told by it.
-        embedded: whether the tokens before the patches have positions, where known.
-        architecture: a name of timm's that `timm_names` does not have.
+        heads: k, if known; torch's axes do not show it.
+        map_heads: number of heads of attention pooling, if different.
+        patches: N, if known; it shows which tokens have no position.
+        embedded: whether the tokens before the patches have positions, if known.
+        architecture: a timm name that `timm_names` does not contain.
         subtree: the part of a larger model to read, such as "img" (big_vision's LiT).
-        renamed: a dialect's name by the name in the file, or rules that make it.
+        renamed: new names by the names in the file, or rules that produce them.
 
     Raises:
-        ValueError: if the names are of no dialect, or of several, or the number of
-            heads can only be guessed.
+        ValueError: if the names match no dialect or several, or the number of heads is
+            not known.
     """
     names = _without_prefix(tensors, subtree)
     names, notes = renaming.rename(names, renamed, where)
@@ -865,33 +865,33 @@ def canonical(
     for pattern, what in REFUSED.items():
         if refused := [name for name in names if re.search(pattern, name)]:
             raise ValueError(
-                f"Expected a ViT or a ResNet of this library's layers. Received: "
-                f"{where} with {what}: {refused[0]}"
+                f"Expected a ViT or a ResNet that this library's layers can compute. "
+                f"Received: {where} with {what}: {refused[0]}"
             )
     if is_of_keras(names):
         raise ValueError(
-            "Expected a checkpoint whose tensors show the architecture. Received: "
-            f"{where}, a file of Keras's model.save_weights, which does not. Build the "
-            "model and call model.load_weights(path), or give the file to a builder as "
-            "weights="
+            "Expected a checkpoint with tensors that determine the architecture. "
+            f"Received: {where}, a file of Keras's model.save_weights, in which they "
+            "do not. Build the model and call model.load_weights(path), or pass the "
+            "file to a builder as weights="
         )
     if any(name.startswith("model_weights/") for name in names):
         raise ValueError(
-            "Expected a checkpoint of weights. Received: "
-            f"{where}, a whole model in Keras's legacy format, by "
-            "model.save('model.h5'). keras.models.load_model(path) reads it"
+            f"Expected a weights file. Received: {where}, a whole model in Keras's "
+            "legacy format, written by model.save('model.h5'). Read it with "
+            "keras.models.load_model(path)"
         )
     dialects = _dialects(names)
     if len(dialects) != 1:
-        what = "several dialects" if dialects else "no dialect known here"
+        what = "several dialects" if dialects else "no known dialect"
         if not dialects and any(name.startswith("img/") for name in names):
-            what += f" (of its image tower: {where}:img)"
+            what += f" (to read the image tower: {where}:img)"
         raise ValueError(
             "Expected the tensors of one ViT or ResNet under the names of one dialect "
             "(official, big_vision, BiT, timm, Hugging Face, torchvision, OpenCLIP, "
             "TFViT or keras-hub). "
             f"Received: {where}, of {what}, with {', '.join(sorted(names)[:4])}, ... "
-            "from_checkpoint(names=) accepts rules that rename them"
+            "Use from_checkpoint(names=) to rename them"
         )
     (dialect,) = dialects
     found: dict[str, np.ndarray]
@@ -924,7 +924,7 @@ def canonical(
         return dataclasses.replace(read, hints=hints, notes=(told, *read.notes, *notes))
     if architecture is not None and dialect is TIMM_BIT:
         raise ValueError(
-            "Expected a BiT of timm's, such as resnetv2_50x1_bit. Received: "
+            "Expected a timm BiT, such as resnetv2_50x1_bit. Received: "
             f"architecture={architecture!r} in the config.json of {where}"
         )
     read = _translated(dialect, found, where, heads or 1, patches, embedded, map_heads)
@@ -932,7 +932,7 @@ def canonical(
 
 
 def _dialects(names: Iterable[str]) -> list[Dialect | None]:
-    """The dialects of which there is a mark among the names."""
+    """The dialects with a distinctive name among the names."""
     return [
         dialect
         for mark, dialect in MARKS
@@ -941,7 +941,7 @@ def _dialects(names: Iterable[str]) -> list[Dialect | None]:
 
 
 def _check_filled(tensors: Mapping[str, np.ndarray], where: str) -> None:
-    """An empty axis lets the others be of any size, in a file of no bytes."""
+    """Raises for empty tensors: the other axes could have any size without data."""
     for name, tensor in tensors.items():
         if not tensor.size:
             raise ValueError(
@@ -956,7 +956,7 @@ def _check_shape(
     shape: tuple[int | None, ...],
     where: str,
 ) -> None:
-    """Raises unless a tensor has these axes, where None stands for any size."""
+    """Raises unless a tensor has this shape, in which None is any size."""
     found = tensors[name].shape if name in tensors else None
     if (
         found is None
@@ -977,17 +977,17 @@ _KERAS_WEIGHTS = re.compile(r"layers/(patch_embedding/projection|std_conv2d)/var
 
 
 def is_of_keras(names: Iterable[str]) -> bool:
-    """Whether Keras's `model.save_weights` wrote these names for a model of ours."""
+    """Whether Keras's `model.save_weights` wrote these names for one of our models."""
     return any(_KERAS_WEIGHTS.fullmatch(name) for name in names)
 
 
 def is_group_norm(name: str) -> bool:
-    """Whether a canonical name is of a ResNet's norm."""
+    """Whether a canonical name belongs to a ResNet's norm."""
     return _GROUP_NORM.search(name) is not None
 
 
 def _without_prefix(names: Iterable[str], subtree: str | None) -> dict[str, str]:
-    """Names without what optimizers and larger models put before them: originals."""
+    """Maps names without the prefixes of optimizers and larger models to originals."""
     found = {name: name for name in names}
     for prefix in (*PREFIXES, *([f"{subtree}/"] if subtree else [])):
         if any(name.startswith(prefix) for name in found):
@@ -1000,7 +1000,7 @@ def _without_prefix(names: Iterable[str], subtree: str | None) -> dict[str, str]
 
 
 def _flax(tensors: dict[str, np.ndarray], where: str) -> Canonical:
-    """The official files in either numbering, and big_vision's."""
+    """Reads the official files, in either numbering, and big_vision's."""
     tensors = _unstacked(tensors, where)
     blocks = [match for name in tensors if (match := _BLOCK.match(name))]
     if any(match[2] in LINEN for match in blocks):
@@ -1012,7 +1012,7 @@ def _flax(tensors: dict[str, np.ndarray], where: str) -> Canonical:
     placed = any(name.startswith("Transformer/posembed_") for name in tensors)
     dialect = "official" if placed else "big_vision"
     if "pos_embedding" in tensors:
-        # Its positions are added before the class token, which then has none.
+        # Positions are added before the class token is, so that the token has none.
         table = tensors.pop("pos_embedding")
         if "cls" in tensors and table.ndim == 3:
             table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
@@ -1021,12 +1021,12 @@ def _flax(tensors: dict[str, np.ndarray], where: str) -> Canonical:
 
 
 def _unstacked(tensors: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
-    """big_vision's scan layout, all blocks on axis 0, as one tensor a block."""
+    """Splits big_vision's scan layout, with blocks on axis 0, into one per block."""
     stacks = [value for name, value in tensors.items() if name.startswith(_STACKED)]
     lengths = {value.shape[:1] for value in stacks}
     if stacks and (len(lengths) != 1 or () in lengths):
         raise ValueError(
-            "Expected tensors of all blocks, of equal length. Received: "
+            "Expected stacked tensors with the same number of blocks. Received: "
             f"{where} with {_STACKED}... of {[value.shape for value in stacks][:8]}"
         )
     found: dict[str, np.ndarray] = {}
@@ -1051,7 +1051,7 @@ def _translated(
     embedded: bool | None,
     map_heads: int | None,
 ) -> Canonical:
-    """A file in another library's axes: by its table, then tokens and heads joined."""
+    """Reads a file of another library by its table, then joins tokens and heads."""
     hints: dict[str, Any] = {}
     notes: list[str] = []
     found = dialect.translate(_unpacked(tensors), heads, where, map_heads)
@@ -1059,8 +1059,8 @@ def _translated(
     if not traits["positions"] and "embedding/kernel" in found:
         if dialect.placed and not traits["relative_position"]:
             raise ValueError(
-                f"Expected position embeddings, as every {dialect.name} checkpoint has "
-                f"them. Received: {where} without"
+                "Expected position embeddings, which every "
+                f"{dialect.name} checkpoint has. Received: {where} without any"
             )
         hints["position"] = "none"
     hints |= _join_tokens(found, patches, where, dialect is TIMM, embedded)
@@ -1070,7 +1070,7 @@ def _translated(
     if embedding is not None:
         _check_shape(found, "embedding/kernel", (None,) * 4, where)
     if {"head/kernel", "head_dist/kernel"} <= found.keys():
-        # DeiT averages its two heads: one head on both tokens, each half as large.
+        # DeiT averages two heads: equal to one head on both tokens, with halved values.
         classes = found["head/kernel"].shape[-1]
         for name in ("head", "head_dist"):
             _check_shape(found, f"{name}/kernel", found["head/kernel"].shape, where)
@@ -1088,27 +1088,27 @@ def _translated(
         elif dialect in (HF_CLIP, OPEN_CLIP):
             hints |= _clip_head(found)
         elif dialect is HF and "pre_logits/kernel" in found:
-            # ViTForImageClassification has no pooler; old files carry one, unused.
+            # ViTForImageClassification has no pooler; old files contain an unused one.
             found = _without(found, "pre_logits")
-            notes.append("the pooler, which the classifier does not read, left out")
-    if dialect in (HF_CLIP, OPEN_CLIP):  # CLIP's, or SigLIP's.
+            notes.append("the pooler, which the classifier does not use, is ignored")
+    if dialect in (HF_CLIP, OPEN_CLIP):  # CLIP's epsilon, or SigLIP's.
         hints["layer_norm_epsilon"] = 1e-5 if traits["pre_norm"] else 1e-6
     told = tuple(notes)
     name, numerics = dialect.name, dialect.numerics
     return Canonical(found, name, numerics, hints, told, traits)
 
 
-# Names of timm's Eva, whose positions may be rotary, which no tensor shows.
+# Names of timm's Eva, which may have rotary positions that no tensor shows.
 _OF_EVA = re.compile(r"^blocks\.0\.(gamma_1$|attn\.(q_bias|q_proj)|mlp\.fc1_g)")
 
 
 def _clip_head(found: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What the head of a CLIP or a SigLIP reads; drops the layers that it does not."""
-    if "head/bias" not in found:  # CLIP's projection, of the class token.
+    """Hints for the head of a CLIP or a SigLIP; drops the layers it does not use."""
+    if "head/bias" not in found:  # CLIP's projection of the class token.
         return {"head_bias": False}
-    hints: dict[str, Any] = {"classifier": "gap"}  # Of the patches.
+    hints: dict[str, Any] = {"classifier": "gap"}  # The mean of the patches.
     if "cls_token" in found or "cls" in found:
-        for part in ("scale", "bias"):  # Of the pooled token, which is not read.
+        for part in ("scale", "bias"):  # The norm of the class token, not used.
             found.pop(f"Transformer/encoder_norm/{part}", None)
         hints |= {"final_norm": False, "num_registers": 1}
     for name in [at for at in found if at.startswith("MAPHead_0/")]:
@@ -1117,12 +1117,12 @@ def _clip_head(found: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Timm's tensors of several blocks or layers, each under a name of its own."""
+    """Splits timm's tensors of several blocks or layers into one per name."""
     found = dict(tensors)
     if (frequencies := found.pop("rope.freqs", None)) is not None:
         for layer in range(frequencies.shape[1] if frequencies.ndim == 4 else 0):
             found[f"blocks.{layer}.attn.rope_freqs"] = frequencies[:, layer]
-    for name in tensors:  # A gate, then what it multiplies.
+    for name in tensors:  # A gate, then the layer that it multiplies.
         if not (match := re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)):
             continue
         units, second = tensors[name].shape[:1], tensors.get(f"{match[1]}fc2.weight")
@@ -1132,7 +1132,7 @@ def _unpacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def packed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Timm's tensors as its files have them: the inverse of `_unpacked`."""
+    """Timm's tensors in the form of its files: the inverse of `_unpacked`."""
     found = {
         name.replace(".mlp.fc1_packed.", ".mlp.fc1."): tensor
         for name, tensor in tensors.items()
@@ -1146,10 +1146,10 @@ def packed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _traits(
     found: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """What a config.json may state, too, before tokens and biases are joined."""
+    """Facts to compare with a config.json, before tokens and biases are joined."""
     first = ATTENTION.replace("{i}", "0")
     registers = found.get("reg_token")
-    cls = found.get("cls")  # Tfvit's, of all tokens.
+    cls = found.get("cls")  # TFViT's, which contains all tokens.
     traits: dict[str, Any] = {
         "class_token": "cls_token" in found or cls is not None,
         "qkv_bias": f"{first}/query/bias" in found,
@@ -1189,7 +1189,7 @@ def _usual_heads(
     where: str,
     architecture: str | None,
 ) -> int:
-    """The heads that every well-known model of this hidden size has; else raises."""
+    """The usual number of heads for this hidden size; raises if there is none."""
     if (shown := _shown_heads(tensors)) is not None:
         return shown
     theirs = tuple(
@@ -1201,22 +1201,22 @@ def _usual_heads(
     hidden_size = found[0].shape[0] if found and found[0].ndim else None
     if hidden_size in WIDTHS and architecture is None:
         return WIDTHS[hidden_size]
-    remedy = "Give num_heads= (--num-heads on the command line), or num_heads in "
+    remedy = "Set num_heads= (--num-heads on the command line), or num_heads in "
     if architecture is not None:
         raise ValueError(
-            "Expected an architecture of timm whose number of heads is known, or the "
+            "Expected a timm architecture with a known number of heads, or the "
             f"number. Received: architecture={architecture!r}, num_heads=None for "
             f"{where}. {remedy}the model_args of config.json"
         )
     raise ValueError(
-        "Expected the number of attention heads, which neither the tensors nor "
-        f"hidden_size={hidden_size} show. Received: num_heads=None for {where}. "
+        "Expected the number of attention heads, which the tensors and "
+        f"hidden_size={hidden_size} do not show. Received: num_heads=None for {where}. "
         f"{remedy}a config.json next to the file"
     )
 
 
 def _shown_heads(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """The heads of tables that have an axis for them: BEiT's and rotary frequencies."""
+    """The heads in tables with an axis for them: BEiT's and rotary frequencies."""
     for name, axis, axes in (
         ("relative_position_bias_table", 1, 2),
         ("rope.freqs", 2, 4),
@@ -1234,11 +1234,12 @@ def _join_tokens(
     bare: bool,
     embedded: bool | None,
 ) -> dict[str, Any]:
-    """cls, dist and reg_token as one `cls`; hints say how many have a position.
+    """Joins cls, dist and reg_token as `cls`; the hints count tokens with a position.
 
-    Positions are of all tokens, of all but the registers (DINOv2 in transformers), or,
-    where tokens may be `bare`, of the patches alone (`no_embed_class` of timm); the
-    number of patches, where it is not known, is the first square among them.
+    The table has positions for all tokens, for all but the registers (DINOv2 in
+    transformers), or, if tokens may be `bare`, for the patches only (timm's
+    `no_embed_class`). If the number of patches is unknown, it is the first of these
+    counts that is a square.
     """
     order = ("cls_token", "dist_token", "reg_token")
     depth = None
@@ -1258,7 +1259,7 @@ def _join_tokens(
         choices = dict.fromkeys((rows - leading, rows - leading - registers))
         if bare:
             choices[rows] = None
-            if embedded is not None:  # timm's: all tokens have positions, or none.
+            if embedded is not None:  # timm: all tokens have positions, or none.
                 choices = {rows - (leading + registers if embedded else 0): None}
         counts = [n for n in choices if n > 0 and n == (patches or math.isqrt(n) ** 2)]
         places = (counts or list(choices))[0]
@@ -1267,24 +1268,24 @@ def _join_tokens(
         if patches is None and embedded is None and places != usual:
             warnings.warn(
                 f"{where} has {rows} positions and {leading + registers} tokens before "
-                f"the patches: positions of {places} patches, a square, are assumed, "
-                f"and {placed} of tokens. If the grid is another, of {usual} patches, "
-                "give grid=(rows, columns)",
+                f"the patches. A square grid of {places} patches is assumed, with "
+                f"{placed} positions for tokens. If the grid has {usual} patches, set "
+                "grid=(rows, columns)",
                 stacklevel=6,
             )
         tensors[POSITIONS] = table
         if placed != leading + registers:
             hints["position_tokens"] = placed
-    # A distillation token without a head of its own is one more register.
+    # A distillation token without a separate head is one more register.
     registers += int("dist_token" in tokens)
     return hints | ({"num_registers": registers} if registers else {})
 
 
 def as_paper(found: Canonical) -> Canonical:
-    """The tensors as the paper's block has them.
+    """The tensors for the paper's block.
 
-    A row of zeros for a token without a position, and zeros for biases that attention
-    or the patch embedding does not have.
+    Tokens without a position get a row of zeros, and so do missing biases of attention
+    and of the patch embedding.
     """
     tensors, hints = dict(found.tensors), dict(found.hints)
     placed = hints.pop("position_tokens", None)
@@ -1295,12 +1296,12 @@ def as_paper(found: Canonical) -> Canonical:
         tensors[POSITIONS] = np.concatenate(parts, axis=1)
     notes = found.notes
     if bare := _add_biases(tensors):
-        notes += (f"zeros for the biases that {bare} projections do not have",)
+        notes += (f"zeros as the missing biases of {bare} projections",)
     return dataclasses.replace(found, tensors=tensors, hints=hints, notes=notes)
 
 
 def _add_biases(tensors: dict[str, np.ndarray]) -> int:
-    """Zeros where attention has no biases (`qkv_bias=False`); returns how many."""
+    """Adds zeros for missing biases (`qkv_bias=False`); returns their number."""
     bare = [
         name.removesuffix("kernel")
         for name in tensors

@@ -1,4 +1,4 @@
-"""Uploading a model to the Hugging Face Hub, as transformers or timm reads it."""
+"""Upload a model to the Hugging Face Hub in the layout of transformers or timm."""
 
 import json
 import tempfile
@@ -50,35 +50,35 @@ def push(
 ) -> str:
     """Uploads a model to a repository of the Hugging Face Hub, in one commit.
 
-    The repository, which is created if absent, receives `model.safetensors`,
-    `config.json` and `preprocessor_config.json` as `save(model, path, "hf")` writes
-    them, and a model card: preprocessing, provenance and `sections`. A model that
-    transformers has no class for (EVA, ROPE-ViT) is written as `save(model, path,
-    "timm")` does. Files of those names are replaced. A token with the right to write
+    The repository is created if absent. It receives the `model.safetensors`,
+    `config.json` and `preprocessor_config.json` of `save(model, path, "hf")`, and a
+    model card with preprocessing, provenance and `sections`. If transformers has no
+    class for the model (EVA, ROPE-ViT), the files are those of `save(model, path,
+    "timm")`. Existing files with these names are replaced. A token with write access
     is read from HF_TOKEN or from `hf auth login`.
 
     Args:
-        model: a model of this library that transformers or timm has a layout for.
+        model: a model of this library for which transformers or timm has a layout.
         repository: "hf://USER/NAME".
-        license: license of the model card; default: that of the weights the model was
-            loaded from, if they state one.
-        private: whether a repository that is created is visible to you only.
-        sections: more tables of the model card, such as the training and its results:
-            the values by name, by title.
+        license: license in the model card; default: the license of the weights that
+            the model was loaded from, if they state one.
+        private: whether a newly created repository is visible to you only.
+        sections: additional tables in the model card, such as the training and its
+            results: a dict of values by name for each title.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        ValueError: if `repository` has another form, or neither transformers' nor
-            timm's layout can hold the model.
-        DownloadError: if the Hub cannot be reached or refuses.
+        ValueError: if `repository` has a different form, or neither transformers nor
+            timm has a layout for the model.
+        DownloadError: if the Hub cannot be reached or rejects the upload.
     """
     name, revision = sources.repository_of(repository)
     if revision is not None or not repository.startswith("hf:"):
         raise ValueError(
-            "Expected the name of a repository, hf://USER/NAME, whose main branch is "
-            f"written. Received: {repository!r}"
+            "Expected the name of a repository, hf://USER/NAME (its main branch is "
+            f"written). Received: {repository!r}"
         )
     with tempfile.TemporaryDirectory() as folder:
         _save(model, folder)
@@ -93,7 +93,7 @@ def push(
             commit = api.upload_folder(
                 repo_id=name,
                 folder_path=folder,
-                commit_message="Upload a model by keras-vit",
+                commit_message="Upload a model with keras-vit",
             )
     return str(commit.commit_url)
 
@@ -122,7 +122,7 @@ def model_card(
     Args:
         model: a model of this library.
         repository: USER/NAME.
-        written: the config.json, transformers' or timm's.
+        written: contents of the config.json, transformers' or timm's.
         license: see `push`.
         sections: see `push`.
     """
@@ -164,7 +164,7 @@ def model_card(
 
 
 def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """A section of a model card; values that are not known are left out."""
+    """A section of a model card; unknown values are omitted."""
     rows = {name: at for name, at in values.items() if at not in (None, (), [])}
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any dialect."""
+"""Read a checkpoint of any dialect."""
 
 import contextlib
 import dataclasses
@@ -45,21 +45,21 @@ def read(
     """Reads a checkpoint of any dialect.
 
     Args:
-        source: a file, an index of shards, or a folder with `model.safetensors`; of
-            a file of several towers, one, as "lit.npz:img"; or any other source that
-            `sources.resolve` accepts.
-        grid: (rows, columns) of its position table, where known.
-        numerics: "paper", "timm" or "hf" in the place of the dialect's own.
-        overrides: fields of the config, stronger than anything in the file.
-        num_heads: k of the model to be filled, for a file that does not state it.
-        renamed: the names of a dialect for those of the file.
+        source: a file, an index of shards, or a folder with `model.safetensors`; one
+            of several towers in a file, such as "lit.npz:img"; or any other source
+            that `sources.resolve` accepts.
+        grid: (rows, columns) of the position table, if known.
+        numerics: "paper", "timm" or "hf" instead of the dialect's numerics.
+        overrides: fields of the config that take precedence over the file.
+        num_heads: k of the target model, for a file that does not state it.
+        renamed: a dialect's names for the names in the file.
         fold: whether to multiply LayerScale into the layers before it.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, of no known dialect, or of no ViT or ResNet, if
-            its config.json contradicts its tensors or states what no layer here
-            computes, or if the number of heads is not known.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is damaged, has no known dialect, or is not a ViT or a
+            ResNet; if its config.json contradicts its tensors or requires something
+            that no layer here supports; or if the number of heads is not known.
     """
     source = resolve(source)
     path, where = source.path, source.name
@@ -93,9 +93,9 @@ def read(
         found = names.as_paper(found)
     parsed = infer(found.tensors, where, hints)
     if likely is not None and math.prod(likely) == parsed.num_positions:
-        grid = likely  # A config of another resolution than the table's tells nothing.
+        grid = likely  # A config for a different resolution has no information.
     elif likely is not None and parsed.num_positions is None:
-        grid = likely  # Of no table: the size that it was trained for.
+        grid = likely  # Without a table: the size of the training.
     _check_facts(parsed, found.traits, stated.facts, asked)
     _warn_of_activation(found, chosen, where)
     beside = _in_words_of(parsed.config, beside)
@@ -105,9 +105,9 @@ def read(
     _check_sizes(parsed.config, told, where)
     own = numerics or found.numerics
     fields = configs.numerics_of(parsed.config, own)
-    if numerics is None:  # Names may tell more than whose they are.
+    if numerics is None:  # The names may also show some of these fields.
         fields |= {key: found.hints[key] for key in fields.keys() & found.hints.keys()}
-    else:  # Stronger than the file next to it, because it was given.
+    else:  # An argument takes precedence over the config.json.
         beside = {key: value for key, value in beside.items() if key not in fields}
     given = {**fields, **beside, **asked}
     _check_normalization(stated.fields, parsed)
@@ -130,13 +130,13 @@ def read(
 def _check_positions_told(
     found: names.Canonical, asked: Mapping[str, Any], where: str
 ) -> None:
-    """Raises where positions may be rotary, and no config.json says so or denies it."""
+    """Raises if positions may be rotary and no config.json states whether they are."""
     bare = found.hints.get("position") == "none" or found.traits.get("of_eva")
     if bare and not found.traits["relative_position"] and "rotary" not in asked:
         raise ValueError(
-            "Expected a config.json next to a file whose positions may be rotary, "
-            f"which no tensor shows. Received: none next to {where}. Put it there, or "
-            "give rotary=keras_vit.RotaryConfig(...), or rotary=None for no rotary "
+            "Expected a config.json next to a file that may have rotary positions, "
+            f"which no tensor shows. Received: none next to {where}. Add the file, or "
+            "set rotary=keras_vit.RotaryConfig(...), or rotary=None for no rotary "
             "positions"
         )
 
@@ -144,12 +144,12 @@ def _check_positions_told(
 def _warn_of_activation(
     found: names.Canonical, chosen: Mapping[str, Any], where: str
 ) -> None:
-    """No tensor shows whether a CLIP computes the exact GELU or quick-GELU."""
+    """Warns about a CLIP without a config: exact GELU or quick-GELU is not known."""
     is_clip = found.traits.get("pre_norm") and found.dialect in ("hf", "open_clip")
     if is_clip and not {"gelu", "activation"} & chosen.keys():
         warnings.warn(
-            f"{where} does not state its activation: the exact GELU is assumed "
-            "(OpenCLIP's). For OpenAI's CLIP give activation='quick_gelu'",
+            f"{where} does not state its activation. The exact GELU, as in OpenCLIP, "
+            "is assumed. For OpenAI's CLIP, set activation='quick_gelu'",
             stacklevel=4,
         )
 
@@ -165,13 +165,13 @@ def _check_used(config: Any, asked: Mapping[str, Any], where: str) -> None:
     if unused:
         raise ValueError(
             f"Expected fields of {family_of(config).title}. Received: "
-            f"{', '.join(unused)} for {where}, which would change nothing. Leave out "
-            "fields that the model does not have"
+            f"{', '.join(unused)} for {where}, which have no effect. Remove fields "
+            "that the model does not have"
         )
 
 
 def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A `ViTConfig`'s GELU as a `PlainViTConfig`'s activation, or that one as this."""
+    """Converts `gelu` to a `PlainViTConfig`'s `activation`, or the reverse."""
     found = dict(fields)
     if not hasattr(config, "gelu") and "gelu" in found:
         gelu = found.pop("gelu")
@@ -181,7 +181,7 @@ def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         activation = found.pop("activation")
         if activation not in gelus:
             raise ValueError(
-                f"Expected the activation {' or '.join(gelus)} of "
+                f"Expected the activation {' or '.join(gelus)} for "
                 f"{family_of(config).title}. Received: activation={activation!r}"
             )
         found["gelu"] = gelus[activation]
@@ -189,7 +189,7 @@ def _in_words_of(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sha256(source: Source) -> str | None:
-    """Of the weights file; shards have none together."""
+    """The hash of the weights file; None for shards."""
     if source.sha256 is not None:
         return source.sha256
     files = [source.path, *(source.path / name for name in WEIGHTS)]
@@ -202,10 +202,10 @@ def _sha256(source: Source) -> str | None:
 def _labels(
     stated: Mapping[str, Any], parsed: ParsedCheckpoint
 ) -> tuple[str, ...] | None:
-    """The names of the file's own classes; None for a file without a head.
+    """The names of the file's classes; None for a file without a head.
 
     Raises:
-        ValueError: if there are more or fewer names than the head has outputs.
+        ValueError: if the number of names is not the head's number of outputs.
     """
     labels, num_classes = stated.get("labels"), parsed.num_classes
     if labels is None or num_classes is None:
@@ -219,9 +219,9 @@ def _labels(
 
 
 def _check_normalization(stated: Mapping[str, Any], parsed: ParsedCheckpoint) -> None:
-    """Refuses a mean or a deviation of so many channels that no image has them.
+    """Raises if the mean or the deviation has a wrong number of channels.
 
-    Other libraries state three values for files of gray images, too.
+    Three values are accepted: other libraries also write three for gray images.
     """
     counts = (1, 3, parsed.num_channels)
     for name in ("mean", "std"):
@@ -235,22 +235,22 @@ def _check_normalization(stated: Mapping[str, Any], parsed: ParsedCheckpoint) ->
 
 
 def _warn_of_missing_config(source: Source, stated: Stated) -> None:
-    """A repository without a config.json does not state what its tensors compute."""
+    """Warns about a repository without a config.json, which has to be assumed."""
     is_npz = source.path.suffix == ".npz"  # The official code has no config.json.
     if source.revision is not None and not is_npz and not stated.fields:
         warnings.warn(
-            f"{source.name} has no config.json: GELU, epsilons, pooling and "
+            f"{source.name} has no config.json. GELU, epsilons, pooling and "
             "preprocessing are assumed to be the defaults of the library that wrote "
-            "it. Give numerics=, gelu= or classifier= if they are not",
+            "it. If they are not, set numerics=, gelu= or classifier=",
             stacklevel=4,
         )
 
 
 def _warn_of_architecture(architecture: str, where: str) -> None:
     warnings.warn(
-        f"timm's architecture {architecture!r}, which {where} is of, is unknown here: "
-        "GELU, epsilons and pooling that its config.json does not state are assumed to "
-        "be timm's defaults. Compare outputs with timm's",
+        f"timm's architecture {architecture!r} of {where} is unknown. If its "
+        "config.json does not state GELU, epsilons and pooling, timm's defaults are "
+        "assumed. Compare the outputs with timm's",
         stacklevel=4,
     )
 
@@ -258,7 +258,7 @@ def _warn_of_architecture(architecture: str, where: str) -> None:
 def _hints(
     found: names.Canonical, chosen: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields that tensors do not show: by their names, as stated, as asked."""
+    """Fields that tensors do not show: from names, config.json and arguments."""
     hints = dict(found.hints)
     if facts.get("unpooled"):
         token = found.traits.get("class_token")
@@ -278,7 +278,7 @@ def _check_facts(
     facts: Mapping[str, Any],
     asked: Mapping[str, Any],
 ) -> None:
-    """A config.json that contradicts the tensors is of another checkpoint."""
+    """Raises if the config.json contradicts the tensors."""
     config: Any = parsed.config
     sizes = family_of(config).sizes_shown(config)
     shown: dict[str, Any] = {"num_channels": parsed.num_channels, **traits}
@@ -287,7 +287,7 @@ def _check_facts(
     shown |= sizes
     if "norm" in facts:
         shown["norm"] = getattr(config, "norm", "layer_norm")
-    gated = getattr(config, "gated_mlp", False)  # Each library counts in its own way.
+    gated = getattr(config, "gated_mlp", False)  # Its width is defined differently.
     if (
         not gated
         and "mlp_dim" in sizes
@@ -304,11 +304,11 @@ def _check_facts(
         if key in shown and key not in ignored and shown[key] != value:
             raise ValueError(
                 f"Expected {_FACTS.get(key, key)} {shown[key]!r} in the config.json, "
-                f"as the tensors of {parsed.where} have it. Received: {value!r}"
+                f"as in the tensors of {parsed.where}. Received: {value!r}"
             )
 
 
-_FACTS = {  # Of a config.json, in words.
+_FACTS = {  # Descriptions of facts in a config.json.
     "class_token": "class_token (global_pool='token' needs one)",
     "num_registers": "the number of register tokens",
     "layer_scale": "init_values (LayerScale)",
@@ -322,7 +322,7 @@ _FACTS = {  # Of a config.json, in words.
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether timm, transformers or keras-hub wrote a checkpoint into this folder."""
+    """Whether the folder contains a checkpoint of timm, transformers or keras-hub."""
     return any(
         found
         for name in ("model.safetensors*", *WEIGHTS)
@@ -332,9 +332,9 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """The file's tensors; keras-hub keeps a classifier's head in a second file.
+    """The file's tensors; keras-hub stores a classifier's head in a second file.
 
-    Of a folder with both, safetensors, as transformers reads it.
+    In a folder with several formats, safetensors is preferred, as in transformers.
     """
     if path.is_dir() and not any(path.glob("model.safetensors*")):
         path = next((path / at for at in WEIGHTS if (path / at).is_file()), path)
@@ -348,7 +348,7 @@ def _open(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """keras-hub numbers the dense layers of a head: pre_logits, if any, is first."""
+    """Names the numbered dense layers of keras-hub's head: first pre_logits, if any."""
     layers = sorted({name.split("/")[1] for name in tensors if "layers/dense" in name})
     called = dict(zip(reversed(layers), ("predictions", "pre_logits"), strict=False))
     return {
@@ -360,25 +360,25 @@ def _hub_head(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_sizes(config: CheckpointConfig, told: Mapping[str, Any], where: str) -> None:
-    """A config.json is not to build a model that its file cannot fill."""
+    """Raises if the config.json's sizes are not those of the tensors."""
     for key, shown in family_of(config).sizes_shown(config).items():
         value = told.get(key)
         value = tuple(value) if isinstance(value, list) else value
         if value is not None and value != shown:
             raise ValueError(
-                f"Expected {key}={shown!r} in the config.json, as the tensors of "
-                f"{where} have it. Received: {key}={value!r}"
+                f"Expected {key}={shown!r} in the config.json, as in the tensors of "
+                f"{where}. Received: {key}={value!r}"
             )
 
 
 def _replaced(
     config: CheckpointConfig, given: Mapping[str, Any], where: str
 ) -> CheckpointConfig:
-    """The config with the fields given; those of a hybrid's stem go to the stem."""
+    """The config with the given fields; stem fields of a hybrid apply to its stem."""
     own = {field.name for field in dataclasses.fields(config)}
     changes = {key: value for key, value in given.items() if key in own}
     stem = {key: given[key] for key in given.keys() & RESNET_FIELDS - own}
-    if stem:  # None of a ResNet: those fields are its own.
+    if stem:  # Empty for a ResNet, where they are direct fields.
         stem_config = changes.get("resnet", getattr(config, "resnet", None))
         if stem_config is None:
             raise ValueError(
@@ -394,7 +394,7 @@ def infer(
     where: str,
     hints: Mapping[str, Any] | None = None,
 ) -> ParsedCheckpoint:
-    """Reads the architecture off canonical tensors.
+    """Infers the architecture from canonical tensors.
 
     Raises:
         ValueError: if they are not those of a ViT or a ResNet.
@@ -410,5 +410,5 @@ def infer(
         raise ValueError(
             "Expected the tensors of a ViT (embedding/kernel, Transformer/"
             "encoderblock_0/...) or of a ResNet (conv_root/kernel, block1/unit1/...). "
-            f"Received: {where} without or with another shape of {error}"
+            f"Received: {where}; missing or with a wrong shape: {error}"
         ) from error

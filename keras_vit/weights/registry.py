@@ -21,6 +21,8 @@ import re
 from typing import Literal
 from urllib.parse import quote
 
+from keras_vit.configs import find_variant
+
 Format = Literal["npz", "timm", "hf"]
 Labels = Literal["imagenet21k", "imagenet2012"]
 
@@ -527,18 +529,14 @@ REFERENCES = (
 )
 
 
-def _key(variant: str) -> str:
-    """What "ViT-B/16" and the builder's name "ViT_B16" share: "vitb16"."""
-    return re.sub("[^a-z0-9]", "", variant.lower())
-
-
 def tags(variant: str) -> tuple[str, ...]:
     """Returns every tag published for a variant.
 
     Args:
         variant: in the paper's spelling or as its builder's name.
     """
-    return tuple(row.tag for row in CHECKPOINTS if _key(row.variant) == _key(variant))
+    name = find_variant(variant)
+    return tuple(row.tag for row in CHECKPOINTS if row.variant == name)
 
 
 def find(variant: str, tag: str) -> Checkpoint:
@@ -551,10 +549,11 @@ def find(variant: str, tag: str) -> Checkpoint:
     Raises:
         ValueError: if there is none, with the tags that this variant has.
     """
-    for row in CHECKPOINTS:
-        if row.tag == tag and _key(row.variant) == _key(variant):
+    rows = [row for row in CHECKPOINTS if row.variant == find_variant(variant)]
+    for row in rows:
+        if row.tag == tag:
             return row
-    exist = tags(variant)
+    exist = [row.tag for row in rows]
     if not exist:
         variants = sorted({row.variant for row in CHECKPOINTS})
         raise ValueError(
@@ -562,6 +561,8 @@ def find(variant: str, tag: str) -> Checkpoint:
             f"Received: variant={variant!r}, tag={tag!r}. Pass weights=None or a file."
         )
     close = difflib.get_close_matches(tag, exist, n=2)
+    if tag.lower() in ("imagenet", "imagenet1k", "imagenet-1k"):  # As in Keras.
+        close = [row.tag for row in rows if row.labels == "imagenet2012"][:1]
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(
         f"Expected a tag published for {variant}: {', '.join(exist)}. "
@@ -604,5 +605,5 @@ def references(variant: str, tag: str) -> tuple[Reference, ...]:
     return tuple(
         reference
         for reference in REFERENCES
-        if reference.tag == tag and _key(reference.variant) == _key(variant)
+        if reference.tag == tag and reference.variant == find_variant(variant)
     )

@@ -1,4 +1,4 @@
-"""Names of tensors without wrappers' prefixes, and by the rules of a user."""
+"""Remove wrappers' prefixes from tensor names, and apply a user's rules."""
 
 import re
 import warnings
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 Renaming: TypeAlias = Mapping[str, str | None] | Sequence[tuple[str, str | None]]
-Names: TypeAlias = dict[str, str]  # The name in the file by the name that is read.
+Names: TypeAlias = dict[str, str]  # The name in the file by the new name.
 
-# Put before all names by torch's DataParallel and compile, and by timm's wrappers.
+# Prefixes of all names from torch's DataParallel and compile, and timm's wrappers.
 WRAPPERS = ("module.", "_orig_mod.", "timm_model.")
-# Attributes that hold the ViT in larger models, next to others.
+# Attributes that contain the ViT in larger models.
 ATTRIBUTES = (*WRAPPERS, "model.", "vision_model.", "visual.", "encoder.")
 # CLIP's other half, next to "visual.".
 _TEXT_TOWER = re.compile(
@@ -24,16 +24,16 @@ def unwrap(
 ) -> tuple[Names, tuple[str, ...]]:
     """Names without the prefixes of a wrapped model.
 
-    Tensors without the prefix are of other parts of the model: they are left out, with
-    a warning, or a note where they are CLIP's text tower.
+    Tensors without the prefix belong to other parts of the model. They are ignored with
+    a warning, or with a note if they are CLIP's text tower.
 
     Args:
         names: names of the tensors.
-        is_known: whether names are of a dialect.
+        is_known: function that tests whether names belong to a dialect.
         where: the file, for messages.
 
     Returns:
-        The names, and a note of the prefix.
+        The names, and notes about the prefix.
     """
     found, prefix = names, ""
     while wrapper := next((at for at in WRAPPERS if _all_begin(found, at)), None):
@@ -47,13 +47,13 @@ def unwrap(
     if others := [name for name in outside if name not in text]:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         warnings.warn(
-            f"{where}: the model's names begin with {prefix!r}; left out are "
-            f"{', '.join(others[:4])}{more}. from_checkpoint(names=) renames tensors "
-            "that belong to it",
+            f"{where}: the model's names begin with {prefix!r}. Ignored tensors: "
+            f"{', '.join(others[:4])}{more}. If they belong to the model, rename them "
+            "with from_checkpoint(names=)",
             stacklevel=5,
         )
     notes = (f"prefix {prefix!r} removed from {len(found)} names",)
-    return found, (*notes, "the text tower left out") if text else notes
+    return found, (*notes, "the text tower is ignored") if text else notes
 
 
 def _all_begin(names: Names, prefix: str) -> bool:
@@ -71,7 +71,7 @@ def _inside(names: Names, prefix: str) -> Names:
 def _known_inside(
     names: Names, is_known: Callable[[Names], bool], depth: int = 3
 ) -> tuple[Names, str]:
-    """Names without the attributes that hide their dialect, if at most `depth` do."""
+    """Names without the attributes before them, up to `depth` levels."""
     if names and depth and not is_known(names):
         for prefix in ATTRIBUTES:
             inside, more = _known_inside(_inside(names, prefix), is_known, depth - 1)
@@ -83,21 +83,22 @@ def _known_inside(
 def rename(
     names: Names, renaming: Renaming | None, where: str
 ) -> tuple[Names, tuple[str, ...]]:
-    """Names by the rules of a user.
+    """Renames tensors by a user's rules.
 
     Args:
         names: names of the tensors.
-        renaming: the new name by each one in the file, or pairs of a regular expression
-            and its replacement, applied in turn as `re.sub` does; None in the place of
-            a new name leaves the tensor out.
+        renaming: new names by the names in the file, or pairs of a regular expression
+            and its replacement, applied in turn with `re.sub`; None instead of a new
+            name drops the tensor.
         where: the file, for messages.
 
     Returns:
-        The names, and a note of the tensors that no rule matched: they keep theirs.
+        The names, and a note about the tensors that no rule matched, which keep their
+        names.
 
     Raises:
-        ValueError: if a rule is no regular expression, matches nothing, or gives two
-            tensors one name.
+        ValueError: if a rule is not a regular expression, matches nothing, or gives two
+            tensors the same name.
     """
     if renaming is None:
         return names, ()
@@ -112,7 +113,7 @@ def rename(
             unmatched.append(name)
         if new in found:
             raise ValueError(
-                "Expected names= to give each tensor its own name. Received: "
+                "Expected names= to give each tensor a unique name. Received: "
                 f"{new!r} for {found[new]!r} and for {original!r} of {where}"
             )
         if new is not None:
@@ -132,7 +133,7 @@ _Rule: TypeAlias = tuple[str, re.Pattern[str], str | None]
 
 
 def _rules(renaming: Renaming) -> list[_Rule]:
-    """Each rule as it was given, as a pattern, and its replacement."""
+    """Each original rule, its pattern, and its replacement."""
     if isinstance(renaming, Mapping):
         return [
             (old, re.compile(re.escape(old) + r"\Z"), new and new.replace("\\", r"\\"))
@@ -141,7 +142,7 @@ def _rules(renaming: Renaming) -> list[_Rule]:
     try:
         rules = [(old, re.compile(old), new) for old, new in renaming]
         for _, pattern, new in rules:
-            pattern.sub(new or "", "")  # Raises for a group that it does not have.
+            pattern.sub(new or "", "")  # Raises for a missing group.
         return rules
     except (re.error, TypeError, ValueError) as error:
         raise ValueError(
@@ -153,7 +154,7 @@ def _rules(renaming: Renaming) -> list[_Rule]:
 def _renamed(
     name: str, rules: Sequence[_Rule], once: bool
 ) -> tuple[str | None, set[str]]:
-    """The new name, and which rules matched; with `once` the first one only."""
+    """The new name, and the rules that matched; with `once`, only the first."""
     matching: set[str] = set()
     new: str | None = name
     for text, pattern, replacement in rules:

@@ -1,7 +1,7 @@
 """A checkpoint's source: a local path, a URL, or a repository of the Hugging Face Hub.
 
 Repositories are read through huggingface_hub, with its cache and its settings: HF_HOME,
-HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. Only the files that are read are downloaded.
+HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. Only the required files are downloaded.
 """
 
 import contextlib
@@ -31,29 +31,29 @@ _REVISION = re.compile(r"\w(?:[\w/-]|\.(?!\.))*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 ENDINGS = (".npz", ".safetensors", ".h5")
 INDEX = "model.safetensors.index.json"
-# In the order of preference; of a folder with both, safetensors, as transformers reads.
+# In order of preference; safetensors first, as in transformers.
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "model.weights.h5")
 # Files that are read next to the weights: a config, a preprocessing, keras-hub's head.
 BESIDE = (
     *("config.json", "preprocessor_config.json"),
     *("task.json", "task.weights.h5"),
 )
-HUB_FILES = "https://huggingface.co/{}/resolve/{}/"  # Whichever HF_ENDPOINT is set.
+HUB_FILES = "https://huggingface.co/{}/resolve/{}/"  # Independent of HF_ENDPOINT.
 MODEL_CARD = "README.md"  # Its metadata has the license.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint on this machine, and where it came from.
+    """A checkpoint on this machine, and its origin.
 
     Attributes:
-        path: path of the file, or of the folder.
-        name: as messages and the provenance show it.
-        subtree: the tower of a file of several, "img" of "lit.npz:img".
-        revision: the commit of the repository; None of a local file or a URL.
-        file: the name of the weights file, or of the index of its shards; None: local.
-        license: as the repository states it; None: not stated.
-        sha256: SHA-256 of the weights file, where it has been computed.
+        path: path of the file or of the folder.
+        name: name in messages and in the provenance.
+        subtree: one tower of a file with several, such as "img" of "lit.npz:img".
+        revision: commit of the repository; None for a local file or a URL.
+        file: name of the weights file, or of the index of its shards; None: local.
+        license: license that the repository states; None: not stated.
+        sha256: SHA-256 of the weights file, if it has been computed.
     """
 
     path: Path
@@ -76,26 +76,26 @@ def spelling(source: str | os.PathLike[str]) -> str:
     is_file = text.lower().endswith((*ENDINGS, ".keras", ".json", ".bin", ".pth"))
     if is_file or not _REPOSITORY.fullmatch(text.partition("@")[0]):
         return ""
-    return f". A repository of the Hugging Face Hub is written {'hf://' + text!r}"
+    return f". For a repository of the Hugging Face Hub, use {'hf://' + text!r}"
 
 
 def resolve(
     source: "str | os.PathLike[str] | Source", license_allow: LicenseAllow = None
 ) -> Source:
-    """Finds a checkpoint's local file or folder; downloads it where it is not local.
+    """Finds a checkpoint's local file or folder; downloads it if it is remote.
 
     Args:
         source: a path; "file.npz:img" for one tower; "hf://ORG/NAME[@REVISION]";
-            "timm:NAME" for "hf://timm/NAME"; or the URL of a weights file, whose
-            config.json is downloaded from the same folder.
-        license_allow: licenses to accept, such as ["apache-2.0", "mit"]; None: any.
+            "timm:NAME" for "hf://timm/NAME"; or the URL of a weights file (the
+            config.json in the same folder is downloaded, too).
+        license_allow: accepted licenses, such as ["apache-2.0", "mit"]; None: any.
 
     Raises:
         FileNotFoundError: if a path does not exist.
-        ValueError: if the name is malformed, the repository has no weights that are
-            read, or its license is not allowed.
-        DownloadError: if it cannot be downloaded or kept, or a file of the cache is
-            damaged.
+        ValueError: if the name is malformed, the repository has no supported weights,
+            or its license is not allowed.
+        DownloadError: if the checkpoint cannot be downloaded or stored, or a file in
+            the cache is damaged.
     """
     if isinstance(source, Source):
         return source
@@ -133,7 +133,7 @@ def check_license(license: str | None, allowed: LicenseAllow, name: str) -> None
 
 
 def _from_url(text: str) -> Source:
-    """A weights file behind a URL, and the JSON files of the same folder."""
+    """Downloads the weights file at a URL, and the JSON files in the same folder."""
     scheme, rest = re.split(":/+", text, maxsplit=1)
     url = f"{scheme}://{rest}"
     parts = urlsplit(url)
@@ -141,8 +141,8 @@ def _from_url(text: str) -> Source:
     if not file.lower().endswith(ENDINGS) or not re.fullmatch(r"[\w.+-]+", file):
         raise ValueError(
             f"Expected the URL of a weights file ({', '.join(ENDINGS)}). Received: "
-            f"{url!r}. A repository of the Hugging Face Hub is written "
-            "'hf://ORG/NAME'; download shards into one folder and give its path"
+            f"{url!r}. For a repository of the Hugging Face Hub, use 'hf://ORG/NAME'. "
+            "Download shards into one folder and pass its path"
         )
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
     folder = cache_dir() / "urls" / key
@@ -170,21 +170,21 @@ def repository_of(text: str) -> tuple[str, str | None]:
         at and not _REVISION.fullmatch(revision)
     ):
         raise ValueError(
-            "Expected hf://ORG/NAME, hf://ORG/NAME@REVISION or timm:NAME, of letters, "
-            f"digits, '-', '_' and '.'. Received: {text!r}"
+            "Expected hf://ORG/NAME, hf://ORG/NAME@REVISION or timm:NAME, with "
+            f"letters, digits, '-', '_' and '.'. Received: {text!r}"
         )
     return repository, revision or None
 
 
 def hub_name(source: str) -> str | None:
-    """ORG/NAME of a repository's source; None of another source."""
+    """ORG/NAME of a repository's source; None for other sources."""
     return repository_of(source)[0] if source.startswith(("hf:", "timm:")) else None
 
 
 def _from_hub(
     repository: str, revision: str | None, license_allow: LicenseAllow
 ) -> Source:
-    """Downloads what is read of a repository into huggingface_hub's cache."""
+    """Downloads a repository's required files into huggingface_hub's cache."""
     name = f"hf://{repository}" + (f"@{revision}" if revision else "")
     urls = HUB_FILES.format(repository, quote(revision or "main", safe=""))
     commit, entries = hashes.locked_repository(name, urls)
@@ -223,18 +223,18 @@ def _from_hub(
 def _check_lock(
     url: str, found: hashes.Entry, entries: Mapping[str, hashes.Entry]
 ) -> None:
-    """Compares a file of the Hub with the lock file, and records it for the next."""
+    """Compares a file of the Hub with the lock file, and writes its record."""
     locked = {url: entries[url]} if url in entries else {}
     if problem := hashes.problem_of(found, locked):
         raise DownloadError(
-            f"Expected {url} to be the file that {hashes.lock_path()} has. Received: "
-            f"{problem}. Delete its entry in the lock file to accept it"
+            f"Expected {url} to match its entry in {hashes.lock_path()}. Received: "
+            f"{problem}. Delete the entry to accept this file"
         )
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
     record = cache_dir() / "hub" / f"{key}.sha256"
     try:
         hashes.write_record(record, unquote(url.rpartition("/")[2]), url, found)
-    except OSError as error:  # The weights are there all the same.
+    except OSError as error:  # The weights can be used anyway.
         warnings.warn(
             f"{error}. `keras-vit weights lock` will not find {url}", stacklevel=2
         )
@@ -246,9 +246,9 @@ class _Repository:
 
     Attributes:
         name: ORG/NAME.
-        revision: that was asked for; None: the main branch.
-        commit: that it is.
-        files: each file's size in bytes; None where it is not stated.
+        revision: requested revision; None: the main branch.
+        commit: commit of the revision.
+        files: each file's size in bytes; None: not stated.
         folder: folder of the commit in the cache; None: online.
     """
 
@@ -260,7 +260,7 @@ class _Repository:
 
     @classmethod
     def find(cls, name: str, revision: str | None) -> "_Repository":
-        """The Hub's listing; without a connection, what the cache has."""
+        """The Hub's listing; without a connection, the cache's files."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -285,7 +285,7 @@ class _Repository:
 
     @classmethod
     def cached(cls, name: str, revision: str | None) -> "_Repository":
-        """What huggingface_hub's cache has of it."""
+        """The repository's files in huggingface_hub's cache."""
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
@@ -299,14 +299,14 @@ class _Repository:
         )
 
     def get(self, files: Iterable[str]) -> list[Path]:
-        """The local paths of those files that it has; downloads what is not cached."""
+        """The local paths of those files that exist; downloads uncached files."""
         from huggingface_hub import hf_hub_download
 
         files = [file for file in files if file in self.files]
         if self.folder is not None:
             return [self.folder / file for file in files]
         self._check_room(files)
-        # By the revision's own name once: HF_HUB_OFFLINE=1 then finds the commit.
+        # Once by the revision's name, so that HF_HUB_OFFLINE=1 finds the commit.
         for file in files[:1]:
             hf_hub_download(self.name, file, revision=self.revision)
         return [
@@ -315,7 +315,7 @@ class _Repository:
         ]
 
     def _check_room(self, files: Iterable[str]) -> None:
-        """Raises for files that the disk of the cache cannot hold."""
+        """Raises if the cache's disk does not have enough space for the files."""
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -331,20 +331,20 @@ class _Repository:
         if sum(missing) > (free := shutil.disk_usage(disk).free):
             raise DownloadError(
                 f"Expected {sum(missing):,} bytes of free disk for hf://{self.name}. "
-                f"Received: {free:,} bytes free in {cache}. Make room there, or set "
+                f"Received: {free:,} bytes free in {cache}. Free some space, or set "
                 "HF_HOME to a folder on a different disk"
             )
 
 
 def _license(card: Path) -> str | None:
-    """The license in a model card's metadata; of "other" its own name."""
+    """The license in a model card's metadata; for "other", the license's name."""
     from huggingface_hub import metadata_load
 
     try:
         stated: Any = metadata_load(card) or {}
-    except Exception as error:  # YAML's own classes; a license is never guessed.
+    except Exception as error:  # Errors of YAML; a license is never guessed.
         raise ValueError(
-            "Expected a model card whose metadata is YAML. Received: "
+            "Expected a model card with metadata in YAML. Received: "
             f"{str(card)!r} ({str(error)[:200]})"
         ) from error
     license = stated.get("license")
@@ -354,7 +354,7 @@ def _license(card: Path) -> str | None:
 
 
 def _http_error() -> type[Exception]:
-    """The base of the errors of httpx, of which huggingface_hub has its own copy."""
+    """The base of httpx's errors in the copy that huggingface_hub contains."""
     from huggingface_hub.errors import HfHubHTTPError
 
     base: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -362,7 +362,7 @@ def _http_error() -> type[Exception]:
 
 
 def _weights(repository: _Repository, name: str) -> str:
-    """The weights file of a repository that is read."""
+    """The weights file to read from a repository."""
     files = repository.files
     for file in WEIGHTS:
         if file in files:
@@ -383,7 +383,7 @@ def _weights(repository: _Repository, name: str) -> str:
             "Pickles (.bin, .pt, .pth) are not read from the Hub: download one and run "
             "keras-vit convert FILE"
             if pickles
-            else "Download one of its files and give its path"
+            else "Download one of its files and pass its path"
         )
     )
 
@@ -402,18 +402,18 @@ def _shards(index: Path, files: Mapping[str, int | None], name: str) -> list[str
         raise ValueError(
             f"Expected the {len(shards)} shards of {INDEX} in {name}. Received: a "
             f"repository without {', '.join(missing[:4])}. Ask its owner to upload "
-            "them, or give an earlier revision: hf://ORG/NAME@REVISION"
+            "them, or use an earlier revision: hf://ORG/NAME@REVISION"
         )
     return shards
 
 
 def _verified(path: Path) -> str:
-    """The sha256 of a file of the cache, which is the name of its blob."""
+    """The sha256 of a file in the cache; it must be the name of its blob."""
     digest = file_sha256(path)
     stated = Path(os.readlink(path)).name if path.is_symlink() else ""
     if _SHA256.fullmatch(stated) and digest != stated:
         raise DownloadError(
-            f"Expected {path} to have sha256={stated}, as the Hub states. Received: "
+            f"Expected {path} to have sha256={stated}, as on the Hub. Received: "
             f"sha256={digest}, {path.stat().st_size:,} bytes: truncated or damaged. "
             f"Delete {path.resolve()} to download it again"
         )
@@ -476,9 +476,9 @@ def explain_hub_error(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         raise DownloadError(
-            f"Expected {constants.HF_HUB_CACHE} to be writable, with room for {name}. "
-            f"Received: {error}. Make room there, or set HF_HOME to a folder on a "
-            "different disk"
+            f"Expected {constants.HF_HUB_CACHE} to be writable, with free space for "
+            f"{name}. Received: {error}. Free some space, or set HF_HOME to a folder "
+            "on a different disk"
         ) from error
 
 
@@ -496,5 +496,5 @@ def _offline(
         f"the Hub. Received: {reason}. On a connected machine run\n"
         f"  hf download {repository}{at} --include '*.json' '*.safetensors' "
         "--local-dir FOLDER\n"
-        "copy FOLDER, and give its path"
+        "copy FOLDER, and pass its path"
     )

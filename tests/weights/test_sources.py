@@ -247,9 +247,9 @@ def test_a_malformed_name(hub, name):
     "name", ["google/vit-base-patch16-224", "timm/vit_base_patch16_224.augreg_in21k"]
 )
 def test_a_name_without_its_scheme(load, name):
-    with pytest.raises(FileNotFoundError, match=f"is written 'hf://{name}'"):
+    with pytest.raises(FileNotFoundError, match=f"use 'hf://{name}'"):
         load(name)
-    with pytest.raises((FileNotFoundError, ValueError), match=f"written 'hf://{name}'"):
+    with pytest.raises((FileNotFoundError, ValueError), match=f"use 'hf://{name}'"):
         keras_vit.ViT_B16(weights=name)
 
 

@@ -1,4 +1,4 @@
-"""From a trained model to what production runs."""
+"""Export, serve and quantize trained models, and query servers."""
 
 from typing import TYPE_CHECKING
 

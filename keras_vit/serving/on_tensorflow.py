@@ -1,8 +1,8 @@
-"""Exports of models from JAX and torch: by TensorFlow, in a process of its own.
+"""Export models from JAX and torch with TensorFlow, in a separate process.
 
-A `.keras` file is the same on every backend, so the model is saved, loaded under
-TensorFlow and exported there. Keras's own exporters from JAX and torch need jax2tf and
-torch-xla, and the latter fixes the batch size (keras#20685).
+A `.keras` file works on every backend, so the model is saved, then loaded and exported
+with TensorFlow. Keras's exporters from JAX and torch require jax2tf and torch-xla, and
+the latter fixes the batch size (keras#20685).
 """
 
 import functools
@@ -21,7 +21,7 @@ import keras
 
 Exporter = TypeVar("Exporter", bound=Callable[..., Any])
 MODEL, CALL, RESULT = "model.keras", "call.pickle", "result.pickle"
-# The CPU: JAX reserves most of a GPU's memory for itself.
+# Uses the CPU, because JAX reserves most of a GPU's memory.
 ENVIRONMENT = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
 SCRIPT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -61,7 +61,7 @@ def _run(model: keras.Model, call: tuple[Any, ...]) -> Any:
         result = Path(folder, RESULT)
         if not result.exists():
             raise RuntimeError(
-                "Cannot export under TensorFlow: its process ended with code "
+                "Cannot export with TensorFlow: its process ended with code "
                 f"{done.returncode}. {done.stderr.strip()[-500:]}"
             )
         value = pickle.loads(result.read_bytes())
@@ -71,7 +71,7 @@ def _run(model: keras.Model, call: tuple[Any, ...]) -> Any:
 
 
 def main(folder: str) -> None:
-    """Makes the call that another process left in a folder."""
+    """Makes the call that the parent process stored in a folder."""
     module, name, args, kwargs = pickle.loads(Path(folder, CALL).read_bytes())
     value: Any
     try:

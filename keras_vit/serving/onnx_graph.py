@@ -1,8 +1,8 @@
-"""What is put right in ONNX graphs: two libraries' gaps, and names.
+"""Fixes for ONNX graphs: gaps in two libraries, and the name of the batch dimension.
 
-tf2onnx does not know TensorFlow's Erfc, which the exact GELU is made of. ONNX Runtime
-1.31 fuses a padding by zeros into the maximum that reads it, which pads by minus
-infinity: another network, where a BiT's root is negative at its edge.
+tf2onnx does not support TensorFlow's Erfc, which the exact GELU uses. ONNX Runtime 1.31
+fuses zero padding into a following MaxPool, which pads with minus infinity. The result
+differs if a BiT's root has negative values at its edge.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 
 @functools.cache
 def know_erfc() -> None:
-    """Teaches tf2onnx that erfc(x) = 1 - erf(x)."""
+    """Registers erfc(x) = 1 - erf(x) with tf2onnx."""
     import numpy as np
     from tf2onnx import utils
     from tf2onnx.handler import tf_op
@@ -41,9 +41,9 @@ def know_erfc() -> None:
 
 
 def mend(path: Path) -> None:
-    """Calls the batch "batch", and keeps paddings apart from the maxima after them.
+    """Names the batch dimension "batch", and keeps Pad and MaxPool nodes from fusing.
 
-    A maximum of one tensor, which is that tensor, stands between: it is not fused.
+    A Max node with one input, which is an identity, is inserted between them.
     """
     import onnx
 

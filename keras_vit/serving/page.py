@@ -1,4 +1,4 @@
-"""The page at a server's root: status, signatures, and a form for one image."""
+"""The page at the root of a server: status, signatures, and a form for one image."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -16,12 +16,12 @@ CLASSIFIES = "image_bytes"
 def html(name: str, servable: Servable) -> str:
     """Renders the page of the version that is served.
 
-    Exports whose signatures include "image_bytes" have the form; with "attention" it
-    shows where the model looked (D.8).
+    The page has the form if the export has the signature "image_bytes". With
+    "attention", it also shows the attention rollout (D.8).
 
     Args:
-        name: the model's, in its address.
-        servable: the version.
+        name: name of the model in URLs.
+        servable: version that is served.
     """
     signatures = servable.signatures
     return render(
@@ -34,9 +34,9 @@ def html(name: str, servable: Servable) -> str:
         state="AVAILABLE",
         classifies=CLASSIFIES in signatures,
         signatures=[
-            (key, _listed(told.inputs), _listed(told.outputs))
-            for key, told in sorted(signatures.items())
-            if not key.startswith("__")  # TensorFlow's own.
+            (key, _listed(signature.inputs), _listed(signature.outputs))
+            for key, signature in sorted(signatures.items())
+            if not key.startswith("__")  # TensorFlow's internal signatures.
         ],
         data={
             "name": name,
@@ -48,10 +48,10 @@ def html(name: str, servable: Servable) -> str:
 
 
 def _crop(servable: Servable) -> float | None:
-    """The share of an image's sides that the model is given; None: all of it."""
+    """Returns the share of an image's sides in the central crop; None: no crop."""
     try:
         return read_facts(servable.folder).preprocessing.crop
-    except ValueError:  # Of a different exporter.
+    except ValueError:  # A different library exported it.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Whether an exported file says what the Keras model says."""
+"""Compare the outputs of an exported file with those of the Keras model."""
 
 import subprocess
 import sys
@@ -14,15 +14,15 @@ from keras_vit.serving import isolated_run
 def run_fresh(
     kind: str, path: Path, given: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What a file says of arrays, in a process of its own that never imports Keras.
+    """Computes a file's outputs for arrays, in a new process without Keras.
 
     Args:
-        kind: see `isolated_run.KINDS`: what runs the file.
+        kind: key of `isolated_run.KINDS`, which selects the runtime.
         path: path of the file or folder.
-        given: what `fresh` takes for this kind.
+        given: arrays that `isolated_run` expects for this kind.
 
     Raises:
-        ValueError: if the process fails, with its last line.
+        ValueError: if the process fails, with the last line of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, "in.npz"), Path(folder, "out.npz")
@@ -38,10 +38,10 @@ def run_fresh(
         ]
         done = subprocess.run(list(map(str, script)), capture_output=True, text=True)
         if done.returncode:
-            told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
             raise ValueError(
                 f"Expected {path} to run in a process without Keras. Received: "
-                f"{told[-1]}"
+                f"{lines[-1]}"
             )
         with np.load(outputs) as found:
             return dict(found)
@@ -50,10 +50,10 @@ def run_fresh(
 def largest_difference(
     what: str, found: np.ndarray, expected: np.ndarray, tolerance: float
 ) -> float:
-    """The largest absolute difference, if it is within `tolerance`.
+    """Returns the largest absolute difference, which must be within `tolerance`.
 
     Raises:
-        ValueError: if it is not, or the shapes differ, or a number is none.
+        ValueError: if it exceeds `tolerance`, the shapes differ, or a value is NaN.
     """
     if found.shape != expected.shape:
         raise ValueError(
@@ -61,7 +61,7 @@ def largest_difference(
             f"Received: {found.shape} from the exported file; nothing was written"
         )
     difference = float(np.abs(found - expected).max(initial=0.0))
-    if not difference <= tolerance:  # NaN is not.
+    if not difference <= tolerance:  # Also true for NaN.
         raise ValueError(
             f"Expected {what} within {tolerance:.0e} of Keras's. Received: a "
             f"difference of {difference:.2e} from the exported file; nothing was "

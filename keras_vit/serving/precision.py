@@ -1,7 +1,4 @@
-"""A model in the numbers that it is served in: float32, or int8.
-
-Int8 is Keras's.
-"""
+"""Convert a model to the precision in which it is served: float32, or Keras's int8."""
 
 import dataclasses
 import math
@@ -15,16 +12,16 @@ from keras_vit.models.transfer import merge_lora
 
 __all__ = ["Quantized", "in_policy", "quantize"]
 
-# A score p moves by p (1 - p) <= 1/4 of an error in logits: this is one of 0.8. Sound
-# int8 files were 0.05 off (240 photos of a ViT-S/14), a broken one 0.28.
+# A logit error changes a score p by at most p (1 - p) <= 1/4 of it, so this allows 0.8.
+# Correct int8 files differed by 0.05 (240 photos, a ViT-S/14), a broken one by 0.28.
 INT8 = 0.2
 
 
 def in_float32(model: keras.Model) -> keras.Model:
-    """The model itself, or one that computes in float32 what it was trained to.
+    """Returns a model that computes in float32, or the model itself if it does already.
 
-    Of mixed precision the float32 weights are taken, and LoRA is merged. A quantized
-    model is left as it is.
+    A model in mixed precision keeps its float32 weights, and LoRA is merged. A
+    quantized model is returned unchanged.
     """
     if quantized(model):
         return model
@@ -35,11 +32,11 @@ def in_float32(model: keras.Model) -> keras.Model:
 
 
 def in_policy(model: keras.Model, policy: str) -> keras.Model:
-    """A copy of a model with its weights in another of Keras's dtype policies.
+    """Returns a copy of a model with its weights in a different Keras dtype policy.
 
     Args:
         model: a model of this library.
-        policy: see `keras.dtype_policies.get`: "float32", "mixed_bfloat16".
+        policy: see `keras.dtype_policies.get`, such as "float32" or "mixed_bfloat16".
 
     Returns:
         The copy.
@@ -47,7 +44,7 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
 
     def like(layer: keras.layers.Layer) -> keras.layers.Layer:
         config: dict[str, Any] = layer.get_config()
-        if isinstance(layer, keras.layers.Layer):  # And no bare operation.
+        if isinstance(layer, keras.layers.Layer):  # Not an operation.
             config["dtype"] = policy
         return layer.__class__.from_config(config)
 
@@ -58,11 +55,11 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """What `quantize` did.
+    """The result of `quantize`.
 
     Attributes:
-        parameters: how many are int8 now.
-        total: how many the model has.
+        parameters: number of parameters that are now int8.
+        total: number of parameters of the model.
     """
 
     parameters: int
@@ -76,21 +73,19 @@ class Quantized:
 
 
 def quantize(model: keras.Model) -> Quantized:
-    """Puts a model's Dense kernels in int8, in place.
+    """Quantizes a model's Dense kernels to int8 in place, with Keras's `quantize`.
 
-    Keras's `model.quantize("int8")` does it.
-
-    That is every matrix of the Transformer and the head; images' patches, the
-    convolutions of hybrids and ResNets, positions and norms stay as they are.
+    These are all matrices of the Transformer and the head. The patch embedding, the
+    convolutions of hybrids and ResNets, positions and norms are not changed.
 
     Args:
         model: a model of this library.
 
     Returns:
-        A `Quantized`, with how many parameters that was of.
+        A `Quantized`, with the number of quantized parameters.
 
     Raises:
-        ValueError: if the model has LoRA or is quantized.
+        ValueError: if the model has LoRA or is already quantized.
     """
     check_unadapted(model, "save it and load it without, then quantize")
     total = model.count_params()

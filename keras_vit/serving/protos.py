@@ -1,4 +1,4 @@
-"""TensorFlow Serving's protos to arrays and back, without trusting their lengths."""
+"""Convert TensorFlow Serving's protos to arrays and back; sizes are checked."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,17 +23,17 @@ VALUES = {  # TensorProto's field for each dtype, as Tensor::AsProtoField fills 
 def parse(
     request: Any, dtypes: Mapping[str, np.dtype], max_bytes: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The inputs of a PredictRequest as arrays; strings are `object`.
+    """Converts the inputs of a PredictRequest to arrays; strings are `object`.
 
     Args:
         request: the proto.
         dtypes: dtypes of the signature's inputs, by name.
-        max_bytes: limit of an array; a tensor of one value may be told to have any
-            shape.
+        max_bytes: maximum size of an array; a proto with a single value can declare
+            any shape.
 
     Raises:
-        Refused: INVALID_ARGUMENT, for other names or dtypes, and for a tensor that is
-            not what its shape says.
+        Refused: INVALID_ARGUMENT, if names or dtypes differ, or the values of a tensor
+            do not match its shape.
     """
     if set(request.inputs) != set(dtypes):
         raise invalid(
@@ -70,15 +70,15 @@ def _array(proto: Any, dtype: np.dtype, name: str, max_bytes: int | None) -> np.
         raise invalid(f"Expected a shape of input {name!r}. Received: {shape}")
     count = 1
     for length in shape:
-        count *= length  # Python's, which has no largest.
+        count *= length  # Python's integers do not overflow.
     if dtype.kind == "O" and count != len(proto.string_val):
         raise invalid(
-            f"Expected as many strings of input {name!r} as its shape {shape} says. "
-            f"Received: {len(proto.string_val)}"
+            f"Expected {count} strings in input {name!r}, according to its shape "
+            f"{shape}. Received: {len(proto.string_val)}"
         )
     if max_bytes is not None and count * dtype.itemsize > max_bytes:
         raise invalid(
-            f"Expected input {name!r} of {max_bytes} bytes at most. "
+            f"Expected input {name!r} of at most {max_bytes} bytes. "
             f"Received: {shape} of {expected.name}"
         )
     try:

@@ -1,7 +1,7 @@
-"""One call from a trained model to a folder that TensorFlow Serving runs.
+"""Export a trained model to a folder that TensorFlow Serving can serve.
 
-Glossary of shapes: B images of a request, H, W, C what the model takes, h, w any size,
-K classes, k of them told, D the features' width.
+Glossary of shapes: B images of a request, H, W, C the model's input, h, w any size,
+K classes, k of them returned, D the width of features.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ FACTS = "facts.json"  # An asset of the SavedModel.
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export` wrote.
+    """The result of `export`.
 
     Attributes:
-        path: the version's folder.
-        differences: the largest difference from Keras of each signature's numbers, in a
-            process without Keras.
-        preprocessing: how images become input, in the graph.
-        omitted: the signatures that the model cannot have, each with the reason.
+        path: folder of the version.
+        differences: largest difference from Keras for each output of each signature,
+            measured in a process without Keras.
+        preprocessing: preprocessing of images in the graph.
+        omitted: signatures that the model does not support, each with the reason.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Exported:
         size = sum(file.stat().st_size for file in files) / 2**20
         lines = [f"{self.path}: {size:.1f} MiB, SavedModel"]
         lines += [f"preprocessing: {self.preprocessing}", ""]
-        lines += ["largest difference from Keras, in a process without it:"]
+        lines += ["largest difference from Keras, in a process without Keras:"]
         lines += [f"  {name:24} {off:.1e}" for name, off in self.differences.items()]
         lines += [
             f"without the signature {name}: {reason}"
@@ -80,59 +80,61 @@ def export(
     overwrite: bool = False,
     verbose: bool = True,
 ) -> Exported:
-    """Writes `path/VERSION/`, a SavedModel with everything inside, and proves it.
+    """Writes a SavedModel for TensorFlow Serving to `path/VERSION/`, and verifies it.
 
-    The layout and warm-up are TensorFlow Serving's.
-
-    Preprocessing is evaluation's, labels and the softmax are in the graph, warm-up
-    requests are next to it. The signatures, which all take batches of any size:
+    The layout and the warm-up requests follow TensorFlow Serving. The graph includes
+    the preprocessing of evaluation, the labels and the softmax. All signatures accept
+    batches of any size:
 
     - "image_bytes", and `serving_default`: `image_bytes` string [B], each a JPEG, PNG,
       GIF (the first frame), BMP or WebP -> `classes` string [B, k] and `scores` float32
       [B, k], the greatest first, `status` string [B].
     - "images": `images` uint8 [B, h, w, C] -> `classes`, `scores`; and
-      `images_float32`: `images` float32 [B, H, W, C], scaled as for the model ->
-      `classes`, `scores`, and `logits` [B, K], the model's own output.
-    - "features": `image_bytes` -> `features` float32 [B, D], what the head reads (4.1),
+      `images_float32`: `images` float32 [B, H, W, C], scaled for the model ->
+      `classes`, `scores`, and `logits` [B, K], the model's output.
+    - "features": `image_bytes` -> `features` float32 [B, D], the head's input (4.1),
       `status`.
     - "attention": `image_bytes` -> `attention` float32 [B, rows, columns], attention
       rollout (D.8) over the patches, `status`.
 
-    It is renamed into place after a process that imports TensorFlow alone has run every
-    signature on `samples` and said what Keras says, to 1e-5 (in half precision 5e-3).
+    The folder gets its name after every signature has been run on `samples`, in a
+    process that imports only TensorFlow, with outputs within 1e-5 of Keras's (5e-3 in
+    half precision).
 
-    On JAX and torch a process with TensorFlow exports the model from a `.keras` file.
+    On JAX and torch, a separate TensorFlow process exports the model from a `.keras`
+    file.
 
     Args:
-        model: a classifier of this library, of logits or probabilities [B, K].
-        path: the folder of its versions, `model_base_path` to TensorFlow Serving.
-        labels: K names; default: the model's own, else ImageNet's for 1000 classes,
-            else "class 0" and on.
-        signatures: names of `SIGNATURES` [default: all that the model can have; a
-            ResNet and axial attention have no rollout, and `Exported.omitted` has the
-            reason].
-        preprocessing: how images become input; default: the model's own, else the
-            paper's.
-        top_k: how many classes are told; at most K are.
-        on_bad_image: "status" says what is wrong with an image in its `status`, its
-            names and numbers are empty and 0; "fail" fails its batch and names it.
-        max_pixels: the largest H * W that is decoded. The drawn samples have up to
+        model: a classifier of this library that returns logits or probabilities
+            [B, K].
+        path: folder of the versions, TensorFlow Serving's `model_base_path`.
+        labels: K names; default: the model's labels, else ImageNet's for 1000 classes,
+            else "class 0", "class 1", ...
+        signatures: names from `SIGNATURES`; default: all that the model supports. A
+            ResNet and axial attention have no rollout; `Exported.omitted` contains the
+            reason.
+        preprocessing: preprocessing of images; default: the model's, else the paper's.
+        top_k: number of returned classes, at most K.
+        on_bad_image: handling of an unreadable image. With "status", its `status`
+            contains the reason, its names are empty and its numbers 0. With "fail", the
+            whole batch fails with an error that names the image.
+        max_pixels: largest H * W that is decoded. The synthetic samples have up to
             twice the model's.
-        samples: encoded images to prove it on and to warm it up with [default: four
-            drawn ones].
-        version: a positive number [default: the one after the last].
-        overwrite: whether to replace a version that is there. A server that has loaded
-            it does not look again: a new version is the better way.
-        verbose: whether to print what was written.
+        samples: encoded images for the verification and the warm-up; default: four
+            synthetic images.
+        version: a positive number; default: the number after the last.
+        overwrite: whether to replace an existing version. A server that has loaded the
+            version does not reload it, so prefer a new version.
+        verbose: whether to print a summary of the export.
 
     Returns:
         An `Exported`, with the folder and the differences.
 
     Raises:
-        ValueError: if the model has no head or is for images of any size, an argument
-            is impossible, the version is there, or the exported model says something
-            else than Keras.
-        OSError: if the folder cannot be written; nothing is left of it then.
+        ValueError: if the model has no head or accepts images of any size, an argument
+            is invalid, the version exists, or the exported model's outputs differ from
+            Keras's.
+        OSError: if the folder cannot be written. No partial folder is left.
     """
     check_one_size(model)
     model = merge_lora(model)
@@ -165,14 +167,13 @@ def read_facts(path: str | os.PathLike[str]) -> Facts:
     """Reads the facts of a model that was exported for TensorFlow Serving.
 
     Args:
-        path: a version's folder, `Exported.path`.
+        path: folder of a version, `Exported.path`.
 
     Returns:
-        The config, the preprocessing, the labels and the provenance of the model that
-        was exported.
+        The config, preprocessing, labels and provenance of the exported model.
 
     Raises:
-        ValueError: if there is no such file in the folder, or it is damaged.
+        ValueError: if the folder does not contain the facts, or they are damaged.
     """
     file = Path(path) / "assets" / FACTS
     try:
@@ -185,7 +186,7 @@ def read_facts(path: str | os.PathLike[str]) -> Facts:
 
 
 def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
-    """Where a version goes: a new number, or one that may be replaced."""
+    """Returns the folder of the version: a new one, or one that may be replaced."""
     if path.exists() and not path.is_dir():
         raise ValueError(
             f"Expected a folder for the versions. Received: {path}, which is a file"
@@ -199,15 +200,16 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
         )
     if version in there and not overwrite:
         raise ValueError(
-            f"Expected a new version in {path}. Received: version={version}, which is "
-            "there. Leave version out for the next one, or overwrite=True"
+            f"Expected a new version in {path}. Received: version={version}, which "
+            "already exists. Omit version to use the next number, or use "
+            "overwrite=True"
         )
     return path / str(version)
 
 
 @contextlib.contextmanager
 def _as_oserror() -> Iterator[None]:
-    """What TensorFlow's file system reports, as Python's own does."""
+    """Converts errors of TensorFlow's file system to OSError."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -217,7 +219,7 @@ def _as_oserror() -> Iterator[None]:
 
 
 def _write(served: Served, inputs: Mapping[str, tf.TensorSpec], folder: Path) -> None:
-    """The SavedModel of these signatures, with its labels as an asset."""
+    """Writes the SavedModel of these signatures, with its labels as an asset."""
     functions = {
         name: tf.function(
             getattr(served, name), input_signature=[spec], autograph=False

@@ -1,10 +1,10 @@
 """TensorFlow Serving's messages and methods, without its package of stubs.
 
-tensorflow-serving-api requires a TensorFlow of its own version, so pip would replace
-the TensorFlow that is installed. The few messages that are needed are built here when
-they are first used, for whichever protobuf is installed. They are in a pool of their
-own, next to which tensorflow-serving-api can be imported. Names and field numbers are
-those of tensorflow/serving's `apis/*.proto`; other fields are kept as unknown ones.
+tensorflow-serving-api requires a specific TensorFlow version, so pip would replace the
+installed TensorFlow. The few messages that are needed are built here on first use, with
+the installed protobuf. They are in a separate pool, so tensorflow-serving-api can also
+be imported. Names and field numbers are those of tensorflow/serving's `apis/*.proto`.
+Other fields are kept as unknown fields.
 """
 
 import functools
@@ -34,8 +34,8 @@ _STATES = {  # apis/get_model_status.proto
     "UNLOADING": 40,
     "END": 50,
 }
-# Fields by number: name and type. `repeated T`, `map T` (of string keys), and
-# `oneof T`, where the fields of a message exclude each other.
+# Fields by number: name and type. `repeated T`, `map T` (with string keys), and
+# `oneof T` for the fields of a message that exclude each other.
 _MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
     "ModelSpec": {  # apis/model.proto
         1: ("name", "string"),
@@ -91,13 +91,13 @@ AVAILABLE = _STATES["AVAILABLE"]
 
 @functools.cache
 def message(name: str) -> Any:
-    """The class of a message, e.g. "PredictRequest"."""
+    """Returns the class of a message, e.g. "PredictRequest"."""
     descriptor = _pool().FindMessageTypeByName(f"{PACKAGE}.{name}")
     return message_factory.GetMessageClass(descriptor)
 
 
 def call(channel: Any, service: str, method: str) -> Any:
-    """A method of a server behind a gRPC channel."""
+    """Returns a callable for a method of the server at a gRPC channel."""
     return channel.unary_unary(
         f"/{PACKAGE}.{service}/{method}",
         request_serializer=message(f"{method}Request").SerializeToString,
@@ -106,10 +106,10 @@ def call(channel: Any, service: str, method: str) -> Any:
 
 
 def handler(service: str, answers: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
-    """A gRPC handler of a service: its methods by name, of a context, in bytes.
+    """Returns a gRPC handler of a service, with its methods by name.
 
-    On the wire a stream of one message is a message. Unlike a message, it is read when
-    the method says so.
+    A method is registered with a stream of requests. On the wire, a stream of one
+    message equals a single message, but the method decides when it is read.
     """
     import grpc
 
@@ -123,7 +123,7 @@ def handler(service: str, answers: Mapping[str, Callable[[Any, Any], Any]]) -> A
 
 
 def assign(proto: Any, other: Any) -> None:
-    """Sets a message to one of the same type that is of TensorFlow's own pool."""
+    """Sets a message to one of the same type from TensorFlow's pool."""
     proto.ParseFromString(other.SerializeToString())
 
 

@@ -1,7 +1,7 @@
-"""One version of an exported model, ready to run: TensorFlow Serving's servable.
+"""A loaded version of an exported model, TensorFlow Serving's servable.
 
-It is read as the server reads it, from `PATH/VERSION/`, without Keras: signatures by
-their names from the SavedModel's own MetaGraphDef, and warm-up requests played first.
+It is loaded from `PATH/VERSION/` without Keras, as by TensorFlow Serving: signatures
+come from the SavedModel's MetaGraphDef, and warm-up requests are played first.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from keras_vit.data import decoding
 from keras_vit.serving import protos, schema, warmup
 from keras_vit.serving.errors import Refused, invalid
 
-CODES = {  # Of tf.errors, to gRPC's names.
+CODES = {  # Codes of tf.errors to gRPC's names.
     getattr(tf.errors, name): name
     for name in (
         *("CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
@@ -26,33 +26,33 @@ CODES = {  # Of tf.errors, to gRPC's names.
         *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE"),
     )
 }
-DEFAULT = "serving_default"  # The signature where none is named.
-PART_IMAGES = 32  # Of a request, run together: the client's batch_size.
-PART_PIXELS = 2**24  # 48 MiB decoded.
+DEFAULT = "serving_default"  # The signature of a request that names none.
+PART_IMAGES = 32  # Images that run together; the client's default batch_size.
+PART_PIXELS = 2**24  # 48 MiB when decoded.
 _queues = itertools.count()
 Function = Callable[..., Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How requests are gathered, in the words of TensorFlow Serving's parameters."""
+    """Options of batching requests, named as TensorFlow Serving's parameters."""
 
     max_batch_size: int = 32  # Images that run at once.
-    batch_timeout_micros: int = 2000  # How long the first of them waits for others.
-    max_enqueued_batches: int = 100  # Beyond these a request is UNAVAILABLE.
-    num_batch_threads: int = 1  # Batches that run side by side.
+    batch_timeout_micros: int = 2000  # Time that the first image waits for others.
+    max_enqueued_batches: int = 100  # Further requests are UNAVAILABLE.
+    num_batch_threads: int = 1  # Batches that run in parallel.
 
 
 class Servable:
-    """A SavedModel's signatures.
+    """The signatures of a SavedModel.
 
     Args:
-        path: a folder with a folder for each version, 1, 2, ..., as `export` writes.
-        version: the one to load; the newest by default.
-        batching: gathers the requests of concurrent callers; none by default.
+        path: folder with a subfolder for each version, 1, 2, ..., as `export` writes.
+        version: version to load; default: the newest.
+        batching: options for batching concurrent requests; default: no batching.
 
     Raises:
-        ValueError: if there is no such version, or it holds no SavedModel.
+        ValueError: if there is no such version, or it does not contain a SavedModel.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Servable:
         }
 
     def inputs(self, signature: str) -> dict[str, Any]:
-        """Names and TensorInfos of what a signature takes.
+        """Returns the names and TensorInfos of a signature's inputs.
 
         Raises:
             Refused: FAILED_PRECONDITION, if there is no such signature.
@@ -86,7 +86,7 @@ class Servable:
         return dict(self.signatures[signature].inputs)
 
     def dtypes(self, signature: str) -> dict[str, np.dtype]:
-        """`inputs` as NumPy has it: strings are `object`."""
+        """Returns the NumPy dtypes of a signature's inputs; strings are `object`."""
         return {
             name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype)
             for name, info in self.inputs(signature).items()
@@ -98,17 +98,17 @@ class Servable:
         inputs: Mapping[str, np.ndarray],
         outputs: Iterable[str] = (),
     ) -> dict[str, np.ndarray]:
-        """Outputs by name; `outputs` are those wanted, all by default.
+        """Runs a signature; returns the requested `outputs` by name, default: all.
 
         Raises:
-            Refused: with the reason, for whatever the signature does not take.
+            Refused: with the reason, if the signature does not accept the inputs.
         """
         self._check(signature, inputs)
-        told = self.signatures[signature].outputs
-        wanted = list(outputs) or sorted(told)
-        if not set(wanted) <= set(told):
+        known = self.signatures[signature].outputs
+        wanted = list(outputs) or sorted(known)
+        if not set(wanted) <= set(known):
             raise invalid(
-                f"Expected outputs of {sorted(told)}. Received: {sorted(wanted)}"
+                f"Expected outputs of {sorted(known)}. Received: {sorted(wanted)}"
             )
         try:
             found = self._functions[signature](
@@ -136,25 +136,25 @@ class Servable:
                 )
             if not shape.is_compatible_with(given.shape) or 0 in given.shape:
                 raise invalid(
-                    f"Expected input {name!r} of shape {shape}, none of them 0. "
+                    f"Expected input {name!r} of shape {shape}, without a side of 0. "
                     f"Received: {given.shape}"
                 )
 
     def parts(
         self, signature: str, inputs: Mapping[str, np.ndarray]
     ) -> list[dict[str, np.ndarray]]:
-        """A request as several that run one after the other, in order.
+        """Divides a request into parts that run one after another.
 
-        Each has `PART_IMAGES` images and `PART_PIXELS` of encoded ones at most, or is
-        one image. Only signatures whose inputs and outputs have a free first dimension
-        are divided, and no request of more than a batch, which is refused whole.
+        A part has at most `PART_IMAGES` images and `PART_PIXELS` encoded pixels, or is
+        a single image. A request is not divided if an input or output has a fixed first
+        dimension, or if it is larger than a batch: batching refuses it as a whole.
 
         Raises:
-            Refused: if the signature does not take the inputs.
+            Refused: if the signature does not accept the inputs.
         """
         self._check(signature, inputs)
-        told = self.signatures[signature]
-        infos = [*told.inputs.values(), *told.outputs.values()]
+        described = self.signatures[signature]
+        infos = [*described.inputs.values(), *described.outputs.values()]
         count = len(next(iter(inputs.values()))) if _is_per_row(infos) else 1
         if count < 2 or len({len(value) for value in inputs.values()}) > 1:
             return [dict(inputs)]
@@ -169,7 +169,7 @@ class Servable:
     def _batches(
         self, inputs: Mapping[str, np.ndarray]
     ) -> Iterator[Mapping[str, np.ndarray]]:
-        """A request as those that batching takes: of max_batch_size at most."""
+        """Divides a request into parts of at most max_batch_size, for batching."""
         lengths = {len(value) if value.ndim else 0 for value in inputs.values()}
         count = max(lengths, default=0)
         most = self._batching.max_batch_size if self._batching else count
@@ -181,10 +181,10 @@ class Servable:
             yield {name: value[part] for name, value in inputs.items()}
 
     def warm_up(self) -> int:
-        """Plays the warm-up requests; returns how many there are.
+        """Runs the warm-up requests and returns their number.
 
         Raises:
-            ValueError: if one is no PredictionLog of a predict, or fails.
+            ValueError: if a record is not a PredictionLog of Predict, or fails.
         """
         from google.protobuf.message import DecodeError
 
@@ -210,7 +210,7 @@ class Servable:
 
 
 def version_folder(path: Path, version: int | None) -> Path:
-    """`PATH/VERSION`, the newest by default."""
+    """Returns `PATH/VERSION`; default: the newest version."""
     found = sorted(
         int(folder.name)
         for folder in (path.iterdir() if path.is_dir() else ())
@@ -220,17 +220,17 @@ def version_folder(path: Path, version: int | None) -> Path:
         raise ValueError(
             f"Expected {path}/VERSION/saved_model.pb. Received: "
             + (f"version={version}, of {found}" if found else "no version there")
-            + ". keras-vit export MODEL OUT --format savedmodel writes one"
+            + ". To write one, run `keras-vit export MODEL OUT --format savedmodel`"
         )
     return path / str(found[-1] if version is None else version)
 
 
 def batched(function: Any, batching: Batching, name: str) -> Function:
-    """A signature whose concurrent calls run together: TensorFlow's batch scheduler.
+    """Returns a signature that batches concurrent calls with TensorFlow's scheduler.
 
-    It is the kernel of TensorFlow Serving's batching. Only what can be put together is:
-    a signature whose inputs have a free first dimension alone. A request of more than
-    a batch is refused, as there.
+    TensorFlow Serving uses the same kernel for batching. A signature is batched only if
+    the first dimension of its inputs is free and all others are fixed. As in TensorFlow
+    Serving, a request that is larger than a batch is refused.
     """
     names = sorted(function.structured_input_signature[1])
     specs = [function.structured_input_signature[1][name] for name in names]
@@ -252,7 +252,7 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
 
     @tf.function(input_signature=specs, autograph=False)
     def call(*inputs: Any) -> dict[str, Any]:
-        # Queues are told apart by their scope's name, in all of the process.
+        # TensorFlow identifies queues by scope name, in the whole process.
         with tf.name_scope(f"{name}_{next(_queues)}"):
             return dict(zip(outputs, together(*inputs), strict=True))
 
@@ -261,13 +261,13 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
 
 
 def _is_per_row(infos: Iterable[Any]) -> bool:
-    """Whether tensors have a row for each image of a request."""
+    """Returns whether tensors have a row for each image of a request."""
     shapes = [tf.TensorShape(info.tensor_shape) for info in infos]
     return bool(shapes) and all(shape.rank and shape[0] is None for shape in shapes)
 
 
 def _pixels_of(values: np.ndarray) -> np.ndarray | int:
-    """Pixels of each encoded image by its header; 0 of other values."""
+    """Returns the pixels of each encoded image from its header; 0 for other values."""
     if values.dtype.kind != "O" or values.ndim != 1:
         return 0
     return np.array([_pixels(value) for value in values])
@@ -276,7 +276,7 @@ def _pixels_of(values: np.ndarray) -> np.ndarray | int:
 def _pixels(value: bytes) -> int:
     try:
         return int(_header_pixels(tf.constant(value)))
-    except tf.errors.OpError:  # No image: nothing will be decoded.
+    except tf.errors.OpError:  # Not an image: nothing will be decoded.
         return 0
 
 
@@ -286,7 +286,7 @@ def _header_pixels(encoded: Any) -> Any:
 
 
 def _divided(pixels: Sequence[int]) -> Iterator[slice]:
-    """Places of images that run together."""
+    """Yields the slices of images that run together."""
     start, held = 0, 0
     for place, count in enumerate(pixels):
         held += count
@@ -297,7 +297,7 @@ def _divided(pixels: Sequence[int]) -> Iterator[slice]:
 
 
 def _signature_defs(folder: Path) -> dict[str, Any]:
-    """The signatures of the graph that TensorFlow Serving loads, of the tag "serve"."""
+    """Returns the signatures of the graph with the tag "serve"."""
     model = saved_model_pb2.SavedModel.FromString(
         (folder / "saved_model.pb").read_bytes()
     )
@@ -308,6 +308,6 @@ def _signature_defs(folder: Path) -> dict[str, Any]:
 
 
 def _first_sentence(message: str) -> str:
-    """An error without the trace before it and the place in the graph after it."""
+    """Returns an error message without its stack trace and its graph node."""
     lines = message.split("[[{{node")[0].splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "an error")

@@ -1,6 +1,6 @@
-"""The signatures of an exported model (what each takes and says is in `export`).
+"""The signatures of an exported model; `export` documents their inputs and outputs.
 
-Glossary of shapes: B images of a request, H, W, C what the model takes, K classes.
+Glossary of shapes: B images of a request, H, W, C the model's input, K classes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ SIGNATURES = ("image_bytes", "images", "features", "attention")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model and what stands around it in a graph: the signatures are methods."""
+    """A model with its preprocessing and labels in a graph; signatures are methods."""
 
     model: keras.Model
     labels: tuple[str, ...]
@@ -56,7 +56,7 @@ class Served:
         return int(self.model.input_shape[-1])
 
     def inputs(self, chosen: Sequence[str]) -> dict[str, tf.TensorSpec]:
-        """What each signature takes; `serving_default` is the first of them."""
+        """Returns each signature's input; `serving_default` equals the first one."""
         height, width, channels = self.model.input_shape[1:]
         encoded = tf.TensorSpec([None], tf.string, "image_bytes")
         pixels = tf.TensorSpec([None, None, None, channels], tf.uint8, "images")
@@ -83,13 +83,13 @@ class Served:
         return traced
 
     def classify(self, images: Any) -> dict[str, Any]:
-        """Names and scores of images scaled as for the model."""
+        """Returns class names and scores of images that are scaled for the model."""
         scores = graph.probabilities(self.model, self.logits(images))
         top_k = min(self.top_k, len(self.labels))
         return graph.best(scores, self.labels, top_k)
 
     def read(self, encoded: Any) -> tuple[Any, Any]:
-        """Encoded images as the model takes them, and each one's status."""
+        """Decodes and prepares encoded images; returns them and their statuses."""
         images, status = graph.decode_each(
             encoded,
             self.image_size,
@@ -131,19 +131,19 @@ class Served:
 
 
 def features_of(model: keras.Model) -> keras.Model:
-    """From images to what the head reads (4.1)."""
+    """Returns the model from images to the input of the head (4.1)."""
     return keras.Model(model.input, graph.head_of(model).input)
 
 
 def chosen_of(
     model: keras.Model, signatures: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The signatures to write, and why those are left out that a model cannot have.
+    """Returns the signatures to write, and the omitted ones with the reason.
 
-    Signatures that are named have to be possible; by default all possible ones are
-    chosen.
+    Requested signatures must be supported by the model. The default is all supported
+    ones.
     """
-    graph.gives_logits(model)  # Raises where there are no classes.
+    graph.gives_logits(model)  # Raises if the model has no classes.
     if signatures is None:
         reason = _why_no_attention(model)
         omitted = {} if reason is None else {"attention": reason}
@@ -151,7 +151,7 @@ def chosen_of(
     unknown = [name for name in signatures if name not in SIGNATURES]
     if unknown or not signatures or isinstance(signatures, str):
         raise ValueError(
-            f"Expected signatures of {', '.join(SIGNATURES)}. Received: "
+            f"Expected a list of signatures of {', '.join(SIGNATURES)}. Received: "
             f"signatures={signatures!r}"
         )
     if "attention" in signatures:
@@ -160,10 +160,10 @@ def chosen_of(
 
 
 def _why_no_attention(model: keras.Model) -> str | None:
-    """The reason why there is nothing to roll out; None where there is.
+    """Returns the reason why a model has no attention rollout, or None if it has one.
 
-    Only axial attention, ResNets and models of other layers have no rollout: any other
-    error is a fault and is raised.
+    Only axial attention, ResNets and models with foreign layers have no rollout. Any
+    other error is raised.
     """
     try:
         _roll_out(model)
@@ -173,5 +173,5 @@ def _why_no_attention(model: keras.Model) -> str | None:
 
 
 def _roll_out(model: keras.Model) -> None:
-    """Attention rollout of symbolic images: raises what a signature of it would."""
+    """Computes the attention rollout of symbolic images, to raise its errors early."""
     rollout(model, keras.KerasTensor((1, *model.input_shape[1:])))

@@ -1,4 +1,4 @@
-"""What a request to a model server needs, and what can become of it."""
+"""The target of requests to a model server, its errors, and the transport protocol."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,31 +7,31 @@ from typing import Any, Protocol
 import numpy as np
 
 SIGNATURES = "image_bytes (also serving_default), images, features, attention"
-TOO_MANY = "larger than maximum"  # Of TensorFlow's batching, and of our server's.
+TOO_MANY = "larger than maximum"  # In errors of TensorFlow's batching and our server.
 
 
 class ServerError(OSError):
-    """A server answered, but not what was asked for.
+    """A server responded, but not with a prediction.
 
-    It was too busy, refused the request, broke as it worked, or is no model server.
+    It was too busy, refused the request, failed, or is not a model server.
     """
 
 
 class RequestRefused(ServerError):
-    """The request itself was refused: the same one will be refused again."""
+    """The server refused the request, so a retry cannot help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A model of a server, and how long and how often to ask for it.
+    """A model on a server, with the timeout and the retries of requests.
 
     Attributes:
-        url: URL of the server, without a "/" at its end.
-        name: the model's.
-        version: a number, a label, or None for what the server takes.
-        timeout: in seconds, for one request with its retries.
-        retries: after the first attempt.
-        headers: sent with every request.
+        url: URL of the server, without a trailing "/".
+        name: name of the model.
+        version: a number, a label, or None for the server's default.
+        timeout: seconds for one request, including its retries.
+        retries: number of attempts after the first.
+        headers: headers of every request.
     """
 
     url: str
@@ -46,93 +46,96 @@ class Target:
         return f"model {self.name!r}{version} at {self.url}"
 
     def unreachable(self, reason: str) -> ConnectionError:
-        """Nobody who speaks the protocol answered."""
+        """Returns the error if no compatible server responded."""
         return ConnectionError(
             f"Expected a server of {self}. Received: {reason} (retries={self.retries}"
-            "). Start one (docs/serving.md), or check host, port and protocol: "
-            "TensorFlow Serving speaks REST (http://) at 8501, gRPC (grpc://) at 8500"
+            "). Start a server (docs/serving.md), or check host, port and protocol. "
+            "TensorFlow Serving uses port 8501 for REST (http://) and 8500 for gRPC "
+            "(grpc://)"
         )
 
     def unavailable(self, reason: str) -> ConnectionError:
-        """UNAVAILABLE, which is nobody there, or a server whose queue is full."""
+        """Returns the error for UNAVAILABLE: no server, or its queue is full."""
         return ConnectionError(
-            f"{self.unreachable(reason)}. One that runs may be full: ask less at once "
-            "(batch_size=), or later"
+            f"{self.unreachable(reason)}. If the server is running, its queue may be "
+            "full. Send fewer images at once (batch_size=), or try again later"
         )
 
     def late(self, asked: str) -> TimeoutError:
-        """The deadline has passed."""
+        """Returns the error for a missed deadline."""
         return TimeoutError(
-            f"Expected an answer of {self} to {asked} within {self.timeout:g} s. "
-            "Received: none. Give it more (timeout=), or less work at once "
+            f"Expected a response from {self} to {asked} within {self.timeout:g} s. "
+            "Received: none. Use a longer timeout=, or send fewer images at once "
             "(batch_size=)"
         )
 
     def refused(self, asked: str, told: str) -> RequestRefused:
-        """The server says that the request is wrong."""
+        """Returns the error for a wrong request."""
         remedy = (
-            "Ask for fewer images at once (batch_size=)"
+            "Send fewer images at once (batch_size=)"
             if TOO_MANY in told
-            else f"keras_vit.serving.export writes {SIGNATURES}; client.metadata() "
-            "tells what this one has"
+            else f"keras_vit.serving.export writes the signatures {SIGNATURES}. "
+            "client.metadata() returns the signatures of this model"
         )
         return RequestRefused(
-            f"Expected {self} to take {asked}. Received: {told}. {remedy}"
+            f"Expected {self} to accept {asked}. Received: {told}. {remedy}"
         )
 
     def unknown(self, asked: str, told: str) -> RequestRefused:
-        """The server has no such model, or not yet."""
+        """Returns the error if the server does not have the model, or not yet."""
         return RequestRefused(
-            f"Expected {self}, for {asked}. Received: {told}. Check name and version, "
-            "and the server's log whether it was loaded"
+            f"Expected {self} to be available for {asked}. Received: {told}. Check "
+            "name and version, and check the server's log to see whether the model was "
+            "loaded"
         )
 
     def busy(self, asked: str, told: str) -> ServerError:
-        """The server says that it has too much to do, or is given too much."""
+        """Returns the error for a busy server or a request that is too large."""
         return ServerError(
-            f"Expected {self} to take {asked}. Received: {told} (retries="
-            f"{self.retries}). Ask less at once (batch_size=), or later"
+            f"Expected {self} to accept {asked}. Received: {told} (retries="
+            f"{self.retries}). Send fewer images at once (batch_size=), or try again "
+            "later"
         )
 
     def forbidden(self, asked: str, told: str) -> ServerError:
-        """Whoever stands before the server wants to know who asks."""
+        """Returns the error for missing or wrong credentials."""
         return ServerError(
-            f"Expected {self} to take {asked}. Received: {told}. "
-            "headers={'authorization': ...} says who asks"
+            f"Expected {self} to accept {asked}. Received: {told}. "
+            "Pass credentials in headers={'authorization': ...}"
         )
 
     def failed(self, asked: str, told: str) -> ServerError:
-        """The server says that something broke as it worked."""
+        """Returns the error for an internal error of the server."""
         return ServerError(
-            f"Expected an answer of {self} to {asked}. Received: {told}. The server's "
-            "log, or that of a proxy before it, tells why"
+            f"Expected a response from {self} to {asked}. Received: {told}. The "
+            "server's log, or that of a proxy, contains the reason"
         )
 
     def garbled(self, asked: str, told: str) -> ServerError:
-        """The answer is none."""
+        """Returns the error for a response in an unexpected format."""
         return ServerError(
-            f"Expected TensorFlow Serving's answer of {self} to {asked}. Received: "
+            f"Expected a TensorFlow Serving response from {self} to {asked}. Received: "
             f"{told}. Check that the URL is a model server's, and that "
             "keras_vit.serving.export wrote the model"
         )
 
 
 class Transport(Protocol):
-    """How a request gets to a server."""
+    """A protocol for sending requests to a server."""
 
     def predict(
         self, signature: str, key: str, values: Sequence[bytes] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Runs a signature on its one input: strings are str objects, numbers float32.
+        """Runs a signature on its only input; returns str objects or float32.
 
         Raises:
-            ConnectionError: if no server answers.
-            TimeoutError: if none does in time.
-            ServerError: if it says that it cannot, or what is no answer.
+            ConnectionError: if no server responds.
+            TimeoutError: if there is no response in time.
+            ServerError: if the server returns an error or an invalid response.
         """
 
     def metadata(self) -> Mapping[str, Any]:
-        """What the server says of the model, in the form of TensorFlow Serving's JSON.
+        """Returns the model's metadata, in the form of TensorFlow Serving's JSON.
 
         Raises:
             ConnectionError: see `predict`.
@@ -145,5 +148,5 @@ class Transport(Protocol):
 
 
 def asking(signature: str, count: int) -> str:
-    """A request, for errors."""
+    """Describes a request in an error message."""
     return f"signature {signature!r} with {count} image{'s' if count != 1 else ''}"

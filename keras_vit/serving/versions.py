@@ -1,4 +1,4 @@
-"""The versions of a folder: the newest that can be loaded is served."""
+"""The versions in a folder; the newest that can be loaded is served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +10,25 @@ Files: TypeAlias = tuple[tuple[str, int, int], ...]  # Name, size and time of ch
 
 
 class Versions:
-    """The newest version of a folder that can be loaded and warmed up.
+    """The newest version in a folder that can be loaded and warmed up.
 
-    One that cannot, as it is half written, is reported and skipped until its files
-    change. `refresh` follows the folder, as TensorFlow Serving's default policy does:
-    the greatest number is served, also after a greater one was removed.
+    A version that cannot be loaded, for example because it is incomplete, is reported
+    and skipped until its files change. `refresh` follows the folder like TensorFlow
+    Serving's default policy: the greatest number is served, also after a greater one is
+    removed.
 
     Args:
-        path: a folder with a folder for each version, 1, 2, ..., as `export` writes.
-        batching: gathers the requests of concurrent callers; none by default.
-        report: called with a sentence for each version that is loaded or skipped later.
+        path: folder with a subfolder for each version, 1, 2, ..., as `export` writes.
+        batching: options for batching concurrent requests; default: no batching.
+        report: function that is called with a message for each version that is loaded
+            or skipped later.
 
     Attributes:
-        current: the version to serve.
-        played: the number of its warm-up requests.
+        current: version to serve.
+        played: number of its warm-up requests.
 
     Raises:
-        ValueError: if there is no version, or none that can be loaded.
+        ValueError: if there are no versions, or none can be loaded.
     """
 
     def __init__(
@@ -43,18 +45,18 @@ class Versions:
             if (servable := self._loaded(version)) is not None:
                 self.current = servable
                 return
-        told = f"{len(self._skipped)} that cannot, as reported"
+        count = f"{len(self._skipped)} that cannot be loaded (see the reports above)"
         raise ValueError(
             f"Expected a version that can be loaded, {path}/VERSION/saved_model.pb. "
-            f"Received: {told if self._skipped else 'no version there'}. "
-            "keras-vit export MODEL OUT --format savedmodel writes one"
+            f"Received: {count if self._skipped else 'no version there'}. To write "
+            "one, run `keras-vit export MODEL OUT --format savedmodel`"
         )
 
     def refresh(self) -> Servable:
-        """The version to serve now.
+        """Returns the version to serve now.
 
-        A version is loaded when its files were the same at two calls, so that one that
-        is being copied is left alone.
+        A version is loaded when its files are unchanged between two calls, so that a
+        version that is being copied is not loaded.
         """
         for version in _numbers(self._path):
             if version == self.current.version:
@@ -67,14 +69,14 @@ class Versions:
             if (servable := self._loaded(version)) is not None:
                 self.current = servable
                 self._report(
-                    f"{servable.folder} is served from now on, warmed up by "
+                    f"{servable.folder} is served from now on, warmed up with "
                     f"{self.played} requests"
                 )
                 break
         return self.current
 
     def _loaded(self, version: int) -> Servable | None:
-        """A version that is ready; None, and a report, if it cannot be."""
+        """Loads and warms up a version; reports it and returns None if that fails."""
         try:
             servable = Servable(self._path, version, self._batching)
             self.played = servable.warm_up()
@@ -82,16 +84,16 @@ class Versions:
         except Exception as error:
             self._skipped[version] = self._seen[version]
             self._report(
-                f"{self._path / str(version)} is skipped, and tried again when its "
-                "files change: expected a whole version, as `keras-vit export` "
-                f"writes. Received: {type(error).__name__}: {error}"
+                f"{self._path / str(version)} is skipped until its files change. "
+                "Expected a complete version, as written by `keras-vit export`. "
+                f"Received: {type(error).__name__}: {error}"
             )
             return None
         return servable
 
 
 def _numbers(path: Path) -> list[int]:
-    """The folders that are named as versions, the newest first."""
+    """Returns the numbers of the version folders, the newest first."""
     folders = path.iterdir() if path.is_dir() else ()
     numbers = (int(at.name) for at in folders if at.name.isdecimal() and at.is_dir())
     return sorted(numbers, reverse=True)
@@ -102,7 +104,7 @@ def _files(path: Path, version: int) -> Files:
     for file in sorted((path / str(version)).rglob("*")):
         try:
             facts = file.stat()
-        except FileNotFoundError:  # Removed meanwhile.
+        except FileNotFoundError:  # Removed in the meantime.
             continue
         found.append((str(file), facts.st_size, facts.st_mtime_ns))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Requests that TensorFlow Serving plays before a version takes traffic."""
+"""Warm-up requests, which TensorFlow Serving runs before it serves a version."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,12 +14,12 @@ FILE = "assets.extra/tf_serving_warmup_requests"
 def write(
     saved: Path, name: str, requests: Iterable[tuple[str, dict[str, Any]]]
 ) -> None:
-    """Writes `FILE`: TFRecords of PredictionLog, as the server reads them.
+    """Writes `FILE`, TFRecords of PredictionLog in TensorFlow Serving's format.
 
     Args:
-        saved: the SavedModel's folder.
-        name: name of the model, in the requests.
-        requests: signature and inputs by name, of each.
+        saved: folder of the SavedModel.
+        name: name of the model in the requests.
+        requests: signature and inputs by name of each request.
     """
     (saved / FILE).parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(saved / FILE)) as writer:

@@ -277,8 +277,8 @@ def test_too_many_requests_are_tried_again_over_http(servers, served):
     [
         ("INVALID_ARGUMENT", "as the test wants it"),
         ("INTERNAL", "as the test wants it.*The server's log"),
-        ("UNAUTHENTICATED", "says who asks"),
-        ("PERMISSION_DENIED", "says who asks"),
+        ("UNAUTHENTICATED", "Pass credentials"),
+        ("PERMISSION_DENIED", "Pass credentials"),
     ],
 )
 def test_what_is_refused_is_not_tried_again(client, served, code, match):
@@ -367,7 +367,7 @@ def nan(scores):
     ("change", "match"),
     [
         (lambda told: {k: v[:-1] for k, v in told.items()}, "2 rows of classes"),
-        (lambda told: {"scores": told["scores"]}, "outputs scores, not classes"),
+        (lambda told: {"scores": told["scores"]}, "outputs scores, without classes"),
         (lambda told: told | {"scores": told["classes"]}, "scores of object"),
         (lambda told: told | {"scores": told["scores"][:, :2]}, r"of shapes \(3, 5\)"),
         (lambda told: told | {"scores": told["scores"][:, 0]}, r"and shape \(3,\)"),

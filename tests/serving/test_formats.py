@@ -545,7 +545,7 @@ def test_export_writes_a_savedmodel_and_evaluates_it(root, shell, monkeypatch):
     assert loaded.signatures["image_bytes"].structured_outputs["scores"].shape[1] == 2
     code, _, err = shell(*given, "--version", 4)
     assert code == 1
-    assert "version=4, which is there" in err
+    assert "version=4, which already exists" in err
     assert shell(*given[:3], "--version", 4, "--force")[0] == 0
 
 

@@ -429,7 +429,7 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
     first = export(model, path, LABELS, signatures=["images"], verbose=False)
     second = export(model, path, LABELS, signatures=["images"], verbose=False)
     assert (first.path.name, second.path.name) == ("1", "2")
-    with pytest.raises(ValueError, match=r"version=2, which is there\. Leave version"):
+    with pytest.raises(ValueError, match=r"version=2, which already exists\. Omit"):
         export(model, path, LABELS, version=2, verbose=False)
     before = (path / "2" / "saved_model.pb").stat().st_ino
     export(model, path, LABELS, version=2, overwrite=True, verbose=False)

@@ -141,7 +141,7 @@ def test_a_photo_that_is_gone_and_a_name_with_markup(file, tmp_path, shell):
     text = page.read_text("utf-8")
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)&lt;.png" in text
-    assert text.count("The file is gone.") == 1
+    assert text.count("The file no longer exists.") == 1
 
 
 @pytest.mark.parametrize(

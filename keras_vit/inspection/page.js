@@ -192,8 +192,8 @@ function showPositions() {
     frame.setAttribute("x", column);
     frame.setAttribute("y", row);
   });
-  at("positions").setAttribute("aria-label", "How alike the position of the patch in " +
-    `row ${row + 1}, column ${column + 1} is to all others`);
+  at("positions").setAttribute("aria-label", "Similarity of all positions to that of the patch in " +
+    `row ${row + 1}, column ${column + 1}`);
   drawScale("cosine", low.toFixed(2).replace("-", "\u2212"), "1");
 }
 

@@ -74,7 +74,7 @@
     const turn = ++latest;
     at("looked").hidden = true;
     at("classes").replaceChildren();
-    at("said").textContent = `${file.name} is sent.`;
+    at("said").textContent = `Sending ${file.name}...`;
     try {
       const url = await address(file);
       const b64 = url.slice(url.indexOf(",") + 1);

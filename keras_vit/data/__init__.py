@@ -1,4 +1,4 @@
-"""Images in: sources, preprocessing, batches."""
+"""Data sources, preprocessing and input pipelines."""
 
 from keras_vit.data.source import Source
 from keras_vit.data.sources import open_source

@@ -1,13 +1,13 @@
-"""The training augmentations of AugReg and big_vision, and two by other papers.
+"""Augmentations of AugReg and big_vision, with CutMix and Random Erasing.
 
-RandAugment (arXiv:1909.13719) as big_vision has it (pp/archive/autoaugment.py), mixup
-(arXiv:1710.09412) as big_vision has it (utils.py), CutMix (arXiv:1905.04899) and Random
-Erasing (arXiv:1708.04896). big_vision's integers are met to the bit; so that every
-processor meets them, sums are written out in one order and never left to a matmul or a
-convolution.
+RandAugment (arXiv:1909.13719) and mixup (arXiv:1710.09412) are implemented as in
+big_vision (pp/archive/autoaugment.py, utils.py), CutMix and Random Erasing as in their
+papers (arXiv:1905.04899, arXiv:1708.04896). big_vision's integers are reproduced
+exactly. To get the same bits on every processor, sums are written out in a fixed order
+instead of using a matmul or a convolution.
 
-Pure functions on TensorFlow tensors; whatever is random takes its seed, int [2], as an
-argument, so that a map gives the same bits whatever its parallelism.
+These are pure functions on TensorFlow tensors. Random functions have an argument
+`seed`, int [2], so that a map is reproducible with any parallelism.
 
 Glossary of shapes: B is the batch; H, W, C are an image's height, width and channels; K
 is the number of classes. An image is uint8 [H, W, 3].
@@ -36,41 +36,40 @@ Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 fold_in = tf.random.experimental.stateless_fold_in
 
 # pp/archive/autoaugment.py: `replace_value`, `cutout_const`, `translate_const`.
-GRAY = 128  # What Rotate, Shear, Translate and Cutout uncover.
+GRAY = 128  # Fill value of Rotate, Shear, Translate and Cutout.
 CUTOUT = 40  # Half of the square's side at magnitude 10.
 TRANSLATE = 100.0  # Pixels at magnitude 10.
 
 # Algorithm 1 of arXiv:1708.04896: s_l and s_h, r_1 and r_2.
 ERASED_AREA = (0.02, 0.4)
 ERASED_ASPECT = (0.3, 1 / 0.3)
-ERASING_ATTEMPTS = 100  # Its "while True"; one in three fits into a square image.
+ERASING_ATTEMPTS = 100  # For its "while True"; one box in three fits a square image.
 
 
 @as_written
 def randaugment(
     image: Tensor, seed: Tensor, *, layers: int = 2, magnitude: float = 10.0
 ) -> Tensor:
-    """RandAugment(N, M) as big_vision's: uint8 [H, W, 3] -> uint8 [H, W, 3].
+    """Applies big_vision's RandAugment(N, M): uint8 [H, W, 3] -> uint8 [H, W, 3].
 
-    Each of N times, one of the 16 operations, drawn with equal probability and applied
-    always; those with a direction take either with probability 1/2.
+    Each of the N times, one of the 16 operations is drawn with equal probability and
+    always applied. Operations with a direction use either one with probability 1/2.
 
     Args:
         image: uint8 [H, W, 3].
         seed: int [2]; the same seed gives the same bits.
         layers: N, 0 or more.
-        magnitude: M, 0 or more, for all operations; above 10 they extrapolate. At 0
-            they are no identities: Color, for one, leaves a tenth of the color.
+        magnitude: M, 0 or more, for all operations; above 10 they extrapolate. 0 is
+            not the identity: Color, for example, keeps a tenth of the color.
 
     Raises:
-        ValueError: if the image is another, `layers` no whole number from 0, or
-            `magnitude` negative or not finite.
+        ValueError: if the image has a different shape or dtype, `layers` is not an
+            integer of 0 or more, or `magnitude` is negative or not finite.
     """
     image = _checked_image(image)
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
         raise ValueError(
-            "Expected layers to be a whole number, 0 or more. Received: "
-            f"layers={layers!r}"
+            f"Expected layers to be an integer, 0 or more. Received: layers={layers!r}"
         )
     operations = list(randaugment_operations(magnitude).values())
     shape = image.shape
@@ -85,7 +84,7 @@ def randaugment(
 def _applied(
     operations: list[Operation], choice: Tensor, image: Tensor, draws: Tensor
 ) -> Tensor:
-    """One operation's result; the others are not run."""
+    """Returns the result of one operation; the others are not executed."""
     branches = [
         lambda operation=operation: operation(image, draws) for operation in operations
     ]
@@ -93,15 +92,15 @@ def _applied(
 
 
 def randaugment_operations(magnitude: float) -> dict[str, Operation]:
-    """The 16 operations at magnitude M under big_vision's names, in its order.
+    """Returns the 16 operations at magnitude M by big_vision's names, in its order.
 
     Args:
-        magnitude: M, 0 or more; the operations' ranges end at 10.
+        magnitude: M, 0 or more; the ranges of the operations end at 10.
 
     Returns:
-        By name, functions of an image, uint8 [H, W, 3], and of three draws from [0, 1),
-        float [3], to an image of the same shape. The first draw chooses the direction
-        (1/2 and above is the positive one), the others the middle of Cutout's square.
+        By name, functions from an image, uint8 [H, W, 3], and three draws from [0, 1),
+        float [3], to an image of the same shape. The first draw selects the direction
+        (positive from 1/2 on), the others the center of Cutout's square.
 
     Raises:
         ValueError: if `magnitude` is negative or not finite.
@@ -148,7 +147,7 @@ def randaugment_operations(magnitude: float) -> dict[str, Operation]:
 
 
 def autocontrast(image: Tensor) -> Tensor:
-    """Stretches every channel to 0..255; one of a single value stays."""
+    """Stretches every channel to 0..255; a constant channel is unchanged."""
     low = tf.cast(tf.reduce_min(image, axis=[0, 1]), tf.float32)
     high = tf.cast(tf.reduce_max(image, axis=[0, 1]), tf.float32)
     several = high > low
@@ -161,13 +160,13 @@ def autocontrast(image: Tensor) -> Tensor:
 
 
 def equalize(image: Tensor) -> Tensor:
-    """Makes every channel's histogram as flat as one table of values can."""
+    """Flattens every channel's histogram as far as a table of values can."""
     offsets = tf.tile([0, 256, 512], [tf.shape(image)[1]])
     values = tf.cast(_rows(image), tf.int32) + offsets
     histogram = tf.histogram_fixed_width(values, [0, 767], nbins=768)
     below = tf.cumsum(tf.reshape(histogram, [3, 256]), axis=1, exclusive=True)
     pixels = tf.shape(image)[0] * tf.shape(image)[1]
-    # All pixels but the brightest, shared among 255 steps.
+    # All pixels except the brightest, divided into 255 steps.
     darker = tf.reduce_max(tf.where(below < pixels, below, 0), axis=1, keepdims=True)
     step = darker // 255
     table = tf.minimum((below + step // 2) // tf.maximum(step, 1), 255)
@@ -177,12 +176,12 @@ def equalize(image: Tensor) -> Tensor:
 
 
 def invert(image: Tensor) -> Tensor:
-    """255 - x."""
+    """Computes 255 - x."""
     return 255 - image
 
 
 def rotate(image: Tensor, degrees: Tensor) -> Tensor:
-    """Rotates by `degrees` counterclockwise about the middle; nearest pixel."""
+    """Rotates by `degrees` counterclockwise about the center; nearest pixel."""
     radians = tf.cast(degrees, tf.float64) * (math.pi / 180.0)
     cosine, sine = tf.cos(radians), tf.sin(radians)
     bottom = tf.cast(tf.shape(image)[0] - 1, tf.float64)
@@ -193,55 +192,56 @@ def rotate(image: Tensor, degrees: Tensor) -> Tensor:
 
 
 def posterize(image: Tensor, bits: int) -> Tensor:
-    """Keeps the highest `bits` of every value's 8; of 0, or more than 8, one.
+    """Keeps the highest `bits` of the 8 of every value; one bit if it is 0 or above 8.
 
-    That is big_vision's shift by 8 - bits, a uint8, which TensorFlow cuts at 7.
+    big_vision shifts by 8 - bits, a uint8, which TensorFlow limits to 7.
     """
     dropped = min((8 - bits) % 256, 7)
     return tf.bitwise.bitwise_and(image, (0xFF << dropped) & 0xFF)
 
 
 def solarize(image: Tensor, threshold: int) -> Tensor:
-    """Inverts the values of `threshold` and more.
+    """Inverts values of `threshold` and above.
 
-    big_vision compares with a uint8, so that 256, of magnitude 10, is 0: everything is
-    inverted.
+    big_vision compares with a uint8, so that the 256 of magnitude 10 becomes 0 and
+    everything is inverted.
     """
     bright = tf.cast(image >= threshold % 256, tf.uint8)
     return tf.bitwise.bitwise_xor(image, bright * 255)
 
 
 def solarize_add(image: Tensor, addition: int) -> Tensor:
-    """Adds to the values below 128, up to 255."""
+    """Adds to the values below 128, with a maximum of 255."""
     dark = tf.cast(image < 128, tf.uint8)
     return image + dark * tf.minimum(255 - image, min(addition, 255))
 
 
 def color(image: Tensor, factor: float) -> Tensor:
-    """0 is gray, 1 the image, 2 twice as colorful."""
+    """Changes the color; 0 is gray, 1 the image, 2 twice as colorful."""
     gray = tf.image.grayscale_to_rgb(_luma(image)[..., tf.newaxis])
     return _blend(tf.cast(gray, tf.float32), image, factor)
 
 
 def contrast(image: Tensor, factor: float) -> Tensor:
-    """0 is one gray, 1 the image.
+    """Changes the contrast; 0 is a constant gray, 1 the image.
 
-    The gray is not the image's mean but its histogram's, H * W / 256 and at most 255:
-    196 at 224 pixels. So big_vision first had it; the image's mean came later.
+    The gray is the mean of the histogram, H * W / 256 and at most 255, instead of the
+    image's: 196 at 224 pixels. This is big_vision's first version; the image's mean
+    came later.
     """
     gray = tf.minimum(tf.size(image) // (3 * 256), 255)
     return _blend(tf.cast(gray, tf.float32), image, factor)
 
 
 def brightness(image: Tensor, factor: float) -> Tensor:
-    """0 is black, 1 the image."""
+    """Changes the brightness; 0 is black, 1 the image."""
     return _blend(0.0, image, factor)
 
 
 def sharpness(image: Tensor, factor: float) -> Tensor:
-    """0 is smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13, 1 the image.
+    """Sharpens; 0 is smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13, 1 the image.
 
-    The outermost pixels stay.
+    The pixels at the border are unchanged.
     """
     smooth = _to_uint8(_smoothed(tf.cast(image, tf.float32)))
     inside = _blend(tf.cast(smooth, tf.float32), image[1:-1, 1:-1], factor)
@@ -249,10 +249,10 @@ def sharpness(image: Tensor, factor: float) -> Tensor:
 
 
 def _smoothed(image: Tensor) -> Tensor:
-    """The 3 x 3 mean of PIL's SMOOTH: [H, W, C] -> [H - 2, W - 2, C], or none.
+    """Computes PIL's SMOOTH, a 3 x 3 mean: [H, W, C] -> [H - 2, W - 2, C], or empty.
 
-    Products first, then the sum from the top left to the bottom right: big_vision's
-    convolution where neither oneDNN nor a fused multiply-add reorders it.
+    The products are summed from the top left to the bottom right, as in big_vision's
+    convolution if neither oneDNN nor a fused multiply-add reorders it.
     """
     height, width = tf.shape(image)[0], tf.shape(image)[1]
     below, beside = tf.maximum(height - 2, 0), tf.maximum(width - 2, 0)
@@ -268,32 +268,32 @@ def _smoothed(image: Tensor) -> Tensor:
 
 
 def shear_x(image: Tensor, slope: Tensor) -> Tensor:
-    """Moves row y by y * slope to the left; nearest pixel."""
+    """Moves row y to the left by y * slope; nearest pixel."""
     return _transform(image, [1.0, slope, 0.0, 0.0, 1.0, 0.0])
 
 
 def shear_y(image: Tensor, slope: Tensor) -> Tensor:
-    """Moves column x by x * slope upwards; nearest pixel."""
+    """Moves column x upward by x * slope; nearest pixel."""
     return _transform(image, [1.0, 0.0, 0.0, slope, 1.0, 0.0])
 
 
 def translate_x(image: Tensor, pixels: Tensor) -> Tensor:
-    """Moves the image to the left, by whole pixels."""
+    """Moves the image to the left by an integer number of pixels."""
     return _shift(image, pixels, axis=1)
 
 
 def translate_y(image: Tensor, pixels: Tensor) -> Tensor:
-    """Moves the image upwards, by whole pixels."""
+    """Moves the image upward by an integer number of pixels."""
     return _shift(image, pixels, axis=0)
 
 
 def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
-    """Grays a square of an image, cut at the border (arXiv:1708.04552).
+    """Grays a square of the image, clipped at the border (arXiv:1708.04552).
 
     Args:
         image: uint8 [H, W, 3].
         half: half of the square's side, in pixels.
-        middle: float [2] in [0, 1), the square's middle in parts of (H, W).
+        middle: float [2] in [0, 1), the square's center as a fraction of (H, W).
 
     Returns:
         uint8 [H, W, 3], 128 in the square.
@@ -310,23 +310,23 @@ def cutout(image: Tensor, half: int, middle: Tensor) -> Tensor:
 def mixup(
     images: Tensor, labels: Tensor, seed: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
-    """Mixes every image with the one before it, as big_vision's (arXiv:1710.09412).
+    """Mixes every image with the previous one, as in big_vision (arXiv:1710.09412).
 
-    a * x + (1 - a) * roll(x, 1), and so the labels; one a for the whole batch, the
-    greater of a' and 1 - a' for a' ~ Beta(p, p).
+    Images and labels become a * x + (1 - a) * roll(x, 1). There is one a for the whole
+    batch, the greater of a' and 1 - a' for a' ~ Beta(p, p).
 
     Args:
         images: float [B, H, W, C].
         labels: float [B, K], one-hot.
         seed: int [2]; the same seed gives the same a.
-        p: 0 or more; 0 mixes nothing.
+        p: parameter of the Beta distribution, 0 or more; 0 mixes nothing.
 
     Returns:
         Images [B, H, W, C] and labels [B, K], of the same dtypes.
 
     Raises:
-        ValueError: if images or labels are of another shape or dtype, or `p` negative
-            or not finite.
+        ValueError: if images or labels have a different shape or dtype, or if `p` is
+            negative or not finite.
     """
     images, labels = _checked_batch(images, labels)
     if not images.dtype.is_floating:
@@ -352,24 +352,24 @@ def mix(batch: Tensor, a: Tensor) -> Tensor:
 def cutmix(
     images: Tensor, labels: Tensor, seed: Tensor, alpha: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Puts a box of the image before into every image (arXiv:1905.04899, Algorithm 1).
+    """Pastes a box of the previous image into each one (arXiv:1905.04899, Alg. 1).
 
-    The box has (1 - a) of the area, a ~ Beta(alpha, alpha), its middle anywhere; what
-    is outside the image is lost, and the labels mix by the area that is left. One box
-    for the whole batch.
+    The box has (1 - a) of the area, a ~ Beta(alpha, alpha), with its center anywhere
+    in the image. It is clipped at the border, and labels are mixed by the remaining
+    area. There is one box for the whole batch.
 
     Args:
         images: [B, H, W, C] of any dtype.
         labels: float [B, K], one-hot.
         seed: int [2]; the same seed gives the same box.
-        alpha: above 0.
+        alpha: parameter of the Beta distribution, above 0.
 
     Returns:
         Images [B, H, W, C] and labels [B, K], of the same dtypes.
 
     Raises:
-        ValueError: if images or labels are of another shape, labels are no floats, or
-            `alpha` is not above 0 and finite.
+        ValueError: if images or labels have a different shape, labels are not floats,
+            or `alpha` is not above 0 and finite.
     """
     images, labels = _checked_batch(images, labels)
     if not (math.isfinite(alpha) and alpha > 0):
@@ -394,18 +394,19 @@ def cutmix(
 def random_erasing(image: Tensor, seed: Tensor, probability: float = 0.5) -> Tensor:
     """Fills a random box with random values (arXiv:1708.04896, Algorithm 1).
 
-    Of 2 to 40 % of the area at aspect ratios of 0.3 to 1 / 0.3, wherever it fits.
+    The box has 2 to 40 % of the area and an aspect ratio of 0.3 to 1 / 0.3.
 
     Args:
         image: uint8 [H, W, 3].
         seed: int [2]; the same seed gives the same bits.
-        probability: that a box is erased at all, in [0, 1].
+        probability: probability that a box is erased, in [0, 1].
 
     Returns:
         uint8 [H, W, 3].
 
     Raises:
-        ValueError: if the image is another, or `probability` not in [0, 1].
+        ValueError: if the image has a different shape or dtype, or `probability` is not
+            in [0, 1].
     """
     image = _checked_image(image)
     if not 0 <= probability <= 1:
@@ -428,7 +429,7 @@ def random_erasing(image: Tensor, seed: Tensor, probability: float = 0.5) -> Ten
 
 
 def erased_box(image: Tensor, seed: Tensor) -> Tensor:
-    """Random Erasing's box: int32 [top, left, height, width], empty if none fits."""
+    """Returns Random Erasing's box: int32 [top, left, height, width]; may be empty."""
     size = tf.shape(image)[:2]
     sides = tf.cast(size, tf.float32)
     draws = tf.random.stateless_uniform([ERASING_ATTEMPTS, 4], seed)
@@ -446,10 +447,10 @@ def erased_box(image: Tensor, seed: Tensor) -> Tensor:
 
 
 def _beta(seed: Tensor, concentration: float) -> Tensor:
-    """A draw from Beta(c, c), float32 in [0, 1].
+    """Draws from Beta(c, c), float32 in [0, 1].
 
-    As g / (g + g') of two Gamma(c), each a Gamma(c + 1) times u^(1 / c): in logarithms,
-    for at small c either may be below the least float.
+    It is g / (g + g') for two draws of Gamma(c), each computed as Gamma(c + 1) times
+    u^(1 / c). Logarithms avoid underflow for small c.
     """
     gamma = tf.random.stateless_gamma([2], fold_in(seed, 0), concentration + 1.0)
     u = 1.0 - tf.random.stateless_uniform([2], fold_in(seed, 1))
@@ -458,7 +459,7 @@ def _beta(seed: Tensor, concentration: float) -> Tensor:
 
 
 def _luma(image: Tensor) -> Tensor:
-    """`tf.image.rgb_to_grayscale` of all 2^24 colors: [H, W, 3] -> uint8 [H, W]."""
+    """Equals `tf.image.rgb_to_grayscale` for 2^24 colors: [H, W, 3] -> uint8 [H, W]."""
     red, green, blue = (
         tf.cast(channel, tf.float32) * (1.0 / 255.0)
         for channel in tf.unstack(image, num=3, axis=-1)
@@ -467,22 +468,22 @@ def _luma(image: Tensor) -> Tensor:
 
 
 def _blend(degenerate: Tensor, image: Tensor, factor: float) -> Tensor:
-    """PIL's enhancement: `degenerate` at 0, `image` at 1, beyond it above."""
+    """Blends as PIL's enhancement: `degenerate` at 0, `image` at 1; extrapolates."""
     return _to_uint8(degenerate + factor * (tf.cast(image, tf.float32) - degenerate))
 
 
 def _to_uint8(values: Tensor) -> Tensor:
-    """Clips and truncates, as big_vision does."""
+    """Clips and truncates, as big_vision."""
     return tf.cast(tf.clip_by_value(values, 0.0, 255.0), tf.uint8)
 
 
 def _rows(image: Tensor) -> Tensor:
-    """[H, W, 3] -> [H, W * 3], along which TensorFlow broadcasts five times as fast."""
+    """Reshapes [H, W, 3] -> [H, W * 3], where TensorFlow broadcasts 5 times as fast."""
     return tf.reshape(image, [tf.shape(image)[0], tf.shape(image)[1] * 3])
 
 
 def _transform(image: Tensor, matrix: list[Tensor]) -> Tensor:
-    """The pixel nearest to (x, y) -> matrix @ (x, y, 1), gray where there is none."""
+    """Takes the pixel nearest to matrix @ (x, y, 1); gray if outside the image."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[tf.newaxis],
         transforms=tf.cast(tf.stack([[*matrix, 0.0, 0.0]]), tf.float32),
@@ -494,9 +495,9 @@ def _transform(image: Tensor, matrix: list[Tensor]) -> Tensor:
 
 
 def _shift(image: Tensor, pixels: Tensor, axis: int) -> Tensor:
-    """The pixel at x + pixels along an axis, gray where there is none.
+    """Takes the pixel at x + pixels along an axis; gray if outside the image.
 
-    What `_transform` gives for whole pixels, at a thirtieth of its time.
+    Equals `_transform` for integer shifts, in a thirtieth of the time.
     """
     side = tf.shape(image)[axis]
     pixels = tf.clip_by_value(tf.cast(tf.round(pixels), tf.int32), -side, side)
@@ -507,7 +508,7 @@ def _shift(image: Tensor, pixels: Tensor, axis: int) -> Tensor:
 
 
 def _paste(image: Tensor, patch: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """`patch` [..., h, w, C] put into `image` [..., H, W, C] at (top, left)."""
+    """Pastes `patch` [..., h, w, C] into `image` [..., H, W, C] at (top, left)."""
     bottom, right = top + tf.shape(patch)[-3], left + tf.shape(patch)[-2]
     band = image[..., top:bottom, :, :]
     band = tf.concat([band[..., :left, :], patch, band[..., right:, :]], axis=-2)
@@ -519,7 +520,7 @@ def _checked_image(image: Tensor) -> Tensor:
     if image.dtype != tf.uint8 or image.shape.rank != 3 or image.shape[-1] != 3:
         raise ValueError(
             f"Expected a uint8 image [H, W, 3]. Received: {image.dtype.name} "
-            f"{image.shape}. Augment before resizing to floats and normalize"
+            f"{image.shape}. Augment before resizing to floats and normalization"
         )
     return image
 
@@ -533,6 +534,6 @@ def _checked_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if not labels.dtype.is_floating or labels.shape.rank != 2:
         raise ValueError(
             f"Expected one-hot float labels [B, K]. Received: {labels.dtype.name} "
-            f"{labels.shape}. Make them by tf.one_hot(labels, K)"
+            f"{labels.shape}. Create them with tf.one_hot(labels, K)"
         )
     return images, labels

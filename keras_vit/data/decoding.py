@@ -1,8 +1,8 @@
-"""The one image decoder: training, prediction, evaluation and served graphs.
+"""Image decoder for training, prediction, evaluation and served graphs.
 
 It accepts JPEG, PNG, GIF (the first frame), BMP and WebP, and applies the EXIF
-orientation of JPEG, PNG and WebP. All of it runs inside a TensorFlow graph. An image
-that one path refuses is refused by every path, with the same reason.
+orientation of JPEG, PNG and WebP, all inside a TensorFlow graph. Every use rejects the
+same images for the same reasons.
 
 Glossary of shapes: H, W are an image's height and width as a viewer shows it. "Stored"
 sides and boxes are those before the EXIF orientation is applied.
@@ -39,15 +39,15 @@ EMPTY = "an image without pixels: its width or height is 0"
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis")
 ORIENTATION = 0x0112  # Exif 2.32, 4.6.4: tag 274, a SHORT from 1 to 8.
-# Bounds of the loops over a file's segments. A GIF has 16 MiB of pieces.
+# Limits for the loops over a file's segments. A GIF may have 16 MiB of pieces.
 MOST_PIECES, MOST_EXTENSIONS, MOST_SEGMENTS = 2**16, 64, 256
 
 
 def as_written(function: Function) -> Function:
     """Traces a function without AutoGraph, for functions that do not need it.
 
-    AutoGraph converts Python's `if` and `for` over tensors. Converting a function
-    without them only costs time: most of what an evaluation's first batch took.
+    AutoGraph converts Python's `if` and `for` over tensors. For functions without them
+    it only takes time, which was most of the time of an evaluation's first batch.
     """
     written: Function = tf.autograph.experimental.do_not_convert(function)
     return written
@@ -59,17 +59,17 @@ def decode(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Tensor:
 
     vit_jax's input pipeline decodes the same pixels, but ignores the orientation. Gray
     values are repeated over three channels, alpha is dropped, and 16 bits per channel
-    become 8. Runs eagerly and in graphs.
+    are reduced to 8. The function works eagerly and in graphs.
 
     Args:
         encoded: scalar string, the bytes of a file.
-        max_pixels: the largest H * W that is decoded.
+        max_pixels: largest H * W that is decoded.
 
     Returns:
         uint8 [H, W, 3].
 
     Raises:
-        tf.errors.InvalidArgumentError: if the image is refused. `reason` returns the
+        tf.errors.InvalidArgumentError: if the image is rejected. `reason` returns the
             reason as text.
     """
     return decode_accepted(_accepted(encoded, max_pixels))
@@ -81,19 +81,19 @@ def decode_crop(
 ) -> Tensor:
     """Decodes a part of an image: bytes -> uint8 [h, w, 3].
 
-    Only the crop of a JPEG is decoded.
+    For a JPEG, only the crop is decoded.
 
     Args:
         encoded: scalar string, the bytes of a file.
-        box_of: int32 [3], the shape (H, W, 3) of the whole image as a viewer shows it
-            -> int32 [4], the crop's (top, left, h, w).
-        max_pixels: the largest H * W that is decoded.
+        box_of: function from the shape (H, W, 3) of the whole image as a viewer shows
+            it, int32 [3], to the crop's (top, left, h, w), int32 [4].
+        max_pixels: largest H * W that is decoded.
 
     Returns:
         uint8 [h, w, 3].
 
     Raises:
-        tf.errors.InvalidArgumentError: if the image is refused.
+        tf.errors.InvalidArgumentError: if the image is rejected.
     """
     image = _accepted(encoded, max_pixels)
 
@@ -114,11 +114,11 @@ def decode_crop(
 
 
 def reason(encoded: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
-    """The reason why an image is refused, None for an image that can be decoded.
+    """Returns the reason why an image is rejected; None if it can be decoded.
 
     Args:
         encoded: the bytes of a file.
-        max_pixels: the largest H * W that is decoded.
+        max_pixels: largest H * W that is decoded.
     """
     try:
         header = inspect(tf.constant(encoded), max_pixels)
@@ -131,13 +131,13 @@ def reason(encoded: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
 
 
 class Header(NamedTuple):
-    """The facts in the header of an encoded image.
+    """Properties of an encoded image, read from its header.
 
     Attributes:
-        encoded: string, the bytes to decode: of a GIF, only the first frame.
+        encoded: string, the bytes to decode; for a GIF, only the first frame.
         pixels: int64, stored height times width.
         orientation: int32, EXIF's, 1 to 8.
-        status: string, `OK` or the reason to refuse the image.
+        status: string, `OK` or the reason to reject the image.
     """
 
     encoded: Tensor
@@ -150,13 +150,13 @@ class Header(NamedTuple):
 def inspect(encoded: Tensor, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an image: bytes -> `Header`.
 
-    An image with a good header can still be damaged: then `decode_accepted` raises.
-    The usual JPEG and PNG, without metadata between the first segment and the pixels,
-    take a short cut.
+    An image with a valid header can still be damaged; then `decode_accepted` raises.
+    For the usual JPEG and PNG, without metadata between the first segment and the
+    pixels, there is a fast path.
 
     Args:
         encoded: scalar string, the bytes of a file.
-        max_pixels: the largest H * W that is accepted.
+        max_pixels: largest H * W that is accepted.
 
     Raises:
         tf.errors.InvalidArgumentError: for the damaged header of a JPEG or a GIF.
@@ -224,7 +224,7 @@ def _header(encoded: Tensor, pixels: Tensor, orientation: Any, status: Any) -> H
 
 
 def _accepted(encoded: Tensor, max_pixels: int) -> Header:
-    """The header of an image; raises if it is refused."""
+    """Returns the header of an image; raises if it is rejected."""
     header = inspect(encoded, max_pixels)
     message = ["Expected an image that can be decoded. Received:", header.status]
     accepted = tf.debugging.Assert(tf.equal(header.status, OK), message)
@@ -233,9 +233,9 @@ def _accepted(encoded: Tensor, max_pixels: int) -> Header:
 
 
 def _called(spec: Sequence[tf.TensorSpec]) -> Callable[..., Any]:
-    """A function that stays one node of the graphs that call it.
+    """Compiles a function into a single node of the graphs that call it.
 
-    A branch that is not taken costs TensorFlow the time of all its nodes.
+    Otherwise, TensorFlow spends time on every node of a branch that is not taken.
     """
     return tf.function(  # type: ignore[no-any-return]
         input_signature=spec,
@@ -273,7 +273,7 @@ def _header_of_any_kind(encoded: Tensor, max_pixels: Tensor) -> Header:
 
 
 def _jpeg(encoded: Tensor) -> Header:
-    """Size and orientation; EXIF stands in an APP1 segment before the tables."""
+    """Reads size and orientation; EXIF is in an APP1 segment before the tables."""
 
     def is_metadata(at: Tensor, _: Tensor) -> Tensor:
         marker = _number(encoded, at, 2, little=False)
@@ -287,7 +287,7 @@ def _jpeg(encoded: Tensor) -> Header:
         return at + 2 + size, tf.where(is_exif, segment, exif)
 
     shape = tf.cast(tf.image.extract_jpeg_shape(encoded), tf.int64)
-    with tf.control_dependencies([shape]):  # It raises for a damaged header.
+    with tf.control_dependencies([shape]):  # Raises for a damaged header.
         start = tf.constant(2)
     _, exif = tf.while_loop(
         is_metadata,
@@ -299,14 +299,14 @@ def _jpeg(encoded: Tensor) -> Header:
 
 
 def _png(encoded: Tensor) -> Header:
-    """Size and orientation; the chunk eXIf comes before the pixels (PNG 3, 5.6)."""
+    """Reads size and orientation; the chunk eXIf precedes the pixels (PNG 3, 5.6)."""
     exif = _chunk(encoded, b"eXIf", (b"IDAT", b"IEND"), start=8, little=False)
     pixels = _sides(encoded, 16, little=False)
     return _header(encoded, pixels, _orientation(exif), OK)
 
 
 def _webp(encoded: Tensor) -> Header:
-    """Size and orientation, by the kind of the first chunk (RFC 9649)."""
+    """Reads size and orientation by the kind of the first chunk (RFC 9649)."""
     kind = _part(encoded, 12, 4)
     extended = tf.equal(kind, b"VP8X")
     bits = _number(encoded, 21, 4, dtype=tf.int64)
@@ -325,7 +325,7 @@ def _webp(encoded: Tensor) -> Header:
 
 
 def _bmp(encoded: Tensor) -> Header:
-    """Size, and whether the pixels are 24 or 32 bits or indexes of a palette."""
+    """Reads the size; accepts 24 or 32 bits per pixel, or indexes of a palette."""
     bits, packing = _number(encoded, 28, 2), _number(encoded, 30, 4, dtype=tf.int64)
     masks = _part(encoded, 54, 12)
     bgr = tf.equal(masks, b"\0\0\xff\0\0\xff\0\0\xff\0\0\0")
@@ -339,9 +339,9 @@ def _bmp(encoded: Tensor) -> Header:
 
 @_called([tf.TensorSpec((), tf.string)])
 def _palette_bmp(encoded: Tensor) -> Tensor:
-    """A BMP of 1, 2, 4 or 8 bits per pixel: uint8 [H, W, 3].
+    """Decodes a BMP with 1, 2, 4 or 8 bits per pixel: uint8 [H, W, 3].
 
-    TensorFlow reads the indexes of a palette as gray values, and only those of 8 bits.
+    TensorFlow reads the indexes of a palette as gray values, and only with 8 bits.
     """
     raw = tf.io.decode_raw(encoded, tf.uint8)
     start, header, width = (_number(encoded, at, 4) for at in (10, 14, 18))
@@ -349,24 +349,24 @@ def _palette_bmp(encoded: Tensor) -> Tensor:
     used = _number(encoded, 46, 4)
     colors = tf.where(tf.equal(used, 0), tf.bitwise.left_shift(1, bits), used)
     palette = tf.reshape(raw[14 + header : 14 + header + 4 * colors], (colors, 4))
-    stride = (width * bits + 31) // 32 * 4  # Rows are filled up to four bytes.
+    stride = (width * bits + 31) // 32 * 4  # Rows are padded to four bytes.
     rows = tf.cast(tf.abs(height), tf.int32)
     lines = tf.reshape(raw[start : start + rows * stride], (rows, stride, 1))
     shifts = tf.cast(tf.range(8 - bits, -1, -bits), tf.uint8)
     mask = tf.cast(tf.bitwise.left_shift(1, bits) - 1, tf.uint8)
     indexes = tf.bitwise.bitwise_and(tf.bitwise.right_shift(lines, shifts), mask)
     indexes = tf.reshape(indexes, (rows, stride * 8 // bits))[:, :width]
-    indexes = indexes[:: tf.where(height > 0, -1, 1)]  # The lower row comes first.
+    indexes = indexes[:: tf.where(height > 0, -1, 1)]  # The bottom row comes first.
     return tf.gather(palette[:, 2::-1], tf.cast(indexes, tf.int32))
 
 
 def _gif(encoded: Tensor) -> Header:
-    """A GIF of the first frame, and the larger of its and the screen's pixels.
+    """Cuts a GIF to its first frame; counts the larger of its and the screen's pixels.
 
-    TensorFlow decodes all frames before it drops the others, and 1.5 MB can hold 400 of
-    2,000 x 2,000 pixels. Blocks are laid out as in GIF89a: a header of 13 bytes, a
-    table of colors, extensions (0x21), then a frame of 10 bytes, colors, and data in
-    pieces that begin with their length; the last length is 0.
+    TensorFlow decodes all frames before it drops the others, and 1.5 MB can contain 400
+    of 2,000 x 2,000 pixels. In GIF89a, a header of 13 bytes, a table of colors and
+    extensions (0x21) precede a frame of 10 bytes, colors, and data in pieces that begin
+    with their length. The last length is 0.
     """
     raw = tf.io.decode_raw(encoded, tf.uint8)
 
@@ -407,10 +407,10 @@ def _gif(encoded: Tensor) -> Header:
 def _chunk(
     encoded: Tensor, name: bytes, last: tuple[bytes, ...], start: int, little: bool
 ) -> Tensor:
-    """The data of the first chunk of this name before the `last` ones, else b"".
+    """Returns the data of the first chunk with a name before the `last` ones, or b"".
 
-    PNG has (length, name, data, CRC) with the first byte first, RIFF (name, length,
-    data, filling to an even length) with the last byte first.
+    PNG has (length, name, data, CRC), big-endian; RIFF has (name, length, data, padding
+    to an even length), little-endian.
     """
     name_at, size_at = (0, 4) if little else (4, 0)
 
@@ -436,9 +436,9 @@ def _chunk(
 
 @_called([tf.TensorSpec((), tf.string)])
 def _orientation(exif: Tensor) -> Tensor:
-    r"""The orientation in EXIF bytes, int32 from 1 to 8; 1 where they contain none.
+    r"""Returns the orientation in EXIF bytes, int32 from 1 to 8; 1 if there is none.
 
-    EXIF is a TIFF header, "II*\0" or "MM\0*" and the place of a table with rows of
+    EXIF is a TIFF header, "II*\0" or "MM\0*" and the offset of a table with rows of
     tag, type, count and value in 2, 2, 4 and 4 bytes.
     """
     prefixed = tf.equal(_part(exif, 0, 6), b"Exif\0\0")
@@ -464,7 +464,7 @@ def _orientation(exif: Tensor) -> Tensor:
 
 
 def _oriented(image: Tensor, orientation: Tensor) -> Tensor:
-    """Turns a stored image (Exif 2.32, 4.6.4): [h, w, 3] -> [H, W, 3]."""
+    """Applies an orientation to a stored image (Exif 2.32, 4.6.4): -> [H, W, 3]."""
     return tf.cond(
         tf.equal(orientation, 1), lambda: image, lambda: _turned(image, orientation)
     )
@@ -481,7 +481,7 @@ def _turned(image: Tensor, orientation: Tensor) -> Tensor:
 
 
 def _mirrored(orientation: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether rows and columns are reversed, after the axes were exchanged (5 to 8)."""
+    """Returns whether to reverse rows and columns, after swapping axes (5 to 8)."""
     from_bottom = tf.reduce_any(tf.equal(orientation, [3, 4, 7, 8]))
     from_right = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
     return from_bottom, from_right
@@ -498,7 +498,7 @@ def _stored_box(box: Tensor, shape: Tensor, orientation: Tensor) -> Tensor:
 
 
 def _sides(encoded: Tensor, at: int, little: bool) -> Tensor:
-    """Width times height, two numbers of four bytes; a height may be negative (BMP)."""
+    """Returns width * height, of four bytes each; a BMP's height may be negative."""
     width, height = (_signed(encoded, place, little) for place in (at, at + 4))
     return tf.abs(width) * tf.abs(height)
 
@@ -509,9 +509,9 @@ def _signed(encoded: Tensor, at: int, little: bool = True) -> Tensor:
 
 
 def _part(encoded: Tensor, at: Any, size: Any) -> Tensor:
-    """At most `size` bytes of a string from a place on.
+    """Returns at most `size` bytes of a string from a position.
 
-    `tf.strings.substr` raises for a place beyond the end, and prints the whole string.
+    `tf.strings.substr` raises beyond the end, with the whole string in the message.
     """
     at = tf.clip_by_value(at, 0, tf.strings.length(encoded))
     return tf.strings.substr(encoded, at, tf.maximum(size, 0))
@@ -520,10 +520,10 @@ def _part(encoded: Tensor, at: Any, size: Any) -> Tensor:
 def _number(
     encoded: Tensor, at: Any, size: int, little: bool = True, dtype: Any = tf.int32
 ) -> Tensor:
-    """An unsigned integer of `size` bytes at a place of a string; 0 beyond its end.
+    """Reads an unsigned integer of `size` bytes at a position; 0 beyond the end.
 
-    It never raises: an error in one called function cancels those next to it, and the
-    cancellation can arrive first.
+    It never raises: an error in one called function cancels the others, and the
+    cancellation may be reported first.
     """
     return tf.cast(_unsigned(encoded, at, size, little), dtype)
 

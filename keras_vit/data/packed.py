@@ -1,19 +1,19 @@
-"""Packed images: TFRecord shards, and an index by which any record is read.
+"""Packed images: TFRecord shards with an index for random access.
 
-A packed folder holds
+A packed folder contains
 
-- `train-00000-of-00004.tfrecord` and so on: `tf.train.Example`s of "image" (encoded
-  bytes) and "label" (int64), as any TFRecord reader reads them;
-- `train.npy`: of every record, in order, where its image begins in which shard, how
-  long it is, its CRC-32 and its label (`RECORD`);
-- `index.json`, written last: classes, the source's fingerprint, and of every file above
-  its size and SHA-256.
+- `train-00000-of-00004.tfrecord` and so on: `tf.train.Example`s with "image" (encoded
+  bytes) and "label" (int64), which any TFRecord reader can read;
+- `train.npy`: for every record, in order, the shard, the offset, length and CRC-32 of
+  its image, and its label (`RECORD`);
+- `index.json`, written last: classes, the source's fingerprint, and the size and
+  SHA-256 of every file above.
 
-The index makes shards indexable: an epoch is shuffled over all images rather than a
-buffer of them, and a run starts at any step without reading what came before it. Images
-are read by `os.pread` from where they lie, `GROUP` at a time in a call of Python, each
-checked by its CRC-32 (benchmarks/data.py times it). Small sets are read once and kept.
-The index stays on disk and is mapped into memory.
+With the index, an epoch is shuffled over all images instead of over a buffer, and a run
+starts at any step without reading earlier images. Images are read in place by
+`os.pread`, `GROUP` at a time in one Python call, and checked by their CRC-32
+(benchmarks/data.py measures this). Small sets are read once and kept in memory. The
+index stays on disk and is memory-mapped.
 """
 
 import functools
@@ -39,13 +39,13 @@ from keras_vit.files import file_sha256, parse_json
 
 INDEX = "index.json"
 FORMAT = "keras_vit packed images, version 1"
-GROUP = 32  # Records a call: what a call costs is then less than a tenth of decoding.
-LOOK = 2**16  # Records to sum first: usually enough to exceed `CACHE_BYTES`.
+GROUP = 32  # Records per call; a call then costs less than a tenth of the decoding.
+LOOK = 2**16  # Records to sum first; usually enough to exceed `CACHE_BYTES`.
 RECORD = np.dtype(
     [
         ("shard", "<i4"),
-        ("length", "<u4"),  # Of the encoded image, in bytes.
-        ("offset", "<i8"),  # Of its first byte, in the shard.
+        ("length", "<u4"),  # Length of the encoded image, in bytes.
+        ("offset", "<i8"),  # Offset of its first byte in the shard.
         ("crc32", "<u4"),
         ("label", "<i4"),
     ]
@@ -56,7 +56,7 @@ class Packed(Indexed):
     """A split of a packed folder.
 
     Args:
-        shards: the shards' files, in order.
+        shards: files of the shards, in order.
         records: `RECORD` [N].
         digest: SHA-256 of the whole split's index and shards.
     """
@@ -65,7 +65,7 @@ class Packed(Indexed):
         self.shards = shards
         self.records = records
         self.digest = digest
-        self.labels = records["label"]  # int32, and no copy of a mapped index.
+        self.labels = records["label"]  # int32, without a copy of the mapped index.
 
     def __str__(self) -> str:
         return str(self.shards[0].parent)
@@ -96,19 +96,19 @@ class Packed(Indexed):
         return {"image": image, "label": label}
 
     def images(self, indices: np.ndarray) -> np.ndarray:
-        """The encoded images at `indices`, [n] of bytes.
+        """Reads the encoded images at `indices`, [n] of bytes.
 
         Raises:
-            ValueError: naming the shard, where it is gone or damaged.
+            ValueError: if a shard is missing or damaged, with its name.
         """
         found = []
         for record in self.records[indices]:
             image = _pread(self.shards[record["shard"]], record)
             if image is None:
                 raise ValueError(
-                    "Expected the images that were packed. Received: "
-                    f"{str(self.shards[record['shard']])!r}, gone or damaged at byte "
-                    f"{record['offset']}. Pack it again, or leave out what is damaged "
+                    "Expected the images as packed. Received: "
+                    f"{str(self.shards[record['shard']])!r}, missing or damaged at "
+                    f"byte {record['offset']}. Pack it again, or skip damaged images "
                     "with --on-corrupt skip (on_corrupt='skip')"
                 )
             found.append(image)
@@ -120,7 +120,7 @@ class Packed(Indexed):
         return self.images(indices), labels
 
     def readable(self) -> np.ndarray:
-        """Whether each record can be read and is what was packed, bool [N]."""
+        """Checks every record against the index: bool [N]."""
 
         def check(record: np.void) -> bool:
             return _pread(self.shards[record["shard"]], record) is not None
@@ -146,7 +146,7 @@ class Packed(Indexed):
 
     def _is_small(self) -> bool:
         lengths = self.records["length"]
-        parts = lengths[:LOOK], lengths  # The second only if the first is small.
+        parts = lengths[:LOOK], lengths  # The second sum only if the first is small.
         return all(int(at.sum(dtype=np.int64)) <= splits.CACHE_BYTES for at in parts)
 
     @functools.cached_property
@@ -156,7 +156,7 @@ class Packed(Indexed):
 
 
 def _pread(shard: Path, record: np.void) -> bytes | None:
-    """A record's image; None where it is not there as it was packed."""
+    """Reads a record's image; None if it is missing or was changed."""
     try:
         file = os.open(shard, os.O_RDONLY)
     except OSError:
@@ -171,23 +171,23 @@ def _pread(shard: Path, record: np.void) -> bytes | None:
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether `keras-vit data pack` wrote this folder."""
+    """Returns whether `keras-vit data pack` wrote this folder."""
     return (folder / INDEX).is_file()
 
 
 def open_packed(
     folder: Path, on_corrupt: Literal["stop", "skip"]
 ) -> tuple[tuple[str, ...], dict[str, Packed], int]:
-    """The classes, the splits, and the count of left out images of a packed folder.
+    """Returns classes, splits and the number of skipped images of a packed folder.
 
     Args:
-        folder: that `keras-vit data pack` wrote.
-        on_corrupt: "stop" looks at every shard's size now and at every image when it is
-            read; "skip" reads every image now and leaves out, named and counted, what
-            is not as it was packed.
+        folder: folder written by `keras-vit data pack`.
+        on_corrupt: "stop" checks the size of every shard now, and images when they are
+            read; "skip" checks every image now and skips the damaged ones, with a
+            warning that counts them.
 
     Raises:
-        ValueError: naming the files that are missing or damaged.
+        ValueError: if files are missing or damaged, with their names.
     """
     index = _read_index(folder)
     found, left_out = {}, 0
@@ -199,7 +199,7 @@ def open_packed(
             raise ValueError(
                 f"Expected the shards of {str(folder / INDEX)!r}. Received: {len(bad)} "
                 f"of {len(facts['shards'])} missing, truncated or changed: {listed}. "
-                "Pack it again, or leave out what is damaged with --on-corrupt skip "
+                "Pack it again, or skip damaged images with --on-corrupt skip "
                 "(on_corrupt='skip')"
             )
         found[name] = _intact(split) if on_corrupt == "skip" else split
@@ -217,7 +217,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not known:
         raise ValueError(
             f"Expected the index of a packed folder ({FORMAT!r}). Received: "
-            f"{str(path)!r}, which is damaged or of another version. Pack it again"
+            f"{str(path)!r}, damaged or of a different version. Pack it again"
         )
     return dict(index)
 
@@ -226,7 +226,7 @@ def _open_split(folder: Path, facts: dict[str, Any]) -> Packed:
     path = folder / facts["records"]
     if not path.is_file() or file_sha256(path) != facts["sha256"]:
         raise ValueError(
-            f"Expected the records that {str(folder / INDEX)!r} lists. Received: "
+            f"Expected the records listed in {str(folder / INDEX)!r}. Received: "
             f"{str(path)!r}, missing or damaged. Pack it again"
         )
     records = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -240,7 +240,7 @@ def _size(path: Path) -> int | None:
 
 
 def _intact(split: Packed) -> Packed:
-    """The records that can be read; warns of the others."""
+    """Returns the readable records; warns of the others."""
     readable = split.readable()
     if readable.all():
         return split
@@ -254,7 +254,7 @@ def _intact(split: Packed) -> Packed:
     )
     if not readable.any():
         raise ValueError(
-            "Expected a shard with images as they were packed. Received: none in "
+            "Expected a shard with images as packed. Received: none in "
             f"{str(split.shards[0].parent)!r}. Pack it again"
         )
     return split.take(np.flatnonzero(readable))

@@ -1,4 +1,4 @@
-"""Writing packed folders: `keras-vit data pack`. The format is in `packed`."""
+"""Writes packed folders: `keras-vit data pack`. The format is described in `packed`."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ from keras_vit.files import parse_json, replacing, write_json
 
 __all__ = ["pack"]
 
-PLAN = "plan.json"  # In a folder that is being packed: of what, and how.
+PLAN = "plan.json"  # Source and options, in a folder that is being packed.
 SHARD_IMAGES = 10_000  # ImageNet: 128 shards of about 1.1 GB.
 HEADER, FOOTER = 12, 4  # Bytes around a TFRecord: length and its CRC, the data's CRC.
 
@@ -34,27 +34,27 @@ def pack(
     shards: int | None = None,
     split: Literal["all", "train"] = "all",
 ) -> Path:
-    """Writes a source as a packed folder, whole or not at all.
+    """Writes a source as a packed folder, atomically.
 
-    The work is done in `output` + ".partial", renamed at the end. After a kill the same
-    call resumes there, from the last shard that is whole. `open_source` opens the
-    folder.
+    The work is done in `output` + ".partial", which is renamed at the end. If packing
+    is interrupted, the same call resumes from the last complete shard. `open_source`
+    opens the folder.
 
     Args:
-        source: a source of encoded images: a folder, a TFDS set.
-        output: a folder that is not there yet.
-        shards: number of shards of the training images; test images get a number in
-            proportion. The default is one for every `SHARD_IMAGES`, 10,000.
-        split: "all", or "train" to leave test images out.
+        source: source of encoded images: a folder or a TFDS data set.
+        output: folder to create; it must not exist.
+        shards: number of shards of the training images; the number for test images is
+            proportional [default: one per `SHARD_IMAGES`, 10,000].
+        split: "all", or "train" to leave out test images.
 
     Returns:
         `output`.
 
     Raises:
-        ValueError: if `output` is there, or the source's images are not encoded, cannot
+        ValueError: if `output` exists, or the source's images are not encoded, cannot
             be read, or change meanwhile; if `shards` is not from 1 to the number of
-            training images; if another thing is in the folder of the partial work.
-        OSError: if there is no room or right to write.
+            training images; if the folder for partial work contains anything else.
+        OSError: if the disk is full or not writable.
     """
     output = Path(output)
     partial = output.with_name(output.name + ".partial")
@@ -65,8 +65,8 @@ def pack(
     plan = {"format": FORMAT, "source": source.fingerprint(), "shards": counts}
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(
-            f"Expected a folder that is not there yet. Received: {str(output)!r}. "
-            "Name another, or delete it"
+            f"Expected a folder that does not exist. Received: {str(output)!r}. "
+            "Choose a different name, or delete it"
         )
     try:
         _begin(partial, plan)
@@ -76,7 +76,7 @@ def pack(
         }
         if source.fingerprint() != plan["source"]:
             raise ValueError(
-                "Expected a source that stays as it is while it is packed. Received: "
+                "Expected a source that does not change while it is packed. Received: "
                 f"{source.name!r}, which has changed. Pack it again"
             )
         index = {
@@ -90,15 +90,15 @@ def pack(
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror or error}. The shards that are whole stay in "
-            f"{str(partial)!r}: the same command goes on from there",
+            f"{error.strerror or error}. The complete shards are kept in "
+            f"{str(partial)!r}. To resume, run the same command again",
         ) from error
-    (output / PLAN).unlink()  # After the rename, until which it is needed to resume.
+    (output / PLAN).unlink()  # Only now, because resuming requires it until the rename.
     return output
 
 
 def _shards(split: Split, shards: int | None, source: Source) -> int:
-    """How many shards a split gets."""
+    """Returns the number of shards of a split."""
     if shards is None:
         return -(-len(split) // SHARD_IMAGES)
     if not 0 < shards <= len(source.train):
@@ -110,18 +110,18 @@ def _shards(split: Split, shards: int | None, source: Source) -> int:
 
 
 def _begin(partial: Path, plan: dict[str, Any]) -> None:
-    """Makes `partial` a folder of this plan: its own, or an empty one."""
+    """Prepares `partial` for a plan: resumes the same plan, or empties the folder."""
     path = partial / PLAN
     if path.is_file() and _read_plan(path) != plan:
-        shutil.rmtree(partial)  # Of another source, or of the same before it changed.
+        shutil.rmtree(partial)  # Of a different source, or of one that has changed.
     partial.mkdir(parents=True, exist_ok=True)
-    for left in partial.glob(".writing-*"):  # By a process that was killed.
+    for left in partial.glob(".writing-*"):  # Left by a killed process.
         left.unlink()
     if not path.is_file():
         if any(partial.iterdir()):
             raise ValueError(
                 "Expected a folder of an interrupted `keras-vit data pack`, or none. "
-                f"Received: {str(partial)!r}, which holds something else. Move it"
+                f"Received: {str(partial)!r}, which contains other files. Move it"
             )
         write_json(path, plan)
 
@@ -138,7 +138,7 @@ def _read_plan(path: Path) -> Any:
 
 
 def _pack_split(split: Split, folder: Path, name: str, shards: int) -> dict[str, Any]:
-    """Writes what is missing of a split; returns its part of the index."""
+    """Writes the missing shards of a split; returns its part of the index."""
     files = [f"{name}-{i:05}-of-{shards:05}.tfrecord" for i in range(shards)]
     bounds = [len(split) * i // shards for i in range(shards + 1)]
     whole = 0
@@ -179,13 +179,13 @@ def _pack_split(split: Split, folder: Path, name: str, shards: int) -> dict[str,
 
 
 def _images(split: Split, start: int) -> Iterator[tuple[bytes, int]]:
-    """Encoded images and labels from place `start` on, in order."""
+    """Yields encoded images and labels from position `start` on, in order."""
     places = split.places(keep=lambda place: place >= start)
     items = split.fetch(places).map(lambda _, handle: split.item(handle))
     if items.element_spec["image"].dtype != tf.string:
         raise ValueError(
-            "Expected encoded images to pack: a folder, or a TFDS set. Received: a "
-            "source of arrays. Arrays in memory are read by index as they are"
+            "Expected encoded images to pack: a folder or a TFDS data set. Received: a "
+            "source of arrays. Arrays in memory need no packing"
         )
     try:
         for item in items.prefetch(64).as_numpy_iterator():
@@ -221,7 +221,7 @@ def _example(image: bytes, label: int) -> bytes:
 
 
 def _scan(path: Path, shard: int) -> tuple[np.ndarray, str]:
-    """The `RECORD`s of a shard, and its SHA-256."""
+    """Returns the `RECORD`s and the SHA-256 of a shard."""
     digest = hashlib.sha256()
     records = []
     offset = 0

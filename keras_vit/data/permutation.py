@@ -1,16 +1,17 @@
-"""A keyed permutation of 0 to N - 1, evaluated where it is needed: an epoch's order.
+"""A keyed permutation of 0 to N - 1, computed on demand: the order of an epoch.
 
-An array of an epoch's order takes time and memory that grow with N. Here the example at
-a place is computed from the place, N and a key.
+An array with an epoch's order takes time and memory that grow with N. Instead, the
+example at each place is computed from the place, N and a key.
 
-- A number x = b l + r below a b is two, l below a and r below b. A round adds to one of
-  them a function of the other: l <- l + F(r) mod a, or r <- r + F(l) mod b. Each round
-  is undone by a subtraction, so `ROUNDS` rounds are a permutation of 0 to a b - 1: a
+- A number x = b l + r below a b is a pair, l below a and r below b. A round adds a
+  function of one to the other: l <- l + F(r) mod a, or r <- r + F(l) mod b. A
+  subtraction inverts a round, so `ROUNDS` rounds are a permutation of 0 to a b - 1: a
   Feistel network for any number (Black and Rogaway, Ciphers with Arbitrary Finite
   Domains, 2002).
-- a is the least even number from sqrt(N) on, and b = ceil(N / a). From a number below
-  N the network is repeated until it is below N again, which is a permutation of 0 to
-  N - 1 (cycle walking, the same paper). Fewer than a of a b numbers are walked over.
+- a is the least even number that is at least sqrt(N), and b = ceil(N / a). From a
+  number below N the network is repeated until the result is below N again, which is a
+  permutation of 0 to N - 1 (cycle walking, the same paper). Fewer than a of the a b
+  numbers are skipped.
 - F of round i is the number i + `ROUNDS` x of SplitMix64's stream that starts at the
   key (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014).
 """
@@ -23,7 +24,7 @@ import tensorflow as tf
 __all__ = ["ROUNDS", "VERSION", "epoch_key", "permute"]
 
 VERSION = "feistel 1"
-"""Belongs to a run's identity: any change of the order is a different version."""
+"""Part of a run's identity: a change of the order requires a different version."""
 # Orders of up to 8 numbers are within a total variation of 0.004 of uniform.
 ROUNDS = 24
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -33,8 +34,8 @@ def epoch_key(seed: int, epoch: Any) -> Any:
     """Returns the key of an epoch's order: uint64 of the epoch's shape.
 
     Args:
-        seed: Seed of the run, from -2^63 to 2^63 - 1.
-        epoch: Epoch number from 0, int64 [...].
+        seed: seed of the run, from -2^63 to 2^63 - 1.
+        epoch: epoch number from 0, int64 [...].
     """
     of_seed = _draw(_constant(seed), tf.zeros([], tf.uint64))
     return _draw(of_seed, tf.cast(epoch, tf.uint64))
@@ -45,14 +46,14 @@ def permute(places: Any, size: int, key: Any) -> Any:
 
     Args:
         places: int64 [n], from 0 to `size` - 1.
-        size: Length N of the permutation, at least 1.
+        size: length N of the permutation, at least 1.
         key: uint64 [n] or []; each key selects a permutation.
 
     Returns:
         int64 [n], each from 0 to `size` - 1.
     """
     a = math.isqrt(size - 1) + 1
-    a += a % 2  # Rounds of odd a and b reach the even permutations only.
+    a += a % 2  # With odd a and b, rounds reach only even permutations.
     b = -(-size // a)
     start = tf.cast(places, tf.uint64)
     keys = tf.broadcast_to(key, tf.shape(start))
@@ -63,7 +64,7 @@ def permute(places: Any, size: int, key: Any) -> Any:
 NUMBERS, NUMBER = tf.TensorSpec([None], tf.uint64), tf.TensorSpec([], tf.uint64)
 
 
-# Traced once: the rounds are 300 operations, and every pipeline calls them.
+# Traced once, because the rounds are 300 operations that every pipeline calls.
 @tf.function(
     input_signature=[NUMBERS, NUMBERS, NUMBER, NUMBER, NUMBER], autograph=False
 )

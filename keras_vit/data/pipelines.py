@@ -1,11 +1,11 @@
-"""From a split to batches, every random choice a function of (seed, epoch, place).
+"""Input pipelines in which every random choice depends on (seed, epoch, place) only.
 
-The examples of a training run are one endless sequence: epoch after epoch, in each the
-split in the order that (seed, epoch) gives. Step n trains on places n B to (n + 1) B of
-that sequence, so a batch is a function of the seed and n alone: a run starts at any
-step, and of W workers the w-th reads the w-th B / W examples of each global batch. Put
-side by side, the workers' batches are the single worker's, bit for bit. That is not
-in the paper; what is done to an image is vit_jax's and big_vision's.
+The examples of a training run are an endless sequence of epochs, each with the split in
+the order given by (seed, epoch). Step n trains on places n B to (n + 1) B of that
+sequence. A batch therefore depends only on the seed and n, and a run can start at any
+step. Of W workers, the w-th reads the w-th B / W examples of each global batch; the
+workers' batches together equal a single worker's, bit for bit. Transformations of
+images are those of vit_jax and big_vision.
 
 Glossary of shapes: B is the global batch, W the number of workers, G a group of
 `batch_op`, [H, W, C] an image.
@@ -25,24 +25,24 @@ from keras_vit.facts import OFFICIAL, Preprocessing
 
 __all__ = ["BatchOptions", "endless", "eval_pipeline", "train_pipeline"]
 
-Shard: TypeAlias = tuple[int, int]  # This worker's index, and how many there are.
-ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> the same.
+Shard: TypeAlias = tuple[int, int]  # This worker's index, and the number of workers.
+ImageOp: TypeAlias = Callable[[Any, Any], Any]  # uint8 [H, W, C], seed -> same type.
 BatchOp: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class BatchOptions(TypedDict, total=False):
-    """Keyword arguments that `train_pipeline` passes on to `endless` (big_vision).
+    """Keyword arguments that `train_pipeline` passes to `endless` (big_vision).
 
     Attributes:
-        batch_op: what is done to whole batches, as mixup: (images [G, H, W, C], labels
+        batch_op: transformation of batches, such as mixup: (images [G, H, W, C], labels
             [G], seed int [2]) -> (images, labels), each of length G.
-        group_size: G, a divisor of B; the batch is cut into groups in order and
-            `batch_op` sees one at a time. The default B mixes over the global batch. A
-            worker reads every group that it has a part in: with G a divisor of B / W
-            nothing is read twice, with G = B every worker reads the whole batch.
-        start_step: the step of the first batch, from 0. Indexable splits read nothing
-            of what comes before it, streams skip its epoch's part without decoding.
-        shard: (w, W), which worker of how many this is; W divides B.
+        group_size: G, a divisor of B; `batch_op` is applied to consecutive groups of
+            the batch. The default B mixes over the global batch. A worker reads every
+            group that contains one of its examples: if G divides B / W, nothing is read
+            twice; if G = B, every worker reads the whole batch.
+        start_step: step of the first batch, from 0. Indexable splits do not read
+            earlier images; streams skip those of the same epoch without decoding.
+        shard: (w, W), the index of this worker and the number of workers; W divides B.
     """
 
     batch_op: BatchOp | None
@@ -65,37 +65,39 @@ def train_pipeline(
     transform: Callable[[Any], Any] | None = None,
     **batching: Unpack[BatchOptions],
 ) -> tf.data.Dataset:
-    """Endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
+    """Builds endless shuffled batches: (images float32 [B, H, W, C], labels int64 [B]).
 
-    An epoch's order is a function of (seed, epoch), what is drawn for an example of
-    (seed, epoch, its place), what is drawn for a batch of (seed, step): two pipelines
-    of one seed are equal to the bit, on any number of workers and threads. Crop and
-    flip are vit_jax's (input_pipeline.py), which fine-tunes as section 4.1 says.
+    The order of an epoch depends on (seed, epoch), random draws for an example on
+    (seed, epoch, its place), and draws for a batch on (seed, step). Two pipelines with
+    the same seed are bitwise equal on any number of workers and threads. Crop and flip
+    are vit_jax's (input_pipeline.py), which fine-tunes as described in section 4.1.
 
     Args:
-        split: what to read.
+        split: images to read.
         image_size: (H, W) in pixels.
-        batch_size: B, of all workers, of whom each gets B / W; a batch may reach into
-            the next epoch.
+        batch_size: B, for all workers together; each gets B / W. A batch may extend
+            into the next epoch.
         seed: seed of order and augmentation.
         preprocessing: the model's; training uses its mean and std.
         channels: C; gray images are repeated, see `preprocessing.to_channels`.
         augment: "inception", the official random crop and flip; "crop", BiT's: resized
-            to `before_crop`, cropped anywhere, flipped; "crop_only", the same without
+            to `before_crop`, cropped at random, flipped; "crop_only", the same without
             flips; "flip"; or "none".
-        before_crop: (H, W) in pixels, of "crop" and "crop_only" alone.
-        image_ops: what follows crop and flip, each (uint8 [H, W, C], seed int [2]) ->
-            uint8 [H, W, C]. With any, pixels are cut to uint8 after the crop's resize,
-            as big_vision does before RandAugment.
-        transform: any callable, after those: float32 [H, W, C] in 0..255 to the same.
-            What it draws at random is its own affair and need not repeat.
+        before_crop: (H, W) in pixels, only for "crop" and "crop_only".
+        image_ops: operations after crop and flip, each (uint8 [H, W, C], seed int [2])
+            -> uint8 [H, W, C]. If there are any, pixels are truncated to uint8 after
+            the crop's resize, as in big_vision before RandAugment.
+        transform: any callable after those: float32 [H, W, C] in 0..255 to the same.
+            Its random draws are not reproducible.
         **batching: `batch_op`, `group_size`, `start_step` and `shard`; see
             `BatchOptions`.
 
     Returns:
-        A `tf.data.Dataset` without end; of W workers each has B / W of a batch's B.
+        An endless `tf.data.Dataset`; each of W workers gets B / W examples per batch.
 
     Raises:
+        ValueError: if the split is empty, `augment` is unknown, or the sizes do not fit
+            together.
         ValueError: if the split is empty, `augment` unknown, or a number does not fit
             another.
     """
@@ -109,7 +111,7 @@ def train_pipeline(
     if not (larger if crops else before_crop is None):
         raise ValueError(
             "Expected before_crop of at least image_size for augment='crop' or "
-            f"'crop_only', and for no other. Received: augment={augment!r}, "
+            f"'crop_only', and None otherwise. Received: augment={augment!r}, "
             f"before_crop={before_crop}, image_size={image_size}"
         )
     fold_in = tf.random.experimental.stateless_fold_in
@@ -157,34 +159,34 @@ def endless(
     start_step: int = 0,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Endless shuffled batches of what a function makes.
+    """Builds endless shuffled batches of the outputs of a function.
 
-    The sequence is `train_pipeline`'s.
+    The sequence is that of `train_pipeline`.
 
     Args:
-        split: what to read.
-        example: a function of (key int64 [2], item of `split.item`) to (image, label).
-            The key is a function of (seed, epoch, place): whatever is drawn from it
-            repeats.
-        batch_size: B, of all workers.
+        split: images to read.
+        example: function from (key int64 [2], item of `split.item`) to (image, label).
+            The key depends only on (seed, epoch, place), so that draws from it are
+            reproducible.
+        batch_size: B, for all workers together.
         seed: seed of order and augmentation.
-        batch_op: see `BatchOptions`, as for the next ones.
-        group_size: G.
-        start_step: the step of the first batch.
-        shard: (w, W).
+        batch_op: see `BatchOptions`.
+        group_size: G; see `BatchOptions`.
+        start_step: step of the first batch; see `BatchOptions`.
+        shard: (w, W); see `BatchOptions`.
 
     Returns:
-        A `tf.data.Dataset` without end of the examples, B / W at a time.
+        An endless `tf.data.Dataset` of the examples, B / W at a time.
 
     Raises:
-        ValueError: if the split is empty, or a number does not fit another.
+        ValueError: if the split is empty, or the sizes do not fit together.
     """
     if not len(split):
         raise ValueError(
-            "Expected images to train on. Received: a split of none. Check the source"
+            "Expected images to train on. Received: an empty split. Check the source"
         )
     if start_step < 0:
-        raise ValueError(f"Expected a step from 0. Received: start_step={start_step}")
+        raise ValueError(f"Expected a step >= 0. Received: start_step={start_step}")
     begin, end = _share(batch_size, shard)
     group = _group(batch_size, group_size) if batch_op else 1
     first, last = begin // group * group, -(-end // group) * group  # Whole groups.
@@ -215,13 +217,13 @@ def _in_groups(
     groups: tuple[int, int],
     own: tuple[int, int],
 ) -> tf.data.Dataset:
-    """Batches of the places `own`, from examples of the whole groups around them."""
+    """Yields batches of the places `own`, from the examples of whole groups."""
     first, last = groups
-    count = (last - first) // group  # Groups that this worker has a part in.
+    count = (last - first) // group  # Groups with an example of this worker.
     fold_in = tf.random.experimental.stateless_fold_in
 
     def mixed(number: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-        # No example is of epoch -1, so no example draws from these keys.
+        # No example has epoch -1, so these keys are not used for examples.
         step = fold_in(tf.constant([seed, -1], tf.int64), start_step + number // count)
         return batch_op(*batch, fold_in(step, first // group + number % count))
 
@@ -250,36 +252,37 @@ def eval_pipeline(
     pad: bool = False,
     shard: Shard = (0, 1),
 ) -> tf.data.Dataset:
-    """Every image once, in order: (images float32 [B, H, W, C], labels int64 [B]).
+    """Builds one ordered pass: (images float32 [B, H, W, C], labels int64 [B]).
 
-    The last batch holds what is left; vit_jax (input_pipeline.py) drops it.
+    The last batch contains the remaining images; vit_jax (input_pipeline.py) drops it.
 
     Args:
-        split: what to read.
+        split: images to read.
         image_size: (H, W) in pixels.
-        batch_size: B, of all workers, of whom each gets B / W.
-        preprocessing: how images become input.
+        batch_size: B, for all workers together; each gets B / W.
+        preprocessing: scaling of the images.
         channels: C.
-        before_crop: (H, W) in pixels, to which images are resized, pixels cut to uint8,
-            before the middle of `image_size` is cut out: big_vision's evaluation. None
-            resizes to `image_size`, as the official code does.
-        pad: fill the last batch up to B and yield a third element, float32 [B]: 1 for
-            an image, 0 for filling. Keras takes it as sample weights.
-        shard: (w, W), which worker of how many this is. Each yields its B / W examples
-            of every batch, and all the same number of batches; it needs `pad`.
+        before_crop: (H, W) in pixels to which images are resized and truncated to
+            uint8 before the center crop to `image_size`, as in big_vision's evaluation.
+            None resizes to `image_size`, as in the official code.
+        pad: whether to pad the last batch to B and yield a third element, float32 [B]:
+            1 for an image, 0 for padding. Keras uses it as sample weights.
+        shard: (w, W), the index of this worker and the number of workers. Each yields
+            its B / W examples of every batch, and all yield the same number of batches.
+            Requires `pad`.
 
     Returns:
         A `tf.data.Dataset` of one pass.
 
     Raises:
-        ValueError: if a number does not fit another, `before_crop` is smaller than
+        ValueError: if the sizes do not fit together, `before_crop` is smaller than
             `image_size`, or there are several workers without `pad`.
     """
     begin, end = _share(batch_size, shard)
     if shard[1] > 1 and not pad:
         raise ValueError(
-            "Expected pad=True with several workers, whose last batches would differ "
-            f"in number. Received: shard={shard}, pad={pad}"
+            "Expected pad=True with several workers, because their last batches would "
+            f"differ in number. Received: shard={shard}, pad={pad}"
         )
     if before_crop is not None and not _holds(before_crop, image_size):
         raise ValueError(
@@ -287,7 +290,7 @@ def eval_pipeline(
             f"before_crop={before_crop}, image_size={image_size}"
         )
 
-    if before_crop is not None:  # Images are then of the model's size.
+    if before_crop is not None:  # Images then have the model's size.
         preprocessing = dataclasses.replace(preprocessing, crop=None)
 
     @as_written
@@ -312,7 +315,7 @@ def eval_pipeline(
     )
     if pad:
         left = len(split) % batch_size
-        # Of the last batch this worker has min(max(left - begin, 0), share) images.
+        # This worker has min(max(left - begin, 0), share) images of the last batch.
         missing = min(max(end - left, 0), end - begin) if left else 0
         filling = (tf.zeros((*image_size, channels)), tf.constant(0, tf.int64), 0.0)
         examples = examples.concatenate(
@@ -323,17 +326,17 @@ def eval_pipeline(
 
 
 def _holds(before: Size, after: Size) -> bool:
-    """Whether an image of size `after` can be cut out of one of size `before`."""
+    """Returns whether an image of size `after` can be cropped from size `before`."""
     return all(b >= a for b, a in zip(before, after, strict=True))
 
 
 def _share(batch_size: int, shard: Shard) -> tuple[int, int]:
-    """Where in a global batch this worker's examples begin and end."""
+    """Returns the start and end of this worker's examples in a global batch."""
     index, count = shard
     if batch_size < 1 or count < 1 or batch_size % count or not 0 <= index < count:
         raise ValueError(
             "Expected shard=(index, count) with index from 0 to count - 1, and a "
-            "batch_size that is a multiple of count: the workers' shares are equal. "
+            "batch_size that is a multiple of count. "
             f"Received: shard={shard}, batch_size={batch_size}"
         )
     share = batch_size // count
@@ -351,7 +354,7 @@ def _group(batch_size: int, group_size: int | None) -> int:
 
 
 def _placed(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
-    """Batches that tf.distribute does not divide once more among the workers."""
+    """Prevents tf.distribute from dividing the batches among the workers again."""
     if shard[1] == 1:
         return batches
     options = tf.data.Options()

@@ -1,9 +1,8 @@
 """Image functions of the official input pipelines.
 
-Those of vit_jax/input_pipeline.py and, where a docstring says so, of big_vision's
-evaluation (pp/ops_image.py).
-
-Pure functions on TensorFlow tensors; whatever is random takes its seed as an argument.
+They are those of vit_jax/input_pipeline.py and, if the docstring says so, of
+big_vision's evaluation (pp/ops_image.py). All are pure functions on TensorFlow tensors;
+random functions have an argument `seed`.
 
 Glossary of shapes: H, W, C are an image's height, width and channels; `image_size` is
 (H, W) in pixels.
@@ -41,20 +40,20 @@ Size: TypeAlias = tuple[int, int]
 
 @as_written
 def resize(image: Tensor, image_size: Size) -> Tensor:
-    """The official evaluation resize (vit_jax): [H, W, C] -> float32 [*image_size, C].
+    """Resizes as vit_jax's evaluation: [H, W, C] -> float32 [*image_size, C].
 
-    A plain squash, bilinear without antialiasing: no center crop.
+    The aspect ratio is not kept. Bilinear without antialiasing, no center crop.
 
     Args:
-        image: [H, W, C], uint8 or floats; a batch [B, H, W, C] too.
+        image: [H, W, C] or a batch [B, H, W, C], uint8 or floats.
         image_size: (H, W) of the result, in pixels.
     """
 
     def resized(image: Tensor) -> Tensor:
         return tf.image.resize(image, image_size, method="bilinear", antialias=False)
 
-    # The same to the bit. The kernel of floats is twice as fast, but the cast reads
-    # every pixel of an image of which a smaller one takes few.
+    # Both are equal to the bit. The kernel for floats is twice as fast, but its cast
+    # reads every pixel, of which a smaller result needs only a few.
     shrinks = tf.reduce_prod(tf.shape(image)[-3:-1]) > tf.reduce_prod(image_size)
     return tf.cond(
         shrinks, lambda: resized(image), lambda: resized(tf.cast(image, tf.float32))
@@ -69,9 +68,9 @@ def resize_uint8(
     method: str = "bilinear",
     antialias: bool = False,
 ) -> Tensor:
-    """big_vision's resize: uint8 [H, W, C] -> uint8 [*image_size, C].
+    """Resizes as big_vision: uint8 [H, W, C] -> uint8 [*image_size, C].
 
-    `resize`, then clipped and truncated, not rounded.
+    Equals `resize` with values clipped and truncated, not rounded.
 
     Args:
         image: uint8 [H, W, C].
@@ -85,7 +84,7 @@ def resize_uint8(
     if image.dtype != tf.uint8:
         raise ValueError(
             "Expected a uint8 image (big_vision casts back to its dtype). Received: "
-            f"{tf.as_dtype(image.dtype).name}. Resize floats by resize"
+            f"{tf.as_dtype(image.dtype).name}. Use resize for floats"
         )
     image = tf.image.resize(image, image_size, method=method, antialias=antialias)
     return tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)
@@ -93,12 +92,12 @@ def resize_uint8(
 
 @as_written
 def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
-    """big_vision's resize_small: the smaller side to `size`, at the same aspect ratio.
+    """Resizes the smaller side to `size`, keeping the aspect ratio, as big_vision.
 
     Args:
         image: uint8 [H, W, C].
         size: length of the smaller side, in pixels; the other is rounded half to even.
-        method: method of `tf.image.resize`; "bilinear" is LiT's
+        method: method of `tf.image.resize`; LiT uses "bilinear"
             (vit_jax/preprocess.py).
 
     Returns:
@@ -114,22 +113,22 @@ def resize_small(image: Tensor, size: int, *, method: str = "area") -> Tensor:
 
 @as_written
 def central_crop(image: Tensor, image_size: Size) -> Tensor:
-    """big_vision's central_crop: [H, W, C] -> [*image_size, C].
+    """Crops the center as big_vision: [H, W, C] -> [*image_size, C].
 
-    An odd rest is larger at the bottom and at the right.
+    If the margin is odd, one more pixel is cut at the bottom and on the right.
 
     Args:
         image: [H, W, C] of any dtype.
         image_size: (H, W) of the result, in pixels.
 
     Raises:
-        ValueError: if the image is known to be smaller than the crop.
+        ValueError: if the static shape is smaller than the crop.
     """
     for side, cropped in zip(image.shape[:2], image_size, strict=True):
         if side is not None and side < cropped:
             raise ValueError(
                 f"Expected an image of at least {image_size} pixels. Received: "
-                f"{tuple(image.shape[:2])}. Enlarge it by resize_small"
+                f"{tuple(image.shape[:2])}. Enlarge it with resize_small"
             )
     top, left = tf.unstack((tf.shape(image)[:2] - image_size) // 2)
     return tf.image.crop_to_bounding_box(image, top, left, *image_size)
@@ -137,7 +136,7 @@ def central_crop(image: Tensor, image_size: Size) -> Tensor:
 
 @as_written
 def to_channels(image: Tensor, channels: int) -> Tensor:
-    """[..., C] -> [..., channels]: gray repeated, RGB as its luma for one channel.
+    """Repeats gray or reduces RGB to its luma: [..., C] -> [..., channels].
 
     The paper's images are RGB; the luma is TensorFlow's.
 
@@ -146,7 +145,7 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
         channels: number of channels of the result.
 
     Raises:
-        ValueError: if the image has another number of channels than these.
+        ValueError: if the image has any other number of channels.
     """
     own = image.shape[-1]
     if own == channels:
@@ -156,16 +155,16 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
     if (own, channels) == (3, 1):
         return tf.image.rgb_to_grayscale(image)
     raise ValueError(
-        f"Expected images of {channels} channels, as the model has them. Received: "
+        f"Expected images of {channels} channels, as in the model. Received: "
         f"images of {own} channels"
     )
 
 
 @as_written
 def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
-    """The Inception crop's place in an image of `shape`: -> int32 [top, left, h, w].
+    """Draws the Inception crop's box for an image's shape: -> int32 [top, left, h, w].
 
-    5 to 100 % of the area at aspect ratios of 0.75 to 1.33, as vit_jax's training.
+    It has 5 to 100 % of the area at aspect ratios of 0.75 to 1.33, as in vit_jax.
 
     Args:
         shape: int [3], of an image [H, W, C].
@@ -185,10 +184,11 @@ def crop_box(shape: Tensor, seed: Tensor) -> Tensor:
 
 @as_written
 def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
-    """vit_jax's random crop, resized: uint8 image or bytes -> float32 [*image_size, C].
+    """Crops at random and resizes, as vit_jax: image -> float32 [*image_size, C].
 
     Args:
-        image: uint8 [H, W, C], or a scalar string; of a JPEG only the crop is decoded.
+        image: uint8 [H, W, C], or a scalar string, encoded; for a JPEG only the crop is
+            decoded.
         image_size: (H, W) of the result, in pixels.
         seed: int [2]; the same seed gives the same crop.
     """
@@ -202,28 +202,29 @@ def inception_crop(image: Tensor, image_size: Size, seed: Tensor) -> Tensor:
 
 @as_written
 def random_flip(image: Tensor, seed: Tensor) -> Tensor:
-    """Mirrors [H, W, C] left to right with probability 1/2: -> [H, W, C], as vit_jax.
+    """Mirrors an image with probability 1/2: [H, W, C] -> [H, W, C], as vit_jax.
 
     Args:
         image: [H, W, C] of any dtype.
-        seed: int [2]; the same seed decides the same.
+        seed: int [2]; the same seed gives the same result.
     """
     return tf.image.stateless_random_flip_left_right(image, seed)
 
 
 @as_written
 def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Tensor:
-    """(x / 255 - mean) / std, vit_jax's: values in 0..255 -> float32 of the same shape.
+    """Computes (x / 255 - mean) / std, as vit_jax: 0..255 -> float32, same shape.
 
     Args:
         image: [..., C], uint8 or floats in 0..255.
-        mean: by channel, in units of the 0..1 range; one value serves all channels.
+        mean: mean by channel, in units of the 0..1 range; a single value is used for
+            all channels.
         std: deviation by channel, in the same units. The defaults give exactly the
             official (x - 127.5) / 127.5.
 
     Raises:
-        ValueError: if `mean` or `std` is not one value, or one for each channel, if one
-            is not finite, or if `std` is not positive.
+        ValueError: if `mean` or `std` has neither one value nor one per channel, if a
+            value is not finite, or if `std` is not positive.
 
     Examples:
         >>> normalize(tf.constant([[[0, 51, 255]]], tf.uint8)).numpy()
@@ -239,7 +240,7 @@ def normalize(image: Tensor, mean: Channels = HALF, std: Channels = HALF) -> Ten
     width = image.shape[-2] if image.shape.rank > 1 else None
     if width is None:
         return (image - offset) / scale
-    # TensorFlow takes ten times as long for rows of three numbers as for long ones.
+    # TensorFlow is ten times as slow for rows of three numbers as for long ones.
     rows = tf.reshape(image, (-1, width * channels))
     return tf.reshape((rows - offset * width) / (scale * width), tf.shape(image))
 
@@ -251,20 +252,20 @@ def prepare(
     preprocessing: Preprocessing = OFFICIAL,
     channels: int = 3,
 ) -> Tensor:
-    """Makes model input of an image, as in evaluation: [H, W, C] -> [*image_size, C'].
+    """Preprocesses an image as in evaluation: [H, W, C] -> [*image_size, C'].
 
-    `resize`, `to_channels` and `normalize`, in this order: vit_jax's, unless
-    `preprocessing` states another filter or a crop.
+    Applies `resize`, `to_channels` and `normalize`, as vit_jax, unless `preprocessing`
+    has a different filter or a crop.
 
     Args:
-        image: [H, W, C], uint8 or floats in 0..255; a batch [B, H, W, C] too.
+        image: [H, W, C] or a batch [B, H, W, C], uint8 or floats in 0..255.
         image_size: (H, W) of the result, in pixels.
-        preprocessing: how to resize and scale.
+        preprocessing: resizing and scaling.
         channels: C' of the result.
 
     Raises:
-        ValueError: if the image cannot have `channels`, or the normalization does not
-            fit them.
+        ValueError: if the image cannot be converted to `channels`, or the normalization
+            has a different number of channels.
     """
     resized = _resize_as(preprocessing, image, image_size)
     image = to_channels(resized, channels)
@@ -272,7 +273,7 @@ def prepare(
 
 
 def _resize_as(preprocessing: Preprocessing, image: Tensor, image_size: Size) -> Tensor:
-    """[..., H, W, C] -> float32 [..., *image_size, C], by the stated filter."""
+    """Resizes by the stated filter: [..., H, W, C] -> float32 [..., *image_size, C]."""
     how = {
         "method": _METHODS[preprocessing.interpolation],
         "antialias": preprocessing.antialias,
@@ -299,27 +300,27 @@ _METHODS = {
 
 
 def _in_range(image: Tensor) -> Tensor:
-    """Bicubic and Lanczos filters leave 0..255 at sharp edges; Pillow cuts that off."""
+    """Clips to 0..255 as Pillow; bicubic and Lanczos overshoot at sharp edges."""
     return tf.clip_by_value(tf.cast(image, tf.float32), 0.0, 255.0)
 
 
 def prepare_all(
     images: Any, image_size: Size, preprocessing: Preprocessing, channels: int
 ) -> np.ndarray:
-    """Makes model input of arrays or files, as vit_jax: float32 [B, *image_size, C'].
+    """Preprocesses arrays or files, as vit_jax: -> float32 [B, *image_size, C'].
 
     Args:
         images: [B, H, W, C] or [H, W, C], uint8 or floats in 0..255; a path or encoded
             bytes; or a list of any of these.
         image_size: (H, W) of the result, in pixels.
-        preprocessing: how to resize and scale.
+        preprocessing: resizing and scaling.
         channels: C' of the result.
 
     Returns:
         NumPy array, float32 [B, *image_size, C'].
 
     Raises:
-        ValueError: if one is no image, or none is given.
+        ValueError: if an element is not an image, or the list is empty.
         OSError: if a file cannot be read.
     """
     if isinstance(images, str | bytes | os.PathLike):
@@ -330,7 +331,7 @@ def prepare_all(
             for image in images
         ]
         if not batches:
-            raise ValueError("Expected one image or more. Received: an empty list")
+            raise ValueError("Expected at least one image. Received: an empty list")
         return np.concatenate(batches)
     pixels = np.asarray(images)
     if pixels.ndim == 3:
@@ -350,7 +351,7 @@ def prepare_all(
 
 
 def _decoded(image: Any) -> Any:
-    """The pixels of a path or of encoded bytes; an array as it is."""
+    """Decodes a path or encoded bytes; returns an array unchanged."""
     if not isinstance(image, str | bytes | os.PathLike):
         return image
     path = None if isinstance(image, bytes) else image

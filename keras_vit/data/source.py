@@ -1,4 +1,4 @@
-"""A data set as training, evaluation and packing read it: classes and two splits."""
+"""A data set for training, evaluation and packing: classes and two splits."""
 
 import dataclasses
 import hashlib
@@ -13,14 +13,14 @@ __all__ = ["Source"]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set: its classes' names, its training images and its test images (4.1).
+    """A data set: class names, training images and test images (4.1).
 
     Attributes:
-        name: what it was opened by.
+        name: name that it was opened with.
         classes: K names, in the order of the labels.
-        train: the training images.
-        test: the test images; None where there are none.
-        left_out: how many unreadable images on_corrupt="skip" has left out.
+        train: training images.
+        test: test images, or None.
+        left_out: number of unreadable images that on_corrupt="skip" left out.
 
     Examples:
         >>> from keras_vit.data import Arrays, Source
@@ -37,7 +37,7 @@ class Source:
     left_out: int = 0
 
     def fingerprint(self) -> str:
-        """A hash of what the data is, for a run to be continued on the same.
+        """Returns a hash of the data, to check that a run resumes on the same data.
 
         Returns:
             SHA-256, 64 hexadecimal digits, of the classes and of both splits' images.
@@ -47,31 +47,32 @@ class Source:
         return hashlib.sha256(facts.encode()).hexdigest()
 
     def subset(self, images: int, seed: int = 0) -> "Source":
-        """The source with a random part of its training images (4.3, Figure 4).
+        """Selects a random subset of the training images (4.3, Figure 4).
 
-        Drawn over all images, not class by class. Of one seed a smaller subset is part
-        of every larger one.
+        It is drawn over all images, not class by class. With the same seed, a smaller
+        subset is part of every larger one.
 
         Args:
-            images: how many, from 1 to all.
+            images: number of images, from 1 to all.
             seed: seed of the draw.
 
         Returns:
-            A `Source` of the same classes and test images, the drawn ones in their
+            A `Source` with the same classes and test images; the drawn images keep
+            their order.
             order.
 
         Raises:
-            ValueError: if there are not so many, or they are a stream's.
+            ValueError: if there are fewer images, or the source is a stream.
         """
         if not isinstance(self.train, Indexed):
             raise ValueError(
-                "Expected images that any index reads, to draw a subset of. Received: "
-                f"{self.name!r}, a stream. keras-vit data pack makes shards of it"
+                "Expected images that can be read by index, for a subset. Received: "
+                f"{self.name!r}, a stream. Convert it with keras-vit data pack"
             )
         count = len(self.train)
         if not 0 < images <= count:
             raise ValueError(
-                f"Expected a subset of 1 to {count} images, all of {self.name!r}. "
+                f"Expected a subset of 1 to {count} images of {self.name!r}. "
                 f"Received: images={images}"
             )
         drawn = np.random.default_rng(seed).permutation(count)[:images]

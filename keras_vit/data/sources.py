@@ -1,7 +1,7 @@
-"""Where images come from: a folder, packed or not, an npz, the digits, or TFDS.
+"""Opens data sources: folders (also packed ones), .npz files, the digits, and TFDS.
 
-Every source is a `Source`: class names, a training `Split` and, where there is one, a
-test `Split`.
+A `Source` has class names, a training `Split` and, if there is a test set, a test
+`Split`.
 """
 
 import collections
@@ -27,9 +27,9 @@ from keras_vit.files import BROKEN_ZIP, IMAGE_SUFFIXES, may_wait, printable
 __all__ = ["Source", "open_source"]
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
-TEST_SHARE = 0.2  # Of a source that has no test set of its own.
-MOST_CLASSES = 2**20  # 48 times ImageNet-21k's; an array of names stays small.
-UNLABELLED = (".",)  # The one class of all images below a folder: the folder itself.
+TEST_SHARE = 0.2  # For a source without a test set.
+MOST_CLASSES = 2**20  # 48 times ImageNet-21k's, so that an array of names stays small.
+UNLABELLED = (".",)  # Without labels, the folder itself is the only class.
 
 
 def open_source(
@@ -39,28 +39,28 @@ def open_source(
     on_corrupt: Literal["stop", "skip"] = "stop",
     labels: bool = True,
 ) -> Source:
-    """Opens images by name: a folder's, a file's, or those of a TFDS data set (4.1).
+    """Opens a data set by name: a folder, a file, or a TFDS data set (4.1).
 
     Args:
-        spec: a folder (`train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or `CLASS/*.jpg`, of
-            which a fifth of every class then is the test set), one that `keras-vit data
-            pack` wrote, an `.npz` with `x_train`, `y_train`, `x_test`, `y_test` and, if
-            wanted, `classes`, the word "digits", a task of VTAB-1k as "vtab:dtd" (see
-            `data.vtab`), or a TFDS name with or without splits: "cifar10",
-            "cifar10:train[:98%]/test".
-        seed: seed of the test share, where one has to be drawn.
-        on_corrupt: what to do about unreadable images of a folder, packed or not,
-            after naming them: "stop" raises, "skip" leaves them out.
-        labels: False takes every image below a folder, in class folders or not, and an
-            npz without labels, for what needs none (4.6).
+        spec: a folder with `train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or with
+            `CLASS/*.jpg` (then a fifth of every class is the test set); a folder
+            written by `keras-vit data pack`; an `.npz` with `x_train`, `y_train`,
+            `x_test`, `y_test` and optionally `classes`; "digits"; a task of VTAB-1k
+            such as "vtab:dtd" (see `data.vtab`); or a TFDS name with or without splits:
+            "cifar10", "cifar10:train[:98%]/test".
+        seed: seed for drawing the test set, if the source has none.
+        on_corrupt: handling of unreadable images of a folder, packed or not: "stop"
+            raises, "skip" leaves them out. Both list them.
+        labels: False reads every image below a folder, in class folders or not, or an
+            npz without labels, for training without labels (4.6).
 
     Returns:
-        A `Source`; without a test set of its own an npz gives up a fifth, as a folder.
+        A `Source`. Without a test set, an npz is divided like a folder.
 
     Raises:
-        ValueError: if there is no such source, or it cannot be learnt from as it is.
+        ValueError: if there is no such source, or it cannot be used for training.
         ImportError: without scikit-learn for "digits", tensorflow_datasets for a TFDS
-            name, or a package that TFDS prepares it with.
+            name, or a package that TFDS requires to prepare it.
     """
     if on_corrupt not in ("stop", "skip"):
         raise ValueError(
@@ -69,7 +69,7 @@ def open_source(
     if not isinstance(spec, str | os.PathLike):
         raise ValueError(
             "Expected a folder, an .npz, 'digits' or a TFDS name. Received: "
-            f"{type(spec).__name__}. Arrays become ready batches by "
+            f"{type(spec).__name__}. Convert arrays to batches with "
             "tf.data.Dataset.from_tensor_slices((images, labels)).batch(B)"
         )
     path = Path(spec)
@@ -99,8 +99,8 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
         parted = path / "test" == test and any(p.is_dir() for p in test.iterdir())
         if labelled and parted:
             raise ValueError(
-                f"Expected a folder train beside test. Received: {str(path)!r} "
-                "without it. Add it, or put all class folders side by side"
+                f"Expected a folder train next to test. Received: {str(path)!r} "
+                "without it. Add it, or put all class folders directly into the folder"
             )
         classes = _classes(path, labelled)
         files, labels = _files(path, classes)
@@ -118,7 +118,7 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     if unknown:
         raise ValueError(
             "Expected test classes among the training classes. Received: "
-            f"{', '.join(sorted(unknown))} in {str(test)!r} alone. Add training "
+            f"{', '.join(sorted(unknown))} only in {str(test)!r}. Add training "
             "images of them, or rename the folders as in train"
         )
     _check_apart(train, test, present)
@@ -130,14 +130,14 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
 
 
 def _check_apart(train: Path, test: Path, classes: tuple[str, ...]) -> None:
-    """Raises where test images are the training images, by a symbolic link."""
+    """Raises if test images are training images because of a symbolic link."""
     trained = {folder.resolve() for folder in train.iterdir()}
     for name in classes:
         if (test / name).resolve() in trained or test.resolve() == train.resolve():
             raise ValueError(
                 "Expected test images that are not training images. Received: "
-                f"{str(test / name)!r}, by a symbolic link a folder of {str(train)!r}. "
-                f"Delete the link; without {test.name!r} and 'train' a fifth of every "
+                f"{str(test / name)!r}, a symbolic link to a folder of {str(train)!r}. "
+                f"Delete the link. Without {test.name!r} and 'train' a fifth of every "
                 "class is the test set"
             )
 
@@ -147,7 +147,7 @@ def _test_folder(path: Path) -> Path | None:
 
 
 def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
-    """The class folders of `path`, by name."""
+    """Returns the names of the class folders of `path`."""
     if not labelled:
         return UNLABELLED
     classes = tuple(
@@ -159,21 +159,21 @@ def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
         same = folders.setdefault((path / name).resolve(), name)
         if same != name:
             raise ValueError(
-                "Expected a folder of its own for every class. Received: "
-                f"{name!r} and {same!r} in {str(path)!r} are one folder, by a symbolic "
-                "link. Delete one of them"
+                "Expected a separate folder for every class. Received: "
+                f"{name!r} and {same!r} in {str(path)!r}, which are one folder because "
+                "of a symbolic link. Delete one of them"
             )
     if len(classes) < least:
         raise ValueError(
-            f"Expected class folders, at least {least} of them. Received: "
-            f"{str(path)!r} with {', '.join(classes) or 'none'}. Put the images of a "
-            "class into a folder of its name"
+            f"Expected at least {least} class folders. Received: "
+            f"{str(path)!r} with {', '.join(classes) or 'none'}. Put the images of "
+            "each class into a folder with its name"
         )
     return classes
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Every file below a folder, by name, but for hidden ones and hidden folders'."""
+    """Returns every file below a folder, sorted, without hidden files and folders."""
     return [
         path
         for path in sorted(folder.rglob("*"))
@@ -183,10 +183,10 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Every image below a folder, by its suffix; hidden files are left out.
+    """Returns every image below a folder by its suffix; leaves out hidden files.
 
     Raises:
-        ValueError: if one is a named pipe, a socket or a device, which may never end.
+        ValueError: for a named pipe, a socket or a device, which may never end.
     """
     return _images_among(visible_files(folder))
 
@@ -203,7 +203,7 @@ def _images_among(files: list[Path]) -> list[Path]:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a name is text: Python keeps other bytes of it as surrogates."""
+    """Returns whether a name is UTF-8; Python keeps invalid bytes as surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -212,11 +212,11 @@ def _is_utf8(name: str) -> bool:
 
 
 def check_names(classes: Sequence[str], where: str) -> None:
-    """Raises where two classes have one name, or a name cannot be printed."""
+    """Raises if two classes have the same name, or a name cannot be printed."""
     twice = sorted(name for name, n in collections.Counter(classes).items() if n > 1)
     if twice:
         raise ValueError(
-            f"Expected classes of different names. Received: {where} with "
+            f"Expected distinct class names. Received: {where} with "
             f"{len(classes)} classes, {twice[0]!r} more than once. Rename one of them"
         )
     odd = [name for name in classes if not name.isprintable()]
@@ -228,7 +228,7 @@ def check_names(classes: Sequence[str], where: str) -> None:
 
 
 def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
-    """Every image of the class folders, and its label."""
+    """Returns every image of the class folders, and its label."""
     files: list[str] = []
     labels: list[int] = []
     ignored: list[Path] = []
@@ -240,15 +240,15 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
         if not images:
             raise ValueError(
                 f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in every class "
-                f"folder. Received: {str(folder)!r}, which has none. Fill it or "
-                "delete it"
+                f"folder. Received: {str(folder)!r} without any. Add images or "
+                "delete the folder"
             )
         files += map(str, images)
         labels += [label] * len(images)
     if ignored:
         warnings.warn(
-            f"{len(ignored)} files in {printable(path)} are not images by their suffix "
-            f"and were left out, {printable(ignored[0])} first",
+            f"{len(ignored)} files in {printable(path)} do not have the suffix of an "
+            f"image and were left out; the first is {printable(ignored[0])}",
             stacklevel=2,
         )
     return files, np.array(labels)
@@ -260,14 +260,14 @@ def check_images(
     classes: tuple[str, ...],
     on_corrupt: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes every file once, so that training never meets a bad one.
+    """Decodes every file once, so that training does not fail on a damaged one.
 
     Returns:
         The readable files and their labels.
 
     Raises:
-        ValueError: naming the unreadable ones, unless `on_corrupt` is "skip"; if a
-            class of them would have none left; or if a name is not UTF-8.
+        ValueError: if files are unreadable, unless `on_corrupt` is "skip"; if a class
+            has no readable file; or if a name is not UTF-8.
     """
     if foreign := [file for file in files if not _is_utf8(file)]:
         raise ValueError(
@@ -287,8 +287,8 @@ def check_images(
     if on_corrupt == "stop":
         raise ValueError(
             f"Expected readable images. Received: {len(bad)} of {len(files)} files "
-            f"that cannot be decoded: {listed}. Repair or delete them, or leave them "
-            "out with --on-corrupt skip (on_corrupt='skip')"
+            f"that cannot be decoded: {listed}. Repair or delete them, or skip them "
+            "with --on-corrupt skip (on_corrupt='skip')"
         )
     warnings.warn(f"{len(bad)} unreadable images left out: {listed}", stacklevel=2)
     left = collections.Counter(labels[readable].tolist())
@@ -297,14 +297,14 @@ def check_images(
         if count and not left[label]:
             raise ValueError(
                 "Expected a readable image in every class. Received: class "
-                f"{name!r} with {count} files, none of them readable. Put images "
-                "there or delete the class"
+                f"{name!r} with {count} files, none of them readable. Add readable "
+                "images or delete the class"
             )
     return np.array(files)[readable], labels[readable]
 
 
 def _reasons(files: list[str]) -> list[str | None]:
-    """Why each file cannot be decoded; None for those that can."""
+    """Returns for each file the reason why it cannot be decoded; None if it can."""
 
     @as_written
     def decoded(position: Any, file: Any) -> tuple[Any, Any]:
@@ -333,12 +333,12 @@ def _reasons(files: list[str]) -> list[str | None]:
 
 
 def _reason(file: str) -> str:
-    """Why a file was not decoded."""
+    """Returns the reason why a file was not decoded."""
     try:
         encoded = Path(file).read_bytes()
     except OSError as error:
         return error.strerror or str(error)
-    return decoding.reason(encoded) or "it has changed meanwhile"
+    return decoding.reason(encoded) or "it has changed in the meantime"
 
 
 def _packed(path: Path, on_corrupt: Literal["stop", "skip"]) -> Source:
@@ -371,8 +371,8 @@ def _npz(path: Path, seed: int, labelled: bool) -> Source:
         low, high = split.labels.min(), split.labels.max()
         if low < 0 or high >= len(classes) or (labelled and len(classes) < 2):
             raise ValueError(
-                "Expected two classes or more, and labels from 0 up to their number "
-                f"less one. Received: {str(path)!r} with {len(classes)} classes and "
+                "Expected at least two classes, and labels from 0 to the number of "
+                f"classes - 1. Received: {str(path)!r} with {len(classes)} classes and "
                 f"labels from {low} to {high}. Renumber the labels from 0"
             )
     if test is None:
@@ -383,7 +383,7 @@ def _npz(path: Path, seed: int, labelled: bool) -> Source:
 def _npz_classes(
     arrays: dict[str, np.ndarray], train: Arrays, path: Path
 ) -> tuple[str, ...]:
-    """The names in the file, else the labels' numbers."""
+    """Returns the names in the file, or the labels' numbers."""
     highest = int(train.labels.max())
     if "classes" not in arrays and highest >= MOST_CLASSES:
         raise ValueError(
@@ -397,7 +397,7 @@ def _npz_classes(
 
 
 def _without_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Labels of one class for the images that are there."""
+    """Adds labels of a single class for the images."""
     told = {"classes": np.array(UNLABELLED)}
     pairs = (("images", "labels"), ("x_train", "y_train"), ("x_test", "y_test"))
     for images, labels in pairs:
@@ -411,7 +411,7 @@ def _plain_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if isinstance(file, np.ndarray):
-                raise ValueError("it holds a single array")
+                raise ValueError("it contains a single array")
             return {key: file[key] for key in file.files}
     except (*BROKEN_ZIP, OSError) as error:
         raise ValueError(
@@ -435,7 +435,7 @@ def _labelled(images: np.ndarray, labels: np.ndarray, where: str) -> Arrays:
             f"{where} with images {images.dtype} {images.shape}, labels "
             f"{labels.dtype} {labels.shape}. Images are stored as 0..255, not scaled"
         )
-    if (highest := int(labels.max())) >= 2**63:  # Of uint64: Arrays has int64.
+    if (highest := int(labels.max())) >= 2**63:  # From uint64; Arrays has int64.
         raise ValueError(
             f"Expected labels below {MOST_CLASSES}. Received: {where} with the label "
             f"{highest}. Renumber the labels from 0"
@@ -448,7 +448,8 @@ def _digits(seed: int) -> Source:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "Expected scikit-learn for its digits: pip install 'keras-vit-paper[demo]'"
+            "Expected scikit-learn for its digits. Run pip install "
+            "'keras-vit-paper[demo]'"
         ) from error
     digits = load_digits()
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # 0..16 in the file.

@@ -2,10 +2,9 @@
 
 `Source.train` and `Source.test` are splits.
 
-A split yields single examples, {"image": ..., "label": ...}, the image as encoded bytes
-or as uint8 [H, W, C]. A place is an example's position in a pass; a handle is what the
-example is read by: an index where the split is indexable, the undecoded example where
-it is a stream.
+A split yields single examples, {"image": ..., "label": ...}. The image is encoded bytes
+or uint8 [H, W, C]. A place is an example's position in a pass. A handle identifies the
+example for reading: an index in an indexable split, the undecoded example in a stream.
 """
 
 import abc
@@ -28,11 +27,11 @@ from keras_vit.data.decoding import as_written
 
 __all__ = ["TFDS", "Arrays", "Indexed", "Labelling", "Split"]
 
-CACHE_BYTES = 512 * 2**20  # Splits of smaller files are read once and kept, encoded.
+CACHE_BYTES = 512 * 2**20  # Smaller splits of files are read once and kept, encoded.
 
 CHUNK = 1024  # Places that one call of a dataset's map computes.
 
-# Name, size, and SHA-256 or time of change of a file.
+# Name, size, and SHA-256 or modification time of a file.
 Content: TypeAlias = tuple[str, int, str | int]
 Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that shape.
 
@@ -40,10 +39,10 @@ Keep: TypeAlias = Callable[[Any], Any]  # Places int64 [...] -> bool of that sha
 class Split(abc.ABC):
     """Labeled images that can be read in order, shuffled, and divided.
 
-    Table 4 has held-out shares.
+    Table 4 uses held-out shares.
 
     Attributes:
-        order: Version of the order of `endless`, part of a run's identity. None for
+        order: version of the order of `endless`, part of a run's identity. None for
             streams, whose order has not changed since keras_vit 0.1.
     """
 
@@ -51,16 +50,16 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many images."""
+        """Number of images."""
 
     @abc.abstractmethod
     def places(self, keep: Keep | None = None) -> tf.data.Dataset:
         """Returns one pass in the stored order: (place int64, handle).
 
         Args:
-            keep: which places to yield, int64 [...] -> bool [...]; None for all. What
-                an indexable split leaves out is not read; what a stream leaves out is
-                not decoded.
+            keep: function that selects places, int64 [...] -> bool [...]; None selects
+                all. An indexable split does not read the others; a stream does not
+                decode them.
 
         Returns:
             A `tf.data.Dataset` of single examples.
@@ -75,9 +74,9 @@ class Split(abc.ABC):
         The first component holds the seed and the epoch.
 
         Args:
-            seed: Random seed; with the epoch it determines the order.
-            batch_size: Global batch size B.
-            start_step: Step of the first batch, from 0.
+            seed: random seed; with the epoch it determines the order.
+            batch_size: global batch size B.
+            start_step: step of the first batch, from 0.
             own: (first, last). Only the examples from `first` up to `last` of each
                 batch are yielded; the others are skipped as in `places`.
 
@@ -86,19 +85,19 @@ class Split(abc.ABC):
         """
 
     def fetch(self, handles: tf.data.Dataset) -> tf.data.Dataset:
-        """(..., handle) -> (..., what `item` takes), where reading goes by groups.
+        """Reads handles, if possible in groups: (..., handle) -> (..., `item`'s input).
 
         Args:
-            handles: a dataset whose last element is the handle, as `places` yields it.
+            handles: dataset with the handle as its last element, as in `places`.
         """
         return handles
 
     @abc.abstractmethod
     def item(self, handle: Any) -> dict[str, Any]:
-        """What a handle stands for, in a dataset's map.
+        """Returns the example of a handle, in a dataset's map.
 
         Args:
-            handle: an element of `places`, through `fetch`.
+            handle: an element of `places` after `fetch`.
 
         Returns:
             "image", a scalar string or uint8 [H, W, C], and "label", a scalar int64.
@@ -106,7 +105,7 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def split(self, share: float, seed: int) -> tuple["Split", "Split"]:
-        """Divides the images into a part to train on and one to choose on (Table 4).
+        """Divides the images into a training part and a held-out part (Table 4).
 
         Args:
             share: share of the images that is held out, in (0, 1).
@@ -116,35 +115,35 @@ class Split(abc.ABC):
             The rest, and the held-out share.
 
         Raises:
-            ValueError: if one of them would be empty, or cannot be cut out.
+            ValueError: if a part would be empty, or the split cannot be divided.
         """
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A hash of what the images are and of their order.
+        """Returns a hash of the images and their order.
 
-        Of folders larger than `CACHE_BYTES`, 512 MiB, it covers names, sizes and times
-        of change, of smaller ones names and contents; where the folder is does not
-        matter.
+        For folders larger than `CACHE_BYTES`, 512 MiB, it covers names, sizes and
+        modification times; for smaller ones names and contents. The location of the
+        folder does not matter.
 
         Returns:
             SHA-256, 64 hexadecimal digits.
         """
 
     def fingerprint_as_read(self) -> str:
-        """The fingerprint of the images that a pass gives.
+        """Returns the fingerprint of the images that a pass yields.
 
         Returns:
-            SHA-256, 64 hexadecimal digits. It differs from `fingerprint` where files
-            have changed since they were read into memory.
+            SHA-256, 64 hexadecimal digits. It differs from `fingerprint` if files have
+            changed since they were read into memory.
         """
         return self.fingerprint()
 
     def dataset(self) -> tf.data.Dataset:
-        """One pass of the examples themselves.
+        """Builds one pass over the examples.
 
         Returns:
-            A `tf.data.Dataset` of what `item` returns.
+            A `tf.data.Dataset` of the results of `item`.
         """
         handles = self.fetch(self.places())
         return handles.map(
@@ -153,12 +152,12 @@ class Split(abc.ABC):
 
 
 class Indexed(Split):
-    """A split of which an index reads any example.
+    """A split whose examples can be read by index.
 
-    Its handles are indices.
+    Its handles are the indices.
 
     Args:
-        labels: int [N].
+        labels: labels, int [N].
     """
 
     order = permutation.VERSION
@@ -180,7 +179,7 @@ class Indexed(Split):
             return places, places
 
         places = tf.data.Dataset.range(0, size, CHUNK).map(chunk).unbatch()
-        if keep is None:  # `unbatch` loses the length, and Keras then warns at the end.
+        if keep is None:  # `unbatch` loses the length; Keras would warn at the end.
             places = places.apply(tf.data.experimental.assert_cardinality(size))
         return places
 
@@ -204,13 +203,13 @@ class Indexed(Split):
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Self:
-        """The examples at `indices`.
+        """Selects the examples at `indices`.
 
         Args:
-            indices: int [M], of the examples.
+            indices: indices of the examples, int [M].
 
         Returns:
-            A split of the same kind, of M images in that order.
+            A split of the same kind, with M images in that order.
         """
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
@@ -219,15 +218,15 @@ class Indexed(Split):
 
 
 class Arrays(Indexed):
-    """A split in memory, or of image files.
+    """A split of arrays in memory or of image files.
 
     Args:
         images: uint8 [N, H, W, C], N file names, or N images as encoded bytes.
         labels: int [N].
 
     Raises:
-        ValueError: if the images and the labels differ in number, or if the images have
-            no pixels.
+        ValueError: if the numbers of images and labels differ, or the images have no
+            pixels.
     """
 
     def __init__(
@@ -237,7 +236,7 @@ class Arrays(Indexed):
     ) -> None:
         super().__init__(labels)
         encoded = any(isinstance(image, bytes) for image in images[:1])
-        # As NumPy's own strings, bytes would lose the zeros that they end with.
+        # A NumPy string dtype would drop trailing zero bytes.
         self.images = np.asarray(images, object if encoded else None)
         if self.labels.shape != (len(self.images),):
             raise ValueError(
@@ -261,7 +260,7 @@ class Arrays(Indexed):
 
     @functools.cached_property
     def _tensors(self) -> tuple[Any, Any, bool]:
-        """Images (or files' bytes, or names), labels, and whether they are names."""
+        """Returns images (or files' bytes or names), labels, and if these are names."""
         images, is_file = self.images, self.images.dtype.kind == "U"
         if is_file and self._is_small():
             with futures.ThreadPoolExecutor() as pool:
@@ -281,7 +280,7 @@ class Arrays(Indexed):
         return f"{len(self)} images in memory"
 
     def _root(self) -> str:
-        """The folder that all files are in."""
+        """Returns the folder that contains all files."""
         return os.path.commonpath(
             [Path(name).absolute().parent for name in self.images]
         )
@@ -309,7 +308,7 @@ class Arrays(Indexed):
         return digest.hexdigest()
 
     def _as_read(self) -> Iterator[Content]:
-        """The files in memory, or those on disk where none were read into it."""
+        """Yields the files in memory, or those on disk if none were read."""
         images, _, is_file = self.__dict__.get("_tensors", (None, None, True))
         if is_file:
             yield from self._on_disk()
@@ -337,9 +336,9 @@ def _kept(stream: tf.data.Dataset, keep: Keep | None) -> tf.data.Dataset:
 
 
 def constant(value: np.ndarray) -> Any:
-    """A tensor in host memory that functions of any dataset refer to.
+    """Returns a tensor in host memory for use in functions of any dataset.
 
-    Constants of their graphs may not exceed 2 GB.
+    Constants in a graph may not exceed 2 GB.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.constant(value)
@@ -348,12 +347,12 @@ def constant(value: np.ndarray) -> Any:
 def stratified(
     labels: np.ndarray, share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rest and of a share of every class, each in ascending order.
+    """Returns indices of the rest and of a share of every class, both ascending.
 
-    Every class of two images or more leaves one on each side.
+    Every class of at least two images is in both parts.
 
     Raises:
-        ValueError: if one side would be empty.
+        ValueError: if one part would be empty.
     """
     rng = np.random.default_rng(seed)
     held: list[int] = []
@@ -365,7 +364,7 @@ def stratified(
     chosen[held] = True
     if not 0 < chosen.sum() < len(labels):
         raise ValueError(
-            "Expected a class of at least two images to hold a share of. Received: "
+            "Expected a class of at least two images to hold out a share. Received: "
             f"{len(labels)} images of {len(np.unique(labels))} classes"
         )
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
@@ -373,14 +372,14 @@ def stratified(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """How a record of a TFDS data set becomes a labeled image.
+    """Conversion of a record of a TFDS data set to a labeled image.
 
     Attributes:
-        name: name of the task, for two of one data set.
+        name: name of the task, because a data set can have several.
         classes: K.
-        features: what `label` reads of a record; "image" is read besides.
-        label: a function from a decoded record to its label, from 0 to K - 1.
-        scale: what stored pixels are multiplied by to be 0..255.
+        features: features that `label` reads, in addition to "image".
+        label: function from a decoded record to its label, from 0 to K - 1.
+        scale: factor from stored pixels to 0..255.
     """
 
     name: str
@@ -391,15 +390,15 @@ class Labelling:
 
 
 class TFDS(Split):
-    """A split of a TensorFlow Datasets builder, streamed; images stay encoded.
+    """A streamed split of a TensorFlow Datasets builder; images stay encoded.
 
-    To begin in the middle it reads what comes before, without decoding it: `keras-vit
-    data pack` makes shards of it that any index reads.
+    To start in the middle, it reads the earlier records without decoding them. To read
+    by index instead, convert the data set with `keras-vit data pack`.
 
     Args:
-        builder: the result of `tfds.builder`, with its files in place.
-        spec: TFDS's own split arithmetic, e.g. "train[:98%]".
-        labelling: None for the feature "label", a ClassLabel.
+        builder: result of `tfds.builder`, with its files prepared.
+        spec: split in TFDS's syntax, e.g. "train[:98%]".
+        labelling: conversion of records; None for the feature "label", a ClassLabel.
     """
 
     def __init__(
@@ -443,7 +442,7 @@ class TFDS(Split):
         """Returns one pass in the order of (seed, epoch), int64 [2]."""
         size = min(len(self), 50_000)  # vit_jax/configs/common.py: shuffle_buffer.
         if not tf.executing_eagerly():
-            # The graph's own, else the global seed has a say; tf.data fails on 0.
+            # Sets the graph's seed instead of the global one; tf.data fails on 0.
             tf.random.set_seed(1)
         seed = tf.random.experimental.stateless_fold_in(seeds, 0)[0]
         seed = tf.cast(seed, tf.int64)
@@ -452,7 +451,7 @@ class TFDS(Split):
     def _stream(self) -> tf.data.Dataset:
         import tensorflow_datasets as tfds
 
-        encoded = {  # Of other images too, as Pets' masks: nobody looks at them.
+        encoded = {  # Also for other images, such as Pets' masks, which are not used.
             name: tfds.decode.SkipDecoding()
             for name, feature in self.builder.info.features.items()
             if isinstance(feature, tfds.features.Image)
@@ -495,11 +494,11 @@ class TFDS(Split):
             return {"image": image, "label": tf.identity(label)}
 
     def split(self, share: float, seed: int) -> tuple["TFDS", "TFDS"]:
-        """As the official "train[:98%]": the last share is held out.
+        """Holds out the last share, as in the official "train[:98%]".
 
         Args:
-            share: share of the images that is held out, in (0, 1); one image at least.
-            seed: not used: nothing is drawn.
+            share: share of the images that is held out, in (0, 1); at least one image.
+            seed: unused, because nothing is drawn.
 
         Returns:
             The rest, and the held-out share.
@@ -510,8 +509,8 @@ class TFDS(Split):
         base, _, rest = self.spec.partition("[")
         if rest or "+" in base:
             raise ValueError(
-                "Expected a whole TFDS split to hold a share of. Received: "
-                f"split={self.spec!r}; give one learning rate to train on it as it is"
+                "Expected a whole TFDS split to hold out a share. Received: "
+                f"split={self.spec!r}. Set one learning rate to train without a sweep"
             )
         kept = len(self) - max(1, round(share * len(self)))
         return (

@@ -1,4 +1,4 @@
-"""Data sets of tensorflow_datasets: downloaded, prepared and opened by name."""
+"""Downloads, prepares and opens data sets of tensorflow_datasets by name."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from keras_vit.data.splits import TFDS
 
 
 def prepared(dataset: str, name: str) -> Any:
-    """The TFDS builder of a data set, downloaded and prepared where it was not.
+    """Returns the TFDS builder of a data set; downloads and prepares it if necessary.
 
     Args:
-        dataset: as `tfds.builder` takes it: with config and version, if any.
-        name: what the user asked for.
+        dataset: argument of `tfds.builder`: a name, optionally with config and version.
+        name: name given by the user.
 
     Raises:
-        ImportError: naming the package that is missing.
+        ImportError: if a package is missing, with its name.
         ValueError: if TFDS has no such data set.
     """
     try:
@@ -22,7 +22,7 @@ def prepared(dataset: str, name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"Expected a folder, an .npz, 'digits' or a TFDS name. Received: {name!r}, "
-            "neither file nor folder; TFDS names need pip install "
+            "neither a file nor a folder. For TFDS names, run pip install "
             "'keras-vit-paper[tfds]'"
         ) from error
     try:
@@ -34,10 +34,10 @@ def prepared(dataset: str, name: str) -> Any:
         ) from error
     try:
         builder.download_and_prepare()
-    except ImportError as error:  # Of what TFDS does not bring along itself.
+    except ImportError as error:  # Of a package that TFDS does not install itself.
         package = {"cv2": "opencv-python-headless"}.get(error.name or "", error.name)
         raise ImportError(
-            f"Expected the packages that TFDS prepares {dataset!r} with. Received: "
+            f"Expected the packages that TFDS requires for {dataset!r}. Received: "
             f"{error}. Install it: pip install {package}"
         ) from error
     return builder
@@ -46,22 +46,22 @@ def prepared(dataset: str, name: str) -> Any:
 def tfds_source(
     builder: Any, name: str, train: str, test: str, any_test: bool = False
 ) -> Source:
-    """A prepared TFDS builder as a source.
+    """Returns a prepared TFDS builder as a source.
 
     Args:
-        builder: the result of `tfds.builder`, with its files in place.
-        name: the source's.
-        train: TFDS's name or arithmetic of the training split.
+        builder: result of `tfds.builder`, with its files prepared.
+        name: name of the source.
+        train: TFDS's name of the training split, or a split expression.
         test: name of the test split; "" for none.
-        any_test: where there is no split `test`, take a validation split, or none.
+        any_test: whether to use a validation split, or none, if `test` is missing.
     """
     features = builder.info.features
     names = getattr(features["label"], "names", ()) if "label" in features else ()
     if "image" not in features or not names:
         raise ValueError(
             "Expected a TFDS data set with features image and label, a ClassLabel. "
-            f"Received: {builder.name!r} with {', '.join(features)}. Write an .npz of "
-            "it, or a folder"
+            f"Received: {builder.name!r} with {', '.join(features)}. Convert it to an "
+            ".npz or a folder"
         )
     splits = builder.info.splits
     if any_test and test not in splits:
@@ -72,7 +72,7 @@ def tfds_source(
         except (KeyError, ValueError) as error:
             raise ValueError(
                 "Expected a split of the data set. Received: "
-                f"{split!r}, {builder.name!r} has {', '.join(splits)}. Name two, as in "
+                f"{split!r}; {builder.name!r} has {', '.join(splits)}. Name two, as in "
                 f"{builder.name}:{'/'.join(list(splits)[:2])}"
             ) from error
     return Source(

@@ -1,13 +1,14 @@
-"""VTAB-1k, the 19 tasks of D.10 and Table 9: a thousand training images each.
+"""VTAB-1k, the 19 tasks of D.10 and Table 9, with a thousand training images each.
 
 Splits, labels and numbers of images are those of google-research/task_adaptation at
 ed9b417, `task_adaptation/data/*.py` and `*_test.py` (arXiv:1910.04867). Its 800
-training images are the first of its own training split, its 200 validation images the
-first of its own validation split; slices of one TFDS split are written out here as that
-code computes them, e.g. after Caltech101's 90 % of 3060 images "train[2754:2954]".
+training images are the first ones of its training split, its 200 validation images the
+first ones of its validation split. Slices of a TFDS split are written out here as
+computed by that code. For example, after 90 % of Caltech101's 3060 images comes
+"train[2754:2954]".
 
-The list of tasks is that of `scripts/run_all_tasks.sh`. What of a task's images may be
-cropped or flipped, and the slices once more, is in google-research/scenic at a6c4438,
+The list of tasks is from `scripts/run_all_tasks.sh`. Which tasks' images may be cropped
+or flipped is from google-research/scenic at a6c4438, which also has the slices:
 `scenic/projects/baselines/plainvit/configs/vtab_plainvit_config.py`.
 """
 
@@ -36,26 +37,26 @@ GROUPS: tuple[Group, ...] = ("Natural", "Specialized", "Structured")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VTABTask:
-    """One column of Table 9: a task's images, its splits and its labels.
+    """A column of Table 9: a task's images, splits and labels.
 
-    Splits are written in TFDS's arithmetic.
+    Splits are in TFDS's syntax.
 
     Attributes:
-        name: as Table 9 prints it: "Clevr-Count".
+        name: name in Table 9, such as "Clevr-Count".
         group: "Natural", "Specialized" or "Structured" (Figure 2).
         classes: K.
-        tfds: name, config and version, as `tfds.builder` takes them.
+        tfds: name, config and version for `tfds.builder`.
         val200: the 200 of the 1000 training images that choose hyperparameters.
         test: the test split.
-        test_images: how many images it has.
+        test_images: number of test images.
         train800: the other 800 training images.
-        augment: the crops and flips that leave labels true, as of `Recipe.augment`;
-            scenic's.
-        features: what `label` reads of a record.
-        label: a function from a decoded record to its label, from 0 to K - 1.
-        class_names: K names, of a label that is no feature of TFDS's; else empty.
-        scale: what stored pixels are multiplied by to be 0..255.
-        by_hand: what TFDS cannot download, and what of it goes where; else empty.
+        augment: crops and flips that keep labels valid, as in `Recipe.augment`; from
+            scenic.
+        features: features that `label` reads.
+        label: function from a decoded record to its label, from 0 to K - 1.
+        class_names: K names, if the label is not a feature of TFDS; otherwise empty.
+        scale: factor from stored pixels to 0..255.
+        by_hand: files that TFDS cannot download, with their places; otherwise empty.
     """
 
     name: str
@@ -75,40 +76,40 @@ class VTABTask:
 
     @property
     def word(self) -> str:
-        """The name as it is typed: "clevr-count"."""
+        """The name as typed, such as "clevr-count"."""
         return self.name.lower()
 
 
 def clevr_count(record: Record) -> Any:
-    """How many objects there are, 3 to 10, as 0 to 7 (clevr.py)."""
+    """Returns the number of objects, 3 to 10, as 0 to 7 (clevr.py)."""
     return tf.size(record["objects"]["size"], tf.int64) - 3
 
 
 def clevr_distance(record: Record) -> Any:
-    """The bin of the closest object's distance (clevr.py)."""
+    """Returns the bin of the closest object's distance (clevr.py)."""
     distance = tf.reduce_min(record["objects"]["pixel_coords"][:, 2])
     return _bin(distance, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def kitti_distance(record: Record) -> Any:
-    """The bin of the closest vehicle's distance; 3 where there is none (kitti.py).
+    """Returns the bin of the closest vehicle's distance; 3 for none (kitti.py).
 
     Vehicles are the first three types: Car, Van and Truck.
     """
-    depths = record["objects"]["location"][:, 2]  # Meters before the camera.
+    depths = record["objects"]["location"][:, 2]  # Meters in front of the camera.
     depths = tf.boolean_mask(depths, record["objects"]["type"] < 3)
     distance = tf.reduce_min(tf.concat([depths, [1000.0]], axis=0))
     return _bin(distance, (-100.0, 8.0, 20.0, 999.0))
 
 
 def _bin(distance: Any, thresholds: tuple[float, ...]) -> Any:
-    """The last threshold below `distance`, by number; -1 if there is none."""
+    """Returns the index of the last threshold below `distance`; -1 if there is none."""
     below = tf.constant(thresholds) < distance
     return tf.reduce_sum(tf.cast(below, tf.int64)) - 1
 
 
 def sixteenths(feature: str, values: int) -> Callable[[Record], Any]:
-    """A label of 0..values - 1, neighbors joined to 16 classes (dsprites.py)."""
+    """Groups a label of 0..values - 1 into 16 classes of neighbors (dsprites.py)."""
 
     def label(record: Record) -> Any:
         return record[feature] * 16 // values
@@ -120,7 +121,7 @@ _CLEVR: dict[str, Any] = {
     "group": "Structured",
     "tfds": "clevr:3.*.*",
     "val200": "train[63000:63200]",
-    "test": "validation",  # CLEVR's own test images have no annotations.
+    "test": "validation",  # CLEVR's test images have no annotations.
     "test_images": 15_000,
     "augment": "flip",
     "features": ("objects",),
@@ -146,7 +147,7 @@ TASKS = (
     VTABTask(
         name="Caltech101",
         group="Natural",
-        classes=102,  # With one for the background.
+        classes=102,  # One of them is the background.
         tfds="caltech101:3.*.*",
         val200="train[2754:2954]",
         test="test",
@@ -183,8 +184,8 @@ TASKS = (
         name="Pets",
         group="Natural",
         classes=37,
-        # The original's 3.*.* is in no TFDS of today; 4.0.0 has the same images, those
-        # mended that were damaged.
+        # TFDS no longer has the original's 3.*.*. 4.0.0 has the same images, with the
+        # damaged ones repaired.
         tfds="oxford_iiit_pet:4.*.*",
         val200="train[2944:3144]",
         test="test",
@@ -321,7 +322,7 @@ TASKS = (
 
 
 def find(name: str) -> VTABTask:
-    """The task of a name, in capitals or not (Table 9).
+    """Returns the task with a name, in any case (Table 9).
 
     Args:
         name: name of one of `TASKS`: "Clevr-Count", "clevr-count".
@@ -330,7 +331,7 @@ def find(name: str) -> VTABTask:
         The `VTABTask`.
 
     Raises:
-        ValueError: if there is none, naming all.
+        ValueError: if the name is unknown, with all names.
 
     Examples:
         >>> find("clevr-count").group
@@ -344,14 +345,14 @@ def find(name: str) -> VTABTask:
 
 
 class Thousand(Arrays):
-    """The training images of a task in memory, encoded: first the 800, then the 200."""
+    """A task's encoded training images in memory, the 800 before the 200."""
 
     def split(self, share: float, seed: int) -> tuple["Thousand", "Thousand"]:
-        """The first images and the last; a share of 0.2 is the benchmark's own.
+        """Splits into first and last images; 0.2 is the benchmark's share.
 
         Args:
             share: share of the images that is held out, in (0, 1).
-            seed: not used: nothing is drawn.
+            seed: unused, because nothing is drawn.
 
         Returns:
             The rest, and the held-out share.
@@ -362,24 +363,24 @@ class Thousand(Arrays):
 
 
 def open_task(name: str | VTABTask, *, choosing: bool = False) -> Source:
-    """A task's images; TFDS downloads and prepares them where it has not.
+    """Opens a task's images; TFDS downloads and prepares them if necessary.
 
-    The training images are read at once and kept as they are encoded: 1 to 100 MB, of
-    KITTI's large PNGs 0.9 GB. Test images are streamed, all of them.
+    The training images are read at once and kept in memory as encoded: 1 to 100 MB, and
+    0.9 GB for KITTI's large PNGs. All test images are used; they are streamed.
 
     Args:
-        name: as Table 9 has it, in capitals or not, or a `VTABTask`.
-        choosing: what settings are chosen on: 800 images to train on, and to test on
-            the 200 others. False: all 1000, and the test images.
+        name: name in Table 9, in any case, or a `VTABTask`.
+        choosing: whether to choose settings: train on 800 images and test on the other
+            200. False: train on all 1000 and test on the test images.
 
     Returns:
-        A `Source`. A share of 0.2 that is held out of its training images, as Table 4's
-        VTAB row has it, is the 200.
+        A `Source`. Holding out a share of 0.2 of its training images, as Table 4's VTAB
+        row does, gives the 200.
 
     Raises:
-        ValueError: if there is no such task, or TFDS could not prepare its data; what
-            has to be put somewhere by hand is named.
-        ImportError: naming a package that TFDS prepares it with.
+        ValueError: if there is no such task, or TFDS could not prepare its data; the
+            message names files that you have to download yourself.
+        ImportError: if TFDS requires a missing package, with its name.
     """
     task = name if isinstance(name, VTABTask) else find(name)
     builder = _prepared(task)
@@ -409,14 +410,14 @@ def _prepared(task: VTABTask) -> Any:
         return prepared(task.tfds, f"vtab:{task.word}")
     except ImportError:
         raise
-    except Exception as error:  # TFDS and what it downloads with raise any.
+    except Exception as error:  # TFDS and its downloads raise any kind.
         said = " ".join(str(error).split()) or type(error).__name__
         said = said.partition(" Create it and ")[0][:400].rstrip(".")
         remedy = (
-            f"TFDS cannot download it. Put there {task.by_hand}"
+            f"TFDS cannot download it. Put these files there: {task.by_hand}"
             if task.by_hand
-            else "TFDS downloads it on first use; TFDS_DATA_DIR names the folder where "
-            "it is looked for before"
+            else "TFDS downloads it on first use; set TFDS_DATA_DIR to a folder that "
+            "already contains it"
         )
         raise ValueError(
             f"Expected {task.name}'s data, TFDS's {task.tfds}. Received: {said}. "
@@ -428,14 +429,14 @@ def _class_names(task: VTABTask, builder: Any) -> tuple[str, ...]:
     names = task.class_names or tuple(builder.info.features[task.features[0]].names)
     if len(names) != task.classes:
         raise ValueError(
-            f"Expected {task.classes} classes of {task.name}. Received: "
+            f"Expected {task.classes} classes in {task.name}. Received: "
             f"{builder.info.full_name} with {len(names)}"
         )
     return names
 
 
 def _read(*splits: TFDS) -> Thousand:
-    """Splits in memory, one after the other."""
+    """Reads splits into memory, one after the other."""
     items = [item for split in splits for item in split.dataset().as_numpy_iterator()]
     images = [item["image"] for item in items]
     encoded = isinstance(images[0], bytes)

@@ -270,7 +270,7 @@ def test_other_numbers_are_told(small_vtab):
     with pytest.warns(UserWarning, match=r"26032 test images, svhn_cropped/3.1.0 8 in"):
         vtab.open_task(task)
     task = dataclasses.replace(small_vtab["svhn"], classes=9)
-    with pytest.raises(ValueError, match=r"9 classes of SVHN\. Received: .* with 10"):
+    with pytest.raises(ValueError, match=r"9 classes in SVHN\. Received: .* with 10"):
         vtab.open_task(task)
 
 

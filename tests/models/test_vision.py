@@ -352,7 +352,7 @@ def test_images_that_preprocess_accepts(photos, tmp_path):
     )
     (tmp_path / "b.png").write_bytes(photos[0][:50])
     for wrong, message in (
-        ([], "one image or more"),
+        ([], "at least one image"),
         (tmp_path / "b.png", "b.png.*"),
         (b"no image", "Expected an image"),
         (np.zeros((4, 4)), r"\[B, H, W, C\]"),

@@ -383,7 +383,7 @@ def test_temperature_of_a_model_that_is_always_right(shell, trained, tmp_path):
     assert code == 1
     assert json.loads((tmp_path / "card.json").read_text())["temperatures"] == []
     assert "15 of 15 images right" in out
-    assert "all right" in err
+    assert "all correct" in err
 
 
 @pytest.mark.slow
@@ -957,7 +957,7 @@ def test_convert_says_what_a_dialect_cannot_hold(shell, tmp_path):
     hidden = str(REFERENCE / "vit_mini_rep.npz")
     code, _, err = shell("convert", hidden, tmp_path / "x", "--to", "hf")
     assert code == 1
-    assert "a head behind pre_logits" in err
+    assert "a head after pre_logits" in err
     assert not (tmp_path / "x").exists()
     code, _, err = shell(
         *("convert", MINI, tmp_path / "x", "--to", "npz", "--numerics", "timm")

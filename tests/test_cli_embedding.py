@@ -219,7 +219,7 @@ def test_files_that_are_no_embeddings(embedded, photos, tmp_path, shell):
     for path in [*sorted(tmp_path.glob("*.npz")), tmp_path, tmp_path / "missing"]:
         code, out, err = shell("search", path, query, "--output", tmp_path / "page")
         assert (code, out) == (1, ""), path
-        assert "Expected embeddings that `keras-vit embed` wrote" in err, path
+        assert "Expected embeddings written by `keras-vit embed`" in err, path
         assert "Traceback" not in err
     code, _, err = shell("search", embedded, tmp_path / "none.jpg")
     assert "Expected an image" in err

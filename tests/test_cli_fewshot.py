@@ -100,8 +100,8 @@ def test_fewshot_of_a_variant_without_weights(shell, shades):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--shots", "11"], "class 'dark' with 10. Up to 10 can be drawn"),
-        (["--shots", "11", "--knn"], "class 'dark' with 10. Up to 10 can be drawn"),
+        (["--shots", "11"], "class 'dark' with 10. Use at most 10 shots"),
+        (["--shots", "11", "--knn"], "class 'dark' with 10. Use at most 10 shots"),
         (["--shots", "many"], "shots from 1, or 'all'"),
         (
             ["--shots", "1", "--before-crop", "32"],

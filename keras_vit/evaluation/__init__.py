@@ -1,4 +1,4 @@
-"""Evaluation: how good a model is, as the paper asks it (section 4, D.9, D.10)."""
+"""Evaluation of models with the paper's measures (section 4, D.9, D.10)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The values of a results card (top-1: 4.1), which its pages render."""
+"""Values of a results card (top-1: 4.1), for its pages."""
 
 import dataclasses
 from typing import Any
@@ -24,5 +24,5 @@ class CardData:
 
     @property
     def has_classes(self) -> bool:
-        """Whether every image is of one class, not of a set of outputs (ReaL)."""
+        """Whether every image has one class, instead of a set of outputs (ReaL)."""
         return bool((self.images.label >= 0).all())

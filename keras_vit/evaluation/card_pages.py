@@ -1,4 +1,4 @@
-"""A results card as a page: Markdown next to its pictures, HTML that contains them."""
+"""Renders a results card as Markdown next to its pictures, and as HTML with them."""
 
 import html as entities
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ _TITLES = {
 _CAPTIONS = {
     "reliability": "Reliability: accuracy of images by their confidence, 15 bins. A "
     "calibrated model's bars end at the dashed line.",
-    "confusion": "Confusion: share of each class (row) that was taken for each "
+    "confusion": "Confusion: share of each class (row) that was predicted as each "
     "(column).",
     "data_size": "Accuracy against the number of training images (as in Figure 4).",
 }
-_CONFUSED = 10  # Pairs of classes in the table.
+_CONFUSED = 10  # Number of pairs of classes in the table.
 
 
 def shown(name: str, estimate: Estimate) -> Row:
-    """A result's value and interval: shares in percent, others as they are."""
+    """Formats a result and its interval; shares in percent, others unchanged."""
     scale, digits = (100, 2) if name.startswith("top") else (1, 4)
     value, low, high = (
         f"{scale * number:.{digits}f}"
@@ -45,7 +45,7 @@ def _results(card: CardData) -> list[Row]:
 
 
 def _facts(card: CardData) -> list[tuple[str, list[Row]]]:
-    """Title of a table: its rows."""
+    """Returns tables as pairs of a title and rows."""
     data = {key: value for key, value in card.data.items() if key != "classes"}
     data["classes"] = len(card.data["classes"])
     numerics = dict(card.numerics)
@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def _per_class(card: CardData) -> list[Row]:
-    """Classes with images, the hardest first."""
+    """Returns the classes that have images, the hardest first."""
     classes = card.data["classes"]
     right, images = card.images.per_class(len(classes))
     order = np.argsort(right / np.maximum(images, 1), kind="stable")
@@ -86,7 +86,7 @@ def _per_class(card: CardData) -> list[Row]:
 
 
 def _confused(card: CardData) -> list[Row]:
-    """The pairs of classes that were confused most."""
+    """Returns the pairs of classes that were confused most often."""
     classes = card.data["classes"]
     matrix = card.images.confusion(len(classes))
     wrong = matrix.copy()
@@ -109,14 +109,14 @@ def _scaling(card: CardData) -> str:
         return ""
     first, second = card.temperatures
     return (
-        f"Temperatures {first:.4f} and {second:.4f}: each half of the images, drawn at "
-        "random, is scaled by the temperature of the other half."
+        f"Temperatures {first:.4f} and {second:.4f}: the images are divided at random, "
+        "and each half is scaled by the temperature of the other."
     )
 
 
 _INTERVALS = (
     "95 % intervals: Wilson's for accuracies, percentile bootstrap over images for the "
-    "others. Every image counts once."
+    "others. Every image is counted once."
 )
 
 
@@ -124,7 +124,7 @@ _INTERVALS = (
 
 
 def markdown(card: CardData, pictures: Sequence[str]) -> str:
-    """The card as Markdown, which shows pictures of these names next to it."""
+    """Renders the card as Markdown that shows pictures with these names."""
     parts = [
         f"# {_md(card.name)} on {_md(card.data['name'])}",
         _md_table(("", "value", "95 % interval"), _results(card)),
@@ -135,7 +135,7 @@ def markdown(card: CardData, pictures: Sequence[str]) -> str:
     if card.has_classes:
         parts += [
             "## Most confused",
-            _md_table(("class", "taken for", "images"), _confused(card)),
+            _md_table(("class", "predicted as", "images"), _confused(card)),
             "## Classes, the hardest first",
             _md_table(("class", "accuracy", "images"), _per_class(card)),
         ]
@@ -147,7 +147,7 @@ def markdown(card: CardData, pictures: Sequence[str]) -> str:
 
 
 def _md(text: str) -> str:
-    """Text that Markdown and the HTML in it take for nothing else."""
+    """Escapes text for Markdown and the HTML in it."""
     marks = "\\`*_[]|#~"
     plain = entities.escape(" ".join(text.split()), quote=False)
     return "".join(f"\\{c}" if c in marks else c for c in plain)
@@ -159,7 +159,7 @@ def _md_table(head: Row, rows: Sequence[Row]) -> str:
 
 
 def _md_code(text: str) -> str:
-    """A block that no run of backticks in the text ends."""
+    """Returns a code block with a fence that is longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -174,7 +174,7 @@ def _caption(picture: str) -> str:
 
 
 def html(card: CardData, pictures: Mapping[str, bytes]) -> str:
-    """The card as one page of HTML with the pictures, PNG by name, inside."""
+    """Renders the card as one HTML page that contains its pictures, PNG by name."""
     images = f"{card.data['images']:,} images"
     if card.data["without_label"]:
         images += f", {card.data['without_label']:,} more have no label"

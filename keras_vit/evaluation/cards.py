@@ -1,9 +1,10 @@
-"""The results card of an evaluation: its settings and its results.
+"""Results card of an evaluation, with its settings and results.
 
 Top-1 is from section 4.1.
 
-A folder of `card.json`, the same as pages (`card.md`, `card.html`), their pictures, and
-`images.npz`: what was said of every image, by which two cards are compared.
+A card is a folder with `card.json`, the same as pages (`card.md`, `card.html`), their
+pictures, and `images.npz`, the predictions for every image, which are needed to compare
+two cards.
 """
 
 import dataclasses
@@ -38,30 +39,30 @@ from keras_vit.weights.architecture import config_of
 
 __all__ = ["Card"]
 
-FORMAT = 1  # Of card.json.
+FORMAT = 1  # Version of card.json.
 RESULTS = ("top_1", "top_5", "nll", "ece")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card(CardData):
-    """An evaluation's results card (top-1: 4.1).
+    """Results card of an evaluation (top-1: 4.1).
 
     Attributes:
-        name: name of the model, as tables show it.
+        name: name of the model in tables.
         model: its variant, sizes, the sha256 of its weights and of their file, and
-            their source, commit and license where they are known.
-        numerics: what it computes with: GELU, epsilons, dtypes, backend, versions.
-        preprocessing: what was done to an image.
+            their source, commit and license if known.
+        numerics: numerical settings: GELU, epsilons, dtypes, backend, versions.
+        preprocessing: scaling of the images.
         data: the data set's name, fingerprint, numbers of images, and classes.
         results: "top_1", "top_5" and "ece", in [0, 1], and "nll", in nats, with their
             95 % intervals.
         scaled: "nll" and "ece" after temperature scaling, each half of the images by
-            the temperature of the other half; empty where none was found.
-        temperatures: temperatures of the two halves, or none.
-        data_size: accuracy in [0, 1] by the number of training images, of any models
-            that the card also shows (Figure 4).
-        command: what was called.
-        images: what was said of each image.
+            the temperature of the other half; empty without temperatures.
+        temperatures: temperatures of the two halves; may be empty.
+        data_size: accuracies in [0, 1] of any models by the number of training images,
+            which the card shows in addition (Figure 4).
+        command: command that ran the evaluation.
+        images: prediction for each image.
     """
 
     @classmethod
@@ -75,14 +76,14 @@ class Card(CardData):
         weights_file: str | os.PathLike[str] | None = None,
         data_size: Mapping[str, Mapping[int, float]] | None = None,
     ) -> Self:
-        """The card of an evaluation.
+        """Creates the card of an evaluation.
 
         Args:
-            model: that was evaluated.
+            model: evaluated model.
             evaluation: result of `classify` or `evaluate_imagenet`.
-            name: name of the model, as tables are to show it.
-            command: what was called.
-            weights_file: that the weights are from, if from one.
+            name: name of the model in tables.
+            command: command that ran the evaluation.
+            weights_file: file of the weights, if they are from one.
             data_size: see `Card`.
 
         Returns:
@@ -130,23 +131,23 @@ class Card(CardData):
         )
 
     def with_temperatures(self, logits: np.ndarray) -> Self:
-        """The card with what temperature scaling does (Guo et al. 2017, 4.2).
+        """Adds the results of temperature scaling (Guo et al. 2017, 4.2).
 
         Args:
-            logits: float32 [N, O], that `keep_logits` kept.
+            logits: float32 [N, O], stored with `keep_logits`.
 
         Returns:
             A copy with `temperatures` and `scaled`.
 
         Raises:
-            ValueError: if no temperature is the best one (`metrics.temperature`).
+            ValueError: if no temperature is optimal (`metrics.temperature`).
         """
         found, after = metrics.scaled_by_halves(logits, self.images.label)
         scaled = {"nll": after.mean_nll(), "ece": after.ece()}
         return dataclasses.replace(self, temperatures=found, scaled=scaled)
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the card, all of its files or none.
+        """Writes all files of the card, or none.
 
         Args:
             folder: folder of `card.json`, `card.md`, `card.html`, pictures and
@@ -158,7 +159,7 @@ class Card(CardData):
         """
         root = Path(folder)
         drawn = [root / f"{name}.png" for name in self._pictures()]
-        # card.json, which knows the hash of images.npz, is the last to be there.
+        # card.json, which contains the hash of images.npz, is written last.
         paths = [*drawn, *(root / name for name in _FILES)]
         with replacing_all(paths) as temporaries:
             *pictures, images, page, html, facts = temporaries
@@ -166,9 +167,10 @@ class Card(CardData):
                 draw(picture)
             with images.open("wb") as file:
                 np.savez_compressed(file, **vars(self.images))
-            told = self._facts(file_sha256(images))
+            values = self.as_dict()
+            values["images"] = {"file": _IMAGES, "sha256": file_sha256(images)}
             names = [path.name for path in drawn]
-            facts.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            facts.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
             page.write_text(card_pages.markdown(self, names), encoding="utf-8")
             inside = {
                 name: picture.read_bytes()
@@ -177,7 +179,7 @@ class Card(CardData):
             html.write_text(card_pages.html(self, inside), encoding="utf-8")
 
     def _pictures(self) -> dict[str, Any]:
-        """Name of a picture: what draws it to a path."""
+        """Returns for each picture a function that draws it to a path."""
         bins, classes = self.images.reliability(), self.data["classes"]
         drawn: dict[str, Any] = {
             "reliability": lambda path: plots.reliability(
@@ -191,8 +193,8 @@ class Card(CardData):
             drawn["data_size"] = lambda path: plots.data_size(self.data_size, path)
         return drawn
 
-    def _facts(self, images_sha256: str) -> dict[str, Any]:
-        """The card as JSON has it."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the card as values of JSON, without predictions of single images."""
         bins = self.images.reliability()
         facts = {
             field.name: getattr(self, field.name)
@@ -211,25 +213,24 @@ class Card(CardData):
         if self.has_classes:
             right, images = self.images.per_class(len(self.data["classes"]))
             facts["per_class"] = {"right": right.tolist(), "images": images.tolist()}
-        facts["images"] = {"file": _IMAGES, "sha256": images_sha256}
         return {"keras_vit_card": FORMAT, **facts}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a card back, from its folder or its `card.json`.
+        """Reads a card from its folder or its `card.json`.
 
         Args:
-            path: path of either.
+            path: path of the folder or the file.
 
         Returns:
             The `Card`.
 
         Raises:
-            ValueError: if there is none, it is damaged, or of another version of
-                keras_vit.
+            ValueError: if there is none, it is damaged, or it was written by a
+                different version of keras_vit.
         """
         file = Path(path) / _FACTS if Path(path).is_dir() else Path(path)
-        law = "Expected a folder that `keras-vit evaluate --output` wrote. Received: "
+        law = "Expected a folder written by `keras-vit evaluate --output`. Received: "
         if not file.is_file():
             raise ValueError(f"{law}{str(path)!r} without {_FACTS}")
         try:
@@ -237,12 +238,12 @@ class Card(CardData):
             if facts["keras_vit_card"] != FORMAT:
                 raise ValueError(
                     f"{law}{str(file)!r} of format {facts['keras_vit_card']!r}, not "
-                    f"{FORMAT}. It is of another version of keras_vit"
+                    f"{FORMAT}. It was written by a different version of keras_vit"
                 )
             arrays = file.parent / facts["images"]["file"]
             if file_sha256(arrays) != facts["images"]["sha256"]:
                 raise ValueError(
-                    f"{law}{str(arrays)!r} that is not the one of {_FACTS}. Evaluate "
+                    f"{law}{str(arrays)!r}, which does not match {_FACTS}. Evaluate "
                     "again"
                 )
             return cls._read(facts, arrays)
@@ -292,7 +293,7 @@ _DAMAGE = (
 
 
 def _origin(model: keras.Model) -> dict[str, str]:
-    """The source, commit and license of the weights, where they are known."""
+    """Returns the source, commit and license of the weights, as far as known."""
     provenance = facts_of(model).provenance
     values = {at: getattr(provenance, at) for at in ("source", "revision", "license")}
     return {at: value for at, value in values.items() if value is not None}
@@ -305,7 +306,7 @@ def _file(path: str | os.PathLike[str] | None) -> dict[str, str]:
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
-    """JSON has no NaN."""
+    """Replaces NaN by None, because JSON has no NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
@@ -317,7 +318,7 @@ def _config(model: keras.Model) -> CheckpointConfig | None:
 
 
 def _variant(config: CheckpointConfig | None) -> str:
-    """The name in `VARIANTS`, else the sizes."""
+    """Returns the name in `VARIANTS`, or else the sizes."""
     if config is None:
         return "not of keras_vit"
     if (known := variant_of(config)) is not None:
@@ -344,7 +345,7 @@ def _numerics(model: keras.Model, config: CheckpointConfig | None) -> dict[str, 
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a config and of the ResNet in it, the latter's with its name."""
+    """Returns the fields of a config; those of its ResNet get the prefix resnet_."""
     inner = facts.get("resnet") or {}
     return facts | {f"resnet_{key}": value for key, value in inner.items()}
 
@@ -352,5 +353,5 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # As tensorflow-cpu: no such name.
+    except importlib.metadata.PackageNotFoundError:  # E.g. installed as tensorflow-cpu.
         return str(getattr(__import__(package), "__version__", "unknown"))

@@ -1,7 +1,7 @@
-"""A classifier on every image of a data set, once (4.1: "fine-tuning accuracy").
+"""Evaluates a classifier once on every image of a data set (4.1).
 
-The official code leaves out what does not fill its last batch
-(vit_jax/input_pipeline.py); here every image counts.
+The paper calls this "fine-tuning accuracy". The official code leaves out images that do
+not fill its last batch (vit_jax/input_pipeline.py); here every image counts.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ __all__ = ["Evaluation", "Task", "classify", "task_of"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Images, and what is right of them.
+    """Images with their correct answers.
 
     Attributes:
-        name: as TFDS names the data set, where it has it.
-        split: the images; their labels are classes, unless `answers` says otherwise.
+        name: name of the data set, TFDS's if it has one.
+        split: images; their labels are classes, unless `answers` is set.
         classes: K names.
-        model_outputs: how many logits a model must have.
-        outputs: int [O], which of them compete; None for all.
-        class_of_output: int [O], as `metrics.Counts` takes it.
-        answers: what is right, by the split's label: int [L], a class, -1 where the
-            task has none; or bool [L, O], outputs. None: the label itself.
-        border: pixels that the split cuts off each side of an image.
-        calibrates: whether a temperature can and may be found on these images: they
-            have one class each, and their license lets parameters be tuned.
+        model_outputs: number of logits that a model must have.
+        outputs: int [O], indices of the outputs that compete; None for all.
+        class_of_output: int [O], as in `metrics.Counts`.
+        answers: correct answers by the split's label: int [L], a class, or -1 if the
+            task does not have it; or bool [L, O], outputs. None: the label itself.
+        border: number of pixels that the split removes on each side of an image.
+        calibrates: whether temperature scaling is possible and permitted: the images
+            have one class each, and their license allows tuning parameters.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Task:
     calibrates: bool = True
 
     def fingerprint(self) -> str:
-        """A hash of the images, in their order, and of what is right of them.
+        """Returns a hash of the images, their order and the correct answers.
 
         Returns:
-            SHA-256, 64 hexadecimal digits; two cards of one are compared image by
-            image.
+            SHA-256, 64 hexadecimal digits. Cards with the same one can be compared
+            image by image.
         """
         arrays = (self.outputs, self.class_of_output, self.answers)
         facts = [
@@ -73,14 +73,14 @@ def _digest(array: np.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model said of a task's images (4.1).
+    """Predictions of a model for a task's images (4.1).
 
     Attributes:
-        task: the images.
-        images: five numbers of each image that has a label.
-        without_label: images that have none and are not counted (ReaL).
-        logits: float32 [N, O], where they were to be kept.
-        preprocessing: how images became input.
+        task: task with the images.
+        images: five numbers for each image that has a label.
+        without_label: number of images without a label, which are not counted (ReaL).
+        logits: float32 [N, O], if they were kept.
+        preprocessing: scaling of the images.
     """
 
     task: Task
@@ -91,21 +91,21 @@ class Evaluation:
 
 
 def task_of(source: Source) -> Task:
-    """The test images of a source (4.1).
+    """Returns the test images of a source as a task (4.1).
 
     Args:
         source: see `data.open_source`.
 
     Returns:
-        A `Task` of the source's classes, an output each.
+        A `Task` with the source's classes and an output for each.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if the source has no test images.
     """
     if source.test is None:
         raise ValueError(
             f"Expected a data set with test images. Received: --data {source.name}, "
-            "without"
+            "without any"
         )
     return Task(
         name=source.name.partition(":")[0],
@@ -116,7 +116,7 @@ def task_of(source: Source) -> Task:
 
 
 class ClassifyOptions(TypedDict, total=False):
-    """Keyword arguments that `evaluate_imagenet` passes on to `classify` (D.9)."""
+    """Keyword arguments that `evaluate_imagenet` passes to `classify` (D.9)."""
 
     batch_size: int
     preprocessing: Preprocessing | None
@@ -133,31 +133,32 @@ def classify(
     keep_logits: bool = False,
     verbose: bool = True,
 ) -> Evaluation:
-    """Runs a model on every image of a task once (4.1), on any Keras backend.
+    """Evaluates a model once on every image of a task (4.1), on any Keras backend.
 
     Args:
-        model: images to logits [B, `task.model_outputs`]; its own input size is used.
-        task: the result of `task_of(data.open_source(...))` or of
+        model: model from images to logits [B, `task.model_outputs`]; images are resized
+            to its input.
+        task: result of `task_of(data.open_source(...))` or of
             `imagenet.open_task(...)`.
         batch_size: images in the model at a time.
-        preprocessing: how images become input; default: the model's own, which a model
-            that is not a `VisionModel` does not have (then the paper's).
-        keep_logits: keep them, for `metrics.temperature`.
+        preprocessing: scaling of the images [default: the model's; the paper's for a
+            model that is not a `VisionModel`].
+        keep_logits: whether to keep logits, for `metrics.temperature`.
         verbose: whether to show progress on a terminal.
 
     Returns:
         An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
 
     Raises:
-        ValueError: if the model has other outputs or no fixed input size, gives
-            probabilities or NaN; if a label is out of range; if there is no image with
-            a label; if logits are to be kept where no temperature may be found.
+        ValueError: if the model has different outputs or no fixed input size, or
+            returns probabilities or NaN; if a label is out of range; if no image has a
+            label; if `keep_logits` is set but the task does not allow temperatures.
     """
     _check_model(model, task)
     if keep_logits and not task.calibrates:
         raise ValueError(
-            "Expected a data set for a temperature with one class an image, and whose "
-            "licence lets parameters be tuned on it, which ObjectNet's does not. "
+            "Expected a data set with one class per image and a license that allows "
+            "tuning a temperature on it, which ObjectNet's does not. "
             f"Received: {task.name}"
         )
     size, channels = model.input_shape[1:3], model.input_shape[-1]
@@ -179,7 +180,7 @@ def classify(
     steps = -(-total // batch_size)
     for images, labels in progress(batches, "evaluating", steps, verbose):
         count = len(images)
-        if count < batch_size:  # One shape for all batches: compiled once.
+        if count < batch_size:  # All batches have one shape, so it is compiled once.
             images = np.resize(images, (batch_size, *images.shape[1:]))
         logits = np.asarray(model.predict_on_batch(images)[:count], np.float32)
         if task.outputs is not None:
@@ -196,7 +197,7 @@ def classify(
 
 
 def _answers(task: Task, labels: np.ndarray) -> np.ndarray:
-    """What is right of a batch, for `Counts.update`."""
+    """Returns the correct answers of a batch, for `Counts.update`."""
     if task.answers is None:
         return labels
     known = (labels >= 0) & (labels < len(task.answers))
@@ -216,20 +217,20 @@ def _check_model(model: keras.Model, task: Task) -> None:
     name = getattr(activation, "__name__", "")
     if model.output_shape != (None, task.model_outputs):
         received = (
-            f"{model.output_shape[-1]} outputs, {task.model_outputs} classes in "
+            f"{model.output_shape[-1]} outputs for the {task.model_outputs} classes of "
             f"{task.name}"
         )
         if len(model.output_shape) != 2:
             received = f"output {model.output_shape}"
-        remedy = f". keras-vit finetune --data {task.name} makes one"
+        remedy = f". Train one with keras-vit finetune --data {task.name}"
     elif None in model.input_shape[1:]:
-        received, remedy = f"input {model.input_shape}, of no fixed size", ""
+        received, remedy = f"input {model.input_shape}, without a fixed size", ""
     elif name in ("softmax", "sigmoid"):
         received = f"a model that ends in {name}"
-        remedy = ": classifier_activation=None leaves that out"
+        remedy = ". Remove it with classifier_activation=None"
     else:
         return
     raise ValueError(
-        "Expected a model of the data set's classes, a logit for each. Received: "
+        "Expected a model with a logit for each class of the data set. Received: "
         f"{received}{remedy}"
     )

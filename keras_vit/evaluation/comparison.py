@@ -1,4 +1,4 @@
-"""Cards side by side: the same images compared pair by pair, and Table 2's layout."""
+"""Compares cards pairwise on the same images, and in Table 2's layout."""
 
 import dataclasses
 import statistics
@@ -11,7 +11,7 @@ from keras_vit.evaluation.metrics import Estimate
 
 __all__ = ["Difference", "difference", "table_2"]
 
-TABLE_2 = {  # Its rows, by TFDS's names.
+TABLE_2 = {  # Its rows, by TFDS's names of the data sets.
     "imagenet2012": "ImageNet",
     "imagenet2012_real": "ImageNet ReaL",
     "cifar10": "CIFAR-10",
@@ -20,7 +20,7 @@ TABLE_2 = {  # Its rows, by TFDS's names.
     "oxford_flowers102": "Oxford Flowers-102",
     "vtab": "VTAB (19 tasks)",
 }
-COLUMNS = {  # Of the paper, by model and pre-training.
+COLUMNS = {  # The paper's columns, by model and pre-training.
     ("ViT-H/14", "jft300m"): "H/14 JFT",
     ("ViT-L/16", "jft300m"): "L/16 JFT",
     ("ViT-L/16", "imagenet21k"): "L/16 I21k",
@@ -31,16 +31,18 @@ COLUMNS = {  # Of the paper, by model and pre-training.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A card less the first one.
+    """Difference between a card and the first one.
 
     Attributes:
-        is_paired: whether both are of the same images and labels.
+        is_paired: whether both have the same images and labels.
         top_1: difference of shares, in [-1, 1], with its 95 % interval: paired
-            bootstrap, or Newcombe's of two independent shares.
-        nll: difference of the NLL in nats, by paired bootstrap; None unpaired.
-        p: exact McNemar test that both err equally often, in [0, 1]; None unpaired.
-        only_first: images that the first alone is right about; None unpaired.
-        only_second: images that the other alone is right about; None unpaired.
+            bootstrap, or Newcombe's for two independent shares.
+        nll: difference of the NLL in nats, by paired bootstrap; None if not paired.
+        p: p-value of the exact McNemar test that both err equally often, in [0, 1];
+            None if not paired.
+        only_first: images that only the first predicts correctly; None if not paired.
+        only_second: images that only the second predicts correctly; None if not
+            paired.
     """
 
     is_paired: bool
@@ -52,14 +54,14 @@ class Difference:
 
 
 def difference(first: Card, second: Card) -> Difference:
-    """What `second` has more than `first`.
+    """Returns the results of `second` minus those of `first`.
 
-    Paired where the cards' data have one fingerprint: the same images in the same
-    order, and the same right answers.
+    They are paired if the cards' data have the same fingerprint: the same images in
+    the same order, with the same correct answers.
 
     Args:
-        first: the card to compare with.
-        second: the other one.
+        first: card to compare with.
+        second: card to compare.
 
     Returns:
         A `Difference`.
@@ -81,15 +83,16 @@ def difference(first: Card, second: Card) -> Difference:
 
 
 def table_2(cards: Sequence[Card]) -> tuple[list[str], list[list[str]]]:
-    """Top-1 in Table 2's layout: data sets by models, the paper's before the cards'.
+    """Arranges top-1 as in Table 2: data sets by models, the paper's columns first.
 
     Args:
-        cards: those of other data sets are left out. Several of one name and data are
-            runs of one model: their mean and standard deviation.
+        cards: cards to show; data sets that are not in Table 2 are left out. Several
+            cards with the same name and data are runs of one model and are shown with
+            mean and standard deviation.
 
     Returns:
-        Column names, and a row for each of Table 2's data sets that a card is of,
-        beginning with its name. No rows where there is none.
+        Column names, and a row, which begins with its name, for each data set of
+        Table 2 that has a card. There may be no rows.
     """
     cells: dict[str, dict[str, str]] = {}
     for row in paper.TABLES["Table 2"]:

@@ -1,4 +1,4 @@
-"""Frozen features: what a head reads of every image (4.1), streamed into one array.
+"""Computes frozen features: the input of a model's head for every image (4.1).
 
 Glossary of shapes: N images, D the features' width.
 """
@@ -22,7 +22,7 @@ __all__ = ["Features", "backbone", "extract", "gather"]
 
 
 class ExtractOptions(TypedDict, total=False):
-    """Keyword arguments that `gather` and the probes pass on to `extract` (4.1)."""
+    """Keyword arguments that `gather` and the probes pass to `extract` (4.1)."""
 
     preprocessing: Preprocessing | None
     batch_size: int
@@ -38,12 +38,12 @@ class Features:
         train_y: int [N], labels in [0, K).
         test_x: [M, D], float.
         test_y: int [M], labels in [0, K).
-        classes: names of the K classes; by default the numbers up to the training
-            images' last one.
+        classes: names of the K classes [default: the numbers up to the highest training
+            label].
 
     Raises:
-        ValueError: if a shape, a label or a feature is impossible, or there are fewer
-            than two classes.
+        ValueError: if a shape, a label or a feature is invalid, or there are fewer than
+            two classes.
     """
 
     train_x: np.ndarray
@@ -57,7 +57,7 @@ class Features:
             _check_arrays(name, getattr(self, f"{name}_x"), getattr(self, f"{name}_y"))
         if self.train_x.shape[1] != self.test_x.shape[1]:
             raise ValueError(
-                "Expected training and test features of one width. Received: "
+                "Expected training and test features of the same width. Received: "
                 f"train_x {self.train_x.shape}, test_x {self.test_x.shape}"
             )
         if not self.classes:
@@ -71,21 +71,20 @@ class Features:
 def _check_classes(classes: Sequence[str]) -> None:
     if len(classes) < 2:
         raise ValueError(
-            "Expected two classes or more. Received: "
-            f"{', '.join(classes) or 'none'} alone"
+            f"Expected at least two classes. Received: {', '.join(classes) or 'none'}"
         )
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: Sequence[str]) -> None:
     if labels.min() < 0 or labels.max() >= len(classes):
         raise ValueError(
-            f"Expected labels from 0 to {len(classes) - 1}, of the training images' "
+            f"Expected labels from 0 to {len(classes) - 1}, the training images' "
             f"classes. Received: {name} from {labels.min()} to {labels.max()}"
         )
 
 
 def _check_arrays(name: str, x: Any, y: Any) -> None:
-    """Raises for anything but finite features [N, D] and their labels [N]."""
+    """Raises unless these are finite features [N, D] and their labels [N]."""
     x_told, y_told = (
         f"{array.dtype} {array.shape}"
         if isinstance(array, np.ndarray)
@@ -103,7 +102,7 @@ def _check_arrays(name: str, x: Any, y: Any) -> None:
     )
     if not fits:
         raise ValueError(
-            "Expected float features [N, D] and integer labels [N], NumPy arrays. "
+            "Expected NumPy arrays, float features [N, D] and integer labels [N]. "
             f"Received: {name}_x {x_told}, {name}_y {y_told}"
         )
     bad = first_not_finite(x)
@@ -114,21 +113,22 @@ def _check_arrays(name: str, x: Any, y: Any) -> None:
 
 
 def backbone(model: keras.Model) -> keras.Model:
-    """From images to what a head reads (Equation 4): [B, H, W, C] -> [B, D].
+    """Returns the model up to its head's input (Equation 4): [B, H, W, C] -> [B, D].
 
-    That is the input of the layer named `head` (with `pre_logits`, what comes after it,
-    as big_vision's few-shot evaluation takes), or the output of a model without one.
+    The head's input is the input of the layer named `head` (with `pre_logits`, the
+    output of that, as in big_vision's few-shot evaluation). Without a head it is the
+    model's output.
 
     Args:
-        model: functional, of one input and one output.
+        model: functional, with one input and one output.
 
     Raises:
-        ValueError: if the model is another, what the head reads is not [B, D], or the
-            model gives probabilities.
+        ValueError: if the model is of a different kind, the head's input is not [B, D],
+            or the model returns probabilities.
     """
     if len(getattr(model, "inputs", None) or ()) != 1 or len(model.outputs) != 1:
         raise ValueError(
-            "Expected a functional model of one input and one output. Received: "
+            "Expected a functional model with one input and one output. Received: "
             f"model={model.name!r}. Wrap it: keras.Model(IMAGES, FEATURES)"
         )
     read = read_by(model, "head")
@@ -143,11 +143,11 @@ def backbone(model: keras.Model) -> keras.Model:
             return model
         return keras.Model(model.inputs[0], read, name=model.name)
     remedies = {
-        3: "include_top=False, pooling='token' gives the class token's; so does "
+        3: "For the class token, use include_top=False, pooling='token', or "
         "keras_vit.from_checkpoint(FILE, classifier='token')",
-        4: "include_top=False, pooling='avg' gives their mean",
+        4: "For their mean, use include_top=False, pooling='avg'",
     }
-    remedy = remedies.get(len(features.shape), "keras.Model(IMAGES, FEATURES) does")
+    remedy = remedies.get(len(features.shape), "Use keras.Model(IMAGES, FEATURES)")
     raise ValueError(
         "Expected a model that ends in features [B, D], or in a layer named 'head' "
         f"that reads them. Received: model={model.name!r} with {told}. {remedy}"
@@ -163,29 +163,29 @@ def extract(
     before_crop: Size | None = None,
     verbose: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features of every image of a split (4.1): images [N] -> ([N, D], labels [N]).
+    """Computes features of every image of a split (4.1): -> ([N, D], labels [N]).
 
-    Images are read, resized and forgotten by the batch, on any Keras backend. Features
-    are kept on disk: for the same images and the same model no image is read again.
-    `KERAS_VIT_CACHE_BYTES` bounds what is kept; 0 keeps none.
+    Images are read and resized batch by batch, on any Keras backend. Features are
+    stored on disk; for the same images and the same model no image is read again.
+    `KERAS_VIT_CACHE_BYTES` limits the disk space; 0 disables the cache.
 
     Args:
-        model: as `backbone` takes.
-        split: a split of a `Source`, e.g. `source.train`.
-        preprocessing: how images become input; default: the model's own, which a model
-            that is not a `VisionModel` does not have (then the paper's).
-        batch_size: images that are in the model at a time.
-        before_crop: (H, W) that images are resized to before the middle is cut out, as
+        model: see `backbone`.
+        split: split of a `Source`, e.g. `source.train`.
+        preprocessing: scaling of the images [default: the model's; the paper's for a
+            model that is not a `VisionModel`].
+        batch_size: images in the model at a time.
+        before_crop: (H, W) that images are resized to before the center crop, as
             big_vision's few-shot evaluation does with (256, 256) for 224 pixels; None
-            resizes to the model's size, as everywhere else here.
+            resizes to the model's size, the default of this library.
         verbose: whether to show progress on a terminal.
 
     Returns:
         Features, float32 [N, D], and labels, int64 [N], in the split's order.
 
     Raises:
-        ValueError: if a feature is NaN or infinite, naming the image's index; if the
-            model does not give features or its image size is not known.
+        ValueError: if a feature is NaN or infinite, with the image's index; if the
+            model does not return features or its image size is unknown.
     """
     return frozen(
         model,
@@ -204,12 +204,12 @@ def frozen(
     batch_size: int = 32,
     before_crop: Size | None = None,
 ) -> FrozenFeatures:
-    """What `extract` reads, before anything is computed."""
+    """Returns the features of `extract` before they are computed."""
     network = backbone(model)
     size, channels = network.input_shape[1:3], network.input_shape[-1]
     if None in (*size, channels):
         raise ValueError(
-            "Expected a model of images of a known size. Received: "
+            "Expected a model with a fixed image size. Received: "
             f"model={model.name!r} with input {network.input_shape}"
         )
     preprocessing = preprocessing_of(model, preprocessing)
@@ -223,10 +223,10 @@ def frozen(
 
 
 def opened(data: Any) -> sources.Source | Features:
-    """The images of what `data.open_source` takes, or ready features.
+    """Opens images, as `data.open_source`, or checks ready features.
 
     Raises:
-        ValueError: without test images, or with features that cannot be.
+        ValueError: without test images, or with invalid features.
     """
     if isinstance(data, Features):
         return data
@@ -240,13 +240,13 @@ def opened(data: Any) -> sources.Source | Features:
     source = data if isinstance(data, sources.Source) else sources.open_source(data)
     if source.test is None:
         raise ValueError(
-            f"Expected a data set with test images. Received: {source.name!r}, without"
+            f"Expected a data set with test images. Received: {source.name!r} without"
         )
     _check_classes(source.classes)
     for name, split in (("train", source.train), ("test", source.test)):
         if not len(split):
             raise ValueError(
-                f"Expected images to read. Received: {source.name!r}, {name}: none"
+                f"Expected images to read. Received: {source.name!r}, {name} is empty"
             )
         if isinstance(split, Indexed):
             _check_labels(f"{source.name!r}, {name}:", split.labels, source.classes)
@@ -254,7 +254,7 @@ def opened(data: Any) -> sources.Source | Features:
 
 
 def known_labels(data: sources.Source | Features) -> np.ndarray | None:
-    """The training images' labels; None of a stream, which has to be read first."""
+    """Returns the training images' labels; None for a stream, which must be read."""
     if isinstance(data, Features):
         return data.train_y
     return data.train.labels if isinstance(data.train, Indexed) else None
@@ -267,12 +267,12 @@ def gather(
     verbose: bool = True,
     **options: Unpack[ExtractOptions],
 ) -> Features:
-    """Features of a source's training and test images, or those that are ready (4.1).
+    """Returns features of a source's training and test images, or ready ones (4.1).
 
     Args:
-        model: as `backbone` takes; None with ready features.
-        data: what `data.open_source` takes, a `Source`, `Features`, or a tuple of their
-            four arrays.
+        model: see `backbone`; None with ready features.
+        data: argument of `data.open_source`, a `Source`, `Features`, or a tuple of
+            their four arrays.
         verbose: whether to show progress on a terminal.
         **options: see `extract`.
 
@@ -280,8 +280,8 @@ def gather(
         `Features` of N training and M test images.
 
     Raises:
-        ValueError: without test images, with features that cannot be, or with both a
-            model and ready features, or neither.
+        ValueError: without test images, with invalid features, or with both a model
+            and ready features, or neither.
         ImportError: see `data.open_source`.
     """
     data = opened(data)

@@ -1,8 +1,8 @@
 """Few-shot linear accuracy (4.1, Figure 4): ridge regression on frozen features.
 
 "A regularized least-squares regression problem that maps the (frozen) representation
-of a subset of training images to {-1, 1}^K target vectors", solved in closed form, as
-big_vision's evaluators/fewshot_lsr.py does, in float64.
+of a subset of training images to {-1, 1}^K target vectors". It is solved in closed form
+in float64, as in big_vision's evaluators/fewshot_lsr.py.
 
 Glossary of shapes: N images, D their features' width, K classes.
 """
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 import numpy as np
-import scipy  # Its submodules are imported on first use.
+import scipy  # Submodules are imported on first use.
 
 from keras_vit._lazy import renamed
 from keras_vit.data.preprocessing import Size
@@ -38,19 +38,19 @@ __getattr__ = renamed(__name__, Accuracy="FewShotAccuracy")
 Shots: TypeAlias = int | Literal["all"]
 Draws: TypeAlias = dict[tuple[Shots, int], np.ndarray | None]  # By shots and seed.
 
-BIAS = 100.0  # The constant feature; its weights are regularized as all others.
+BIAS = 100.0  # The constant feature; its weights are regularized like all others.
 EPSILON = 1e-5  # Added to the features' deviations.
-CHUNK_BYTES = 16 * 2**20  # Of the rows that are whitened at a time.
+CHUNK_BYTES = 16 * 2**20  # Size of the rows that are whitened at a time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShotAccuracy:
-    """Top-1 accuracy at one number of shots and one l2 (4.1).
+    """Top-1 accuracy for a number of shots and a penalty (4.1).
 
     Attributes:
-        shots: training images of each class, or "all".
+        shots: training images per class, or "all".
         l2: weight of the penalty.
-        by_seed: in [0, 1], one for each draw; of "all" there is but one.
+        by_seed: accuracies in [0, 1], one per draw; "all" has only one.
     """
 
     shots: Shots
@@ -59,14 +59,14 @@ class FewShotAccuracy:
 
     @property
     def mean(self) -> float:
-        """Over the draws, in [0, 1]."""
+        """Mean over the draws, in [0, 1]."""
         return float(np.mean(self.by_seed))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval of the mean over draws; None of a single one.
+        """Student's 95 % interval of the mean over draws; None for a single draw.
 
-        It covers the choice of training images. The test images are the same in all.
+        It covers the choice of training images; the test images are always the same.
         """
         count = len(self.by_seed)
         if count < 2:
@@ -78,15 +78,15 @@ class FewShotAccuracy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """What `fewshot` measured (4.1, Figure 4); printed, it is a table.
+    """Result of `fewshot` (4.1, Figure 4); `print` shows a table.
 
     Attributes:
-        rows: an `FewShotAccuracy` for each number of shots and each l2.
+        rows: a `FewShotAccuracy` for each number of shots and each l2.
         seeds: seeds of the draws.
         classes: K.
         width: D.
-        train_images: that were drawn from.
-        test_images: that accuracies are shares of.
+        train_images: number of training images to draw from.
+        test_images: number of test images.
     """
 
     rows: tuple[FewShotAccuracy, ...]
@@ -97,17 +97,17 @@ class FewShot:
     test_images: int
 
     def at(self, shots: Shots, l2: float | None = None) -> FewShotAccuracy:
-        """The row of so many shots.
+        """Returns the row for a number of shots.
 
         Args:
-            shots: training images of each class, or "all".
-            l2: weight of the penalty, where there are several; None where there is one.
+            shots: training images per class, or "all".
+            l2: weight of the penalty; may be None if there is only one.
 
         Returns:
             The `FewShotAccuracy`.
 
         Raises:
-            ValueError: if there is no such row, or more than one.
+            ValueError: if no row or several rows match.
         """
         found = [
             row for row in self.rows if row.shots == shots and l2 in (None, row.l2)
@@ -121,7 +121,7 @@ class FewShot:
         return found[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON.
+        """Converts the result to plain values for JSON.
 
         Returns:
             Every attribute by name, with means and intervals of the rows.
@@ -177,28 +177,28 @@ def fewshot(
     before_crop: Size | None = None,
     verbose: bool = True,
 ) -> FewShot:
-    """Few-shot linear accuracy of a frozen model (4.1, Figure 4).
+    """Measures few-shot linear accuracy of a frozen model (4.1, Figure 4).
 
-    For each number of shots and each seed, so many training images of every class are
-    drawn, and ridge regression from their features to targets of -1 and 1 is judged on
-    all test images. Nothing is tuned. Features are read once, of the drawn images alone
-    where the split is indexable and those of all images are not on disk yet, and
-    whitened in parts: 10^6 of width 1024 need no second copy.
+    For each number of shots and each seed, that many training images of every class are
+    drawn. Ridge regression from their features to targets of -1 and 1 is evaluated on
+    all test images. Nothing is tuned. Features are computed once. If the split is
+    indexable and its features are not on disk yet, only the drawn images are read.
+    Features are whitened in parts, so that 10^6 of width 1024 need no second copy.
 
     Args:
-        model: images to the features, or with a layer `head` that reads them (see
-            `features.backbone`); None with ready features.
+        model: model from images to features, or with a layer `head` that reads them
+            (see `features.backbone`); None with ready features.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
-            a `Source`, or ready `Features`, or a tuple of their four arrays (train_x
+            a `Source`, ready `Features`, or a tuple of their four arrays (train_x
             [N, D], train_y [N], test_x, test_y).
-        shots: images of each class; "all" takes every one, once.
-        l2: weight of the penalty; several are solved at the cost of one.
+        shots: numbers of images per class; "all" uses every image, once.
+        l2: weight of the penalty; several cost no more than one.
         seeds: seeds of the draws.
-        preprocessing: how images become input; default: the model's own, which a model
-            that is not a `VisionModel` does not have (then the paper's).
+        preprocessing: scaling of the images [default: the model's; the paper's for a
+            model that is not a `VisionModel`].
         batch_size: batch size of feature extraction.
-        before_crop: (H, W) that images are resized to before the middle is cut out.
-            big_vision's is (256, 256) for 224 pixels; None resizes to the model's size.
+        before_crop: (H, W) that images are resized to before the center crop.
+            big_vision uses (256, 256) for 224 pixels; None resizes to the model's size.
         verbose: whether to show progress on a terminal.
 
     Returns:
@@ -207,7 +207,7 @@ def fewshot(
     Raises:
         ValueError: if a class has fewer images than shots, a label is out of range,
             there are fewer than two classes or no test images, or features are not
-            finite; if `shots`, `l2` or `seeds` has an impossible value, or one twice.
+            finite; if `shots`, `l2` or `seeds` has an invalid value or a duplicate.
         ImportError: see `data.open_source`.
     """
     data = opened(data)
@@ -251,7 +251,7 @@ def fewshot(
 
 
 def _draws(labels: np.ndarray, shots: Sequence[Shots], seeds: Sequence[int]) -> Draws:
-    """What each regression learns from; "all" is the same for every seed."""
+    """Draws the training images of each regression; "all" is the same for each seed."""
     return {
         (n if n == "all" else int(n), int(seed)): None
         if n == "all"
@@ -264,12 +264,12 @@ def _draws(labels: np.ndarray, shots: Sequence[Shots], seeds: Sequence[int]) -> 
 def _are_kept(
     model: keras.Model | None, source: Source, options: ExtractOptions
 ) -> bool:
-    """Whether the features of all training images are on disk."""
+    """Returns whether the features of all training images are on disk."""
     return model is not None and frozen(model, source.train, **options).on_disk()
 
 
 def _of_drawn(source: Source, draws: Draws) -> tuple[Source, Draws]:
-    """The source with those training images alone that a regression learns from."""
+    """Reduces the source to the training images that a regression uses."""
     rows = [one for one in draws.values() if one is not None]
     if len(rows) < len(draws) or not isinstance(source.train, Indexed):
         return source, draws
@@ -281,11 +281,11 @@ def _of_drawn(source: Source, draws: Draws) -> tuple[Source, Draws]:
 
 
 def draw(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """Indices of `shots` images of every class, class by class, as fewshot_lsr draws.
+    """Draws indices of `shots` images of every class, class by class, as fewshot_lsr.
 
-    Of one seed fewer shots are part of more.
+    With the same seed, fewer shots are a subset of more.
     """
-    rng = np.random.default_rng(seed)  # One for all classes, in their order.
+    rng = np.random.default_rng(seed)  # A single one for all classes, in their order.
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     members = np.split(order, starts)
@@ -295,16 +295,16 @@ def draw(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
 class Ridge:
     """Ridge regression from whitened features to {-1, 1}^K, solved for every l2.
 
-    With Z [N, D + 1] the features less their mean over their deviation, and a constant
-    feature of 100, and Y [N, K] the targets: W = (Z'Z + l2 I)^-1 Z'Y, by the
-    eigenvalues of the smaller one of Z'Z and ZZ'. Z is never made as a whole, unless
-    N <= D.
+    Z [N, D + 1] contains the features minus their mean, divided by their deviation, and
+    a constant feature of 100. Y [N, K] contains the targets. The solution is
+    W = (Z'Z + l2 I)^-1 Z'Y, computed from the eigenvalues of Z'Z or ZZ', whichever is
+    smaller. Z is never computed as a whole, unless N <= D.
 
     Args:
         x: [N', D], float.
         y: int [N'], labels in [0, K).
         num_classes: K.
-        rows: int [N], which of them to learn from; None for all.
+        rows: int [N], indices of the training rows; None for all.
     """
 
     def __init__(
@@ -338,20 +338,20 @@ class Ridge:
         self._targets = self._basis.T @ targets
 
     def weights(self, l2: float) -> np.ndarray:
-        """The solution W for one penalty.
+        """Returns the solution W for a penalty.
 
         Args:
             l2: weight of the penalty, above 0.
 
         Returns:
-            float64 [D + 1, K]; the last row is of the constant feature.
+            float64 [D + 1, K]; the last row belongs to the constant feature.
         """
         damped = np.maximum(self.eigenvalues, 0) + l2
         weights: np.ndarray = self._basis @ (self._targets / damped[:, None])
         return weights
 
     def right(self, x: np.ndarray, y: np.ndarray, l2: Sequence[float]) -> list[int]:
-        """How many of `x` get the label of `y`.
+        """Counts the rows of `x` that are predicted correctly.
 
         Args:
             x: float [M, D].
@@ -359,6 +359,7 @@ class Ridge:
             l2: weights of the penalty, each above 0.
 
         Returns:
+            A count, at most M, for each value in `l2`.
             A count for each of `l2`, of M.
         """
         solved = [self.weights(penalty) for penalty in l2]
@@ -370,7 +371,7 @@ class Ridge:
         return counts
 
     def _parts(self, x: np.ndarray, rows: np.ndarray | None = None) -> Iterator[Any]:
-        """Slices of `x`, or parts of `rows`, of CHUNK_BYTES in float64."""
+        """Yields slices of `x`, or parts of `rows`, of CHUNK_BYTES in float64."""
         size = max(CHUNK_BYTES // (8 * max(x.shape[1] + 1, self.num_classes)), 1)
         for start in range(0, len(x) if rows is None else len(rows), size):
             part = slice(start, start + size)
@@ -381,13 +382,13 @@ class Ridge:
         return centred
 
     def _whitened(self, x: np.ndarray) -> np.ndarray:
-        """[n, D] -> [n, D + 1]."""
+        """Whitens and adds the constant feature: [n, D] -> [n, D + 1]."""
         z = np.full((len(x), x.shape[1] + 1), BIAS)
         np.divide(self._centred(x), self.std, out=z[:, :-1])
         return z
 
     def _signs(self, y: np.ndarray) -> np.ndarray:
-        """Labels [n] -> [n, K]: 1 at the label, -1 elsewhere."""
+        """Converts labels [n] to targets [n, K]: 1 at the label, -1 elsewhere."""
         signs = np.full((len(y), self.num_classes), -1.0)
         signs[np.arange(len(y)), y] = 1.0
         return signs
@@ -399,17 +400,17 @@ def check(
     l2: float | Sequence[float],
     seeds: Sequence[int],
 ) -> None:
-    """Raises what `fewshot` would, as far as it shows before images are read."""
+    """Raises the errors of `fewshot` that can be detected before images are read."""
     if not _are_whole([n for n in shots if n != "all"], 1) or not _once(shots):
         raise ValueError(
-            "Expected numbers of shots from 1, or 'all', each once. Received: "
+            "Expected numbers of shots from 1, or 'all', without duplicates. Received: "
             f"shots={shots!r}"
         )
     penalties = np.atleast_1d(l2).tolist()
     if not all(0 < penalty < math.inf for penalty in penalties) or not _once(penalties):
-        raise ValueError(f"Expected l2 above 0, each once. Received: l2={l2}")
+        raise ValueError(f"Expected distinct l2 above 0. Received: l2={l2}")
     if not _are_whole(seeds, 0) or not _once(seeds):
-        raise ValueError(f"Expected seeds from 0, each once. Received: seeds={seeds!r}")
+        raise ValueError(f"Expected distinct seeds from 0. Received: seeds={seeds!r}")
     labels = known_labels(data)
     if labels is not None:
         _check_counts(labels, data.classes, shots)
@@ -426,13 +427,13 @@ def _once(values: Sequence[Any]) -> bool:
 def _check_counts(
     labels: np.ndarray, classes: Sequence[str], shots: Sequence[Shots]
 ) -> None:
-    """Raises where a class has not as many images as asked for."""
+    """Raises if a class has fewer images than shots."""
     counts = np.bincount(labels, minlength=len(classes))
     least = int(counts.argmin())
     have, asked = int(counts[least]), max((n for n in shots if n != "all"), default=1)
     if have >= asked:
         return
-    remedy = f"Up to {have} can be drawn" if have else "Leave the class out"
+    remedy = f"Use at most {have} shots" if have else "Remove the class"
     raise ValueError(
         f"Expected {asked} training images of every class, as many as shots. Received: "
         f"class {classes[least]!r} with {have}. {remedy}"

@@ -1,14 +1,15 @@
-"""ImageNet and the test sets made to its classes (4.1, Table 2; ObjectNet, D.9).
+"""ImageNet and test sets with its classes (4.1, Table 2; ObjectNet, D.9).
 
 - val: 50,000 images of ILSVRC 2012.
-- real: the same; any of the reassessed labels is right, images without are left out.
+- real: the same images; any of the reassessed labels is correct, images without any are
+  left out.
 - v2: 10,000 images, "matched-frequency" of the three sets.
-- a, r: 7,500 and 30,000 images of 200 classes each, which alone compete.
+- a, r: 7,500 and 30,000 images of 200 classes each; only these classes compete.
 - sketch: 50,889 images.
-- objectnet: 18,574 images of 113 kinds of objects; any of the 125 ImageNet classes that
-  an object can be is right, and all 1,000 compete.
+- objectnet: 18,574 images of 113 kinds of objects. All 1,000 classes compete; any of
+  the 125 ImageNet classes that an object can belong to is correct.
 
-Images come from TFDS, or from a folder as the set's authors pack it.
+Images are from TFDS, or from a folder as packed by the set's authors.
 """
 
 import dataclasses
@@ -43,11 +44,11 @@ _NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})\.[A-Za-z]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Set:
-    """A test set of ImageNet's classes."""
+    """A test set with ImageNet's classes."""
 
-    name: str  # TFDS's, where it has it.
+    name: str  # TFDS's name, if it has the set.
     images: int
-    tfds: str | None  # The default of `data`: name and split.
+    tfds: str | None  # Default of `data`: name and split.
     outputs: tuple[int, ...] | None = None
 
 
@@ -92,7 +93,7 @@ def evaluate_imagenet(
     """Evaluates a model of ImageNet's 1,000 classes on one of `SETS` (Table 2, D.9).
 
     Args:
-        model: images to 1,000 logits in the published heads' order.
+        model: model from images to 1,000 logits in the published heads' order.
         name: "val", "real", "v2", "a", "r", "sketch" or "objectnet".
         data: see `open_task`.
         labels: see `open_task`.
@@ -103,8 +104,8 @@ def evaluate_imagenet(
         An `Evaluation`, with `.images.top(1)`, `.images.top(5)`, ...
 
     Raises:
-        ValueError: as `open_task` and `classify`.
-        ImportError: as `open_task`.
+        ValueError: see `open_task` and `classify`.
+        ImportError: see `open_task`.
     """
     task = open_task(name, data=data, labels=labels, on_corrupt=on_corrupt)
     return classify(model, task, **options)
@@ -117,43 +118,42 @@ def open_task(
     labels: str | os.PathLike[str] | None = None,
     on_corrupt: Literal["stop", "skip"] = "stop",
 ) -> Task:
-    """One of `SETS`, to be evaluated on (4.1, Table 2, D.9).
+    """Opens one of `SETS` for evaluation (4.1, Table 2, D.9).
 
     Args:
         name: name of the set.
         data: a TFDS name, with or without a split ("imagenet_v2/topimages"), or a
-            folder: folder of class folders named by wnid (n01440764) or number (0 to
-                999); for
-            "real" of ILSVRC2012_val_00000001.JPEG and so on, in any folders; for
-            "objectnet" the unpacked archive, or its `images`. None: TFDS's own.
-        labels: the file real.json of google-research/reassessed-imagenet, for "real"
-            unless TFDS's imagenet2012_real is read, which has it inside.
-        on_corrupt: what to do about unreadable images of a folder, after naming them:
-            "stop" raises, "skip" leaves them out.
+            folder: class folders named by wnid (n01440764) or number (0 to 999); for
+            "real" ILSVRC2012_val_00000001.JPEG and so on, in any subfolders; for
+            "objectnet" the unpacked archive, or its `images`. None: TFDS's default.
+        labels: file real.json of google-research/reassessed-imagenet, for "real" unless
+            TFDS's imagenet2012_real is used, which contains the labels.
+        on_corrupt: handling of unreadable images of a folder: "stop" raises, "skip"
+            leaves them out. Both list them.
 
     Returns:
         A `classification.Task`.
 
     Raises:
-        ValueError: if there is no such set, folder or class, a label is missing or
-            `labels` is not a list for each validation image.
-        ImportError: without tensorflow_datasets, where TFDS is to read.
+        ValueError: if the set, folder or class is unknown, a label is missing, or
+            `labels` does not have a list for each validation image.
+        ImportError: without tensorflow_datasets, if TFDS is used.
     """
     if name not in SETS:
         raise ValueError(
-            f"Expected one of {', '.join(SETS)}. Received: name={name!r}, a set of no "
-            "known classes"
+            f"Expected one of {', '.join(SETS)}. Received: name={name!r}, a set with "
+            "unknown classes"
         )
     if labels is not None and name != "real":
         raise ValueError(
-            "Expected labels with 'real' alone: the other sets have their own. "
+            "Expected labels only with 'real', because the other sets have their own. "
             f"Received: labels={str(labels)!r} with {name!r}"
         )
     spec = SETS[name].tfds if data is None else data
     if spec is None:
         raise ValueError(
             f"Expected a folder for {name!r}, which TFDS does not have. Received: no "
-            "data. It comes from https://objectnet.dev"
+            "data. Download it from https://objectnet.dev"
         )
     found = SETS[name]
     task = (_folder if Path(spec).is_dir() else _tfds)(name, spec, labels, on_corrupt)
@@ -166,7 +166,7 @@ def open_task(
 
 
 def _task(name: str, split: Split, answers: np.ndarray | None = None) -> Task:
-    """A task of 1,000 outputs whose labels are ImageNet's, unless `answers` are."""
+    """Returns a task with 1,000 outputs; labels are ImageNet's, unless `answers` is."""
     outputs, names = SETS[name].outputs, imagenet_classes.names()
     if outputs is not None:
         answers = np.full(len(names), -1)
@@ -190,7 +190,7 @@ def _tfds(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
     if name == "objectnet":
         raise ValueError(
             "Expected the folder of ObjectNet, which TFDS does not have. Received: "
-            f"data={str(spec)!r}, no folder. It comes from https://objectnet.dev"
+            f"data={str(spec)!r}, no folder. Download it from https://objectnet.dev"
         )
     dataset, _, split = str(spec).partition(":")
     default = str(SETS[name].tfds).rpartition(":")[2]
@@ -198,7 +198,7 @@ def _tfds(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
     if name == "real" and dataset.partition("/")[0] == "imagenet2012_real":
         if labels is not None:
             raise ValueError(
-                "Expected labels with another data set: imagenet2012_real has them. "
+                "Expected no labels with imagenet2012_real, which contains them. "
                 f"Received: labels={str(labels)!r}"
             )
         return _task(name, _Real(prepared(dataset, dataset), split))
@@ -207,7 +207,7 @@ def _tfds(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
     read_from = f"{dataset}:{split}".partition("[")[0]
     if name == "real" and read_from != "imagenet2012:validation":
         raise ValueError(
-            "Expected imagenet2012:validation, which the labels are of. Received: "
+            "Expected imagenet2012:validation, which the labels belong to. Received: "
             f"data={str(spec)!r}"
         )
     read = open_source(f"{dataset}:{split}/{split}").test
@@ -221,14 +221,14 @@ def _tfds(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
     found = tuple(read.builder.info.features["label"].names)
     if found != imagenet_classes.wnids():
         raise ValueError(
-            f"Expected labels that are ImageNet's 1,000 wnids. Received: {spec!r} with "
-            f"{len(found)} classes, {found[0]!r} first"
+            f"Expected ImageNet's 1,000 wnids as labels. Received: {spec!r} with "
+            f"{len(found)} classes; the first is {found[0]!r}"
         )
     return _task(name, read)
 
 
 def _numbered(builder: Any, split: str) -> TFDS:
-    """ImageNet's validation images with their number, from 0, as label."""
+    """Returns ImageNet's validation images with their number, from 0, as label."""
     labelling = Labelling(
         name="number",
         classes=VALIDATION_IMAGES,
@@ -245,7 +245,7 @@ def _number(record: dict[str, Any]) -> Any:
 
 
 class _Real(TFDS):
-    """Images of imagenet2012_real with what is right of them, bool [1000]."""
+    """Images of imagenet2012_real with the correct answers, bool [1000]."""
 
     def __init__(self, builder: Any, spec: str) -> None:
         labelling = Labelling(
@@ -268,12 +268,12 @@ def _any_of(record: dict[str, Any]) -> Any:
 def _no_labels(data: Any) -> ValueError:
     return ValueError(
         "Expected labels for 'real': the file real.json of github.com/google-research/"
-        f"reassessed-imagenet. Received: data={str(data)!r} without"
+        f"reassessed-imagenet. Received: data={str(data)!r} without labels"
     )
 
 
 def _real(path: str | os.PathLike[str]) -> np.ndarray:
-    """The file real.json as bool [50000, 1000]."""
+    """Reads the file real.json as bool [50000, 1000]."""
     law = (
         f"Expected a list of {VALIDATION_IMAGES:,} lists of labels from 0 to 999, for "
         "ILSVRC2012_val_00000001 and so on (real.json of google-research/"
@@ -284,7 +284,7 @@ def _real(path: str | os.PathLike[str]) -> np.ndarray:
     except OSError as error:
         raise ValueError(f"{law}, {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{law}, which is no JSON ({error})") from error
+        raise ValueError(f"{law}, which is not JSON ({error})") from error
     if not isinstance(lists, list) or len(lists) != VALIDATION_IMAGES:
         told = f"{len(lists):,}" if isinstance(lists, list) else type(lists).__name__
         raise ValueError(f"{law} with {told}")
@@ -293,7 +293,7 @@ def _real(path: str | os.PathLike[str]) -> np.ndarray:
         if not isinstance(right, list) or not all(
             type(label) is int and 0 <= label < 1000 for label in right
         ):
-            raise ValueError(f"{law} with {str(right)[:40]} at place {place}")
+            raise ValueError(f"{law} with {str(right)[:40]} at position {place}")
         answers[place, right] = True
     return answers
 
@@ -333,7 +333,7 @@ def _folder(name: str, spec: Any, labels: Any, on_corrupt: str) -> Task:
 
 
 def _class_number(folder: Path) -> int | None:
-    """The class that a folder is of, by wnid or number; None for any other."""
+    """Returns the class of a folder by wnid or number; None for any other name."""
     if not folder.is_dir():
         return None
     if folder.name.isdecimal() and int(folder.name) < 1000:
@@ -369,10 +369,10 @@ def _real_folder(root: Path, answers: np.ndarray, on_corrupt: str) -> Task:
     places = [int(number[1]) - 1 for number in numbers if number]
     outside = any(not 0 <= place < VALIDATION_IMAGES for place in places)
     if not files or strangers or outside or len(set(places)) < len(places):
-        told = strangers[:1] or ["two of one number" if files else "no images"]
+        told = strangers[:1] or ["a duplicate number" if files else "no images"]
         raise ValueError(
             "Expected ImageNet's validation images by their names, "
-            "ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG, each once. "
+            "ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG, all unique. "
             f"Received: {str(root)!r} with {told[0]}"
         )
     by_number = sorted(zip(places, map(str, files), strict=True))
@@ -382,7 +382,7 @@ def _real_folder(root: Path, answers: np.ndarray, on_corrupt: str) -> Task:
 
 
 class _Bordered(Arrays):
-    """ObjectNet's images, whose border of 2 pixels is red and not to be seen."""
+    """ObjectNet's images, with a red border of 2 pixels that is removed."""
 
     border = 2  # abarbu/objectnet-template-pytorch, objectnet_pytorch_dataloader.py.
 
@@ -402,7 +402,7 @@ def _objectnet(root: Path, on_corrupt: str) -> Task:
     }
     if not folders:
         raise ValueError(
-            "Expected ObjectNet's folders that ImageNet has the classes of: "
+            "Expected folders of ObjectNet that correspond to ImageNet classes: "
             f"{', '.join(classes[:3])}, ... Received: {str(images)!r} without any"
         )
     class_of_output = np.full(1000, -1)
@@ -415,5 +415,5 @@ def _objectnet(root: Path, on_corrupt: str) -> Task:
         model_outputs=1000,
         class_of_output=class_of_output,
         border=_Bordered.border,
-        calibrates=False,  # Its license: never "to tune the parameters of any model".
+        calibrates=False,  # Its license forbids "to tune the parameters of any model".
     )

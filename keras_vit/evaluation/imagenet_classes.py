@@ -1,7 +1,7 @@
-"""Which of ImageNet's 1,000 classes the ImageNet-like test sets have (4.1, D.9).
+"""Subsets of ImageNet's 1,000 classes in the related test sets (4.1, D.9).
 
-Plain data, standard library only. Numbers are places in the order of the published
-heads: that of the wnids.
+Plain data, standard library only. Numbers are indices in the order of the published
+heads, which is that of the wnids.
 """
 
 import functools
@@ -10,13 +10,13 @@ from importlib import resources
 
 @functools.cache
 def wnids() -> tuple[str, ...]:
-    """The 1,000 WordNet ids, in the published heads' order (TFDS, imagenet2012)."""
+    """Returns the 1,000 WordNet ids, in the published heads' order (TFDS)."""
     return tuple(_lines("imagenet2012_wnids.txt"))
 
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The 1,000 names, in the same order; the bird and the machine are both "crane"."""
+    """Returns the 1,000 names in the same order; bird and machine are both "crane"."""
     return tuple(_lines("imagenet2012.txt"))
 
 
@@ -59,11 +59,11 @@ IMAGENET_R = (
     *(948, 949, 951, 953, 954, 957, 963, 965, 967, 980, 981, 983, 988),
 )
 
-# ObjectNet's folders that overlap with ImageNet: 113, with 125 of its classes, by
-# ObjectNet's own objectnet_to_imagenet_1k.json and folder_to_objectnet_label.json
+# The 113 folders of ObjectNet that overlap with ImageNet, and their 125 classes, from
+# ObjectNet's objectnet_to_imagenet_1k.json and folder_to_objectnet_label.json
 # (mlfoundations/wise-ft has both). Two more sources agree: penfever/vlhub,
 # src/training/imagenet_zeroshot_data.py (all), and chriszh4/objectnet-superloader,
-# mappings/objectnet_overlap_imagenet1k_idn.json (the 104 that are one class, as wnids).
+# mappings/objectnet_overlap_imagenet1k_idn.json (the 104 with one class, as wnids).
 OBJECTNET = {
     "alarm_clock": (409, 530),
     "backpack": (414,),

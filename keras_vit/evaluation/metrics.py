@@ -1,11 +1,11 @@
-"""Measures of a classifier's logits: accuracy, likelihood, calibration, differences.
+"""Accuracy, likelihood, calibration and differences of classifiers, from logits.
 
 Top-1 accuracy is from section 4.1, top-5 from D.9. The other measures state their
 sources.
 
-`Counts` takes logits by the batch and keeps five numbers of each image (`PerImage`), of
-which everything else is computed, in float64. The N x K logits are kept for
-`temperature` alone, and only if asked for.
+`Counts` receives logits in batches and keeps five numbers for each image (`PerImage`),
+from which everything else is computed in float64. The N x K logits are kept only on
+request, for `temperature`.
 
 Glossary: B images of a batch, N of a data set, O outputs of a model, K classes.
 """
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import scipy  # Its submodules are imported on first use.
+import scipy  # Submodules are imported on first use.
 
 __all__ = [
     "Counts",
@@ -32,9 +32,9 @@ __all__ = [
     "wilson",
 ]
 
-LEVEL = 0.95  # Of every interval.
+LEVEL = 0.95  # Of all intervals.
 BINS = 15  # Guo et al. (2017), section 4.
-_VALUES = 2**22  # That are in float64 at a time.
+_VALUES = 2**22  # Number of values converted to float64 at a time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,16 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence against accuracy, by bins of equal width over (0, 1].
+    """Confidence and accuracy, by bins of equal width over (0, 1].
 
-    A bin (a, b] holds its upper edge (Guo et al. 2017, section 2; torchmetrics' holds
-    the lower one, which differs for a confidence that is an edge, 1.0 among them).
+    A bin (a, b] includes its upper edge (Guo et al. 2017, section 2). torchmetrics'
+    bins include the lower one, which differs for a confidence on an edge, such as 1.0.
 
     Attributes:
-        images: float64 [bins], how many are in each.
-        confidence: float64 [bins], the mean of each bin's images, in (0, 1]; NaN where
-            there are none.
-        accuracy: accuracy of the images in the bin, in [0, 1].
+        images: float64 [bins], number of images in each bin.
+        confidence: float64 [bins], mean confidence in each bin, in (0, 1]; NaN for an
+            empty bin.
+        accuracy: float64 [bins], accuracy in each bin, in [0, 1]; NaN for an empty bin.
     """
 
     images: np.ndarray
@@ -72,9 +72,9 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: the mean over images of |accuracy - confidence|.
+        """Expected calibration error, the mean over images of |accuracy - confidence|.
 
-        Equation 3 of Guo et al. (2017), torchmetrics' l1 norm.
+        It is Equation 3 of Guo et al. (2017), torchmetrics' l1 norm.
         """
         gap = np.nan_to_num(np.abs(self.accuracy - self.confidence))
         return float(gap @ self.images / self.images.sum())
@@ -82,16 +82,16 @@ class Reliability:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerImage:
-    """What was said of every image that has a label (4.1), in the data's order.
+    """Predictions for every image that has a label (4.1), in the data's order.
 
     Attributes:
-        label: int [N], its class; -1 where the label is a set of outputs.
-        prediction: int [N], the class of the greatest logit; -1 for an output that is
-            of no class.
-        rank: int [N], how many outputs come before the best right one: 0 is right, less
-            than 5 is right in top-5. Equal logits come in the outputs' order.
+        label: int [N], class; -1 if the label is a set of outputs.
+        prediction: int [N], class of the greatest logit; -1 for an output that belongs
+            to no class.
+        rank: int [N], number of outputs before the best correct one: 0 is correct, less
+            than 5 is correct in top-5. Equal logits are in the order of the outputs.
         confidence: float64 [N], the greatest probability.
-        nll: float64 [N], -log of the probability that the output is right.
+        nll: float64 [N], -log of the probability of a correct output.
     """
 
     label: np.ndarray
@@ -105,15 +105,17 @@ class PerImage:
 
     @property
     def right(self) -> np.ndarray:
-        """Whether the greatest logit is right, bool [N]."""
+        """Whether the greatest logit is correct, bool [N]."""
         right: np.ndarray = self.rank == 0
         return right
 
     def top(self, k: int) -> Estimate:
-        """Share of images with a right output among the first k; Wilson's interval.
+        """Computes the share of images with a correct output in the first k.
+
+        The interval is Wilson's.
 
         Args:
-            k: from 1; of k or fewer outputs one is always right.
+            k: number of outputs, from 1; with k or fewer outputs the share is 1.
 
         Returns:
             An `Estimate` in [0, 1].
@@ -121,7 +123,7 @@ class PerImage:
         return wilson(int((self.rank < k).sum()), len(self))
 
     def mean_nll(self, *, replicates: int = 1000, seed: int = 0) -> Estimate:
-        """Mean negative log-likelihood, with a bootstrap interval.
+        """Computes the mean negative log-likelihood, with a bootstrap interval.
 
         Args:
             replicates: see `bootstrap`.
@@ -138,29 +140,30 @@ class PerImage:
         )
 
     def reliability(self, bins: int = BINS) -> Reliability:
-        """Confidence against accuracy, by bins (Guo et al. 2017, Figure 1).
+        """Compares confidence and accuracy, by bins (Guo et al. 2017, Figure 1).
 
         Args:
-            bins: how many, 1 or more.
+            bins: number of bins, 1 or more.
 
         Returns:
             A `Reliability`.
 
         Raises:
-            ValueError: if there is no bin.
+            ValueError: if `bins` is less than 1.
         """
         return self._reliability(np.ones(len(self)), self._bins(bins), bins)
 
     def ece(
         self, bins: int = BINS, *, replicates: int = 1000, seed: int = 0
     ) -> Estimate:
-        """Expected calibration error (Guo et al. 2017) with a bootstrap interval.
+        """Computes the expected calibration error (Guo et al. 2017) and an interval.
 
-        Resampled errors lie above the data's own, the more so the better calibrated a
-        model is: the interval can lie above the value.
+        The interval is a bootstrap. Errors of resampled images are higher than those of
+        the data, especially for a well calibrated model. The interval can therefore lie
+        above the value.
 
         Args:
-            bins: how many, 1 or more.
+            bins: number of bins, 1 or more.
             replicates: see `bootstrap`.
             seed: see `bootstrap`.
 
@@ -168,7 +171,7 @@ class PerImage:
             An `Estimate` in [0, 1].
 
         Raises:
-            ValueError: if there is no bin.
+            ValueError: if `bins` is less than 1.
         """
         places = self._bins(bins)
         return bootstrap(
@@ -180,7 +183,7 @@ class PerImage:
 
     def _bins(self, bins: int) -> np.ndarray:
         if bins < 1:
-            raise ValueError(f"Expected one bin or more. Received: bins={bins}")
+            raise ValueError(f"Expected at least one bin. Received: bins={bins}")
         edges = np.linspace(0, 1, bins + 1)
         return np.clip(np.searchsorted(edges, self.confidence) - 1, 0, bins - 1)
 
@@ -191,39 +194,39 @@ class PerImage:
             return np.bincount(places, weight * values, bins)
 
         images = np.bincount(places, weight, bins)
-        with np.errstate(invalid="ignore"):  # 0 / 0 of an empty bin is NaN.
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN for an empty bin.
             confidence = total(self.confidence) / images
             accuracy = total(self.right) / images
         return Reliability(images=images, confidence=confidence, accuracy=accuracy)
 
     def per_class(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images that are right and images, of every class.
+        """Counts the correct images and all images of every class.
 
         Args:
             classes: K.
 
         Returns:
-            Two int [K].
+            Two arrays, int [K].
 
         Raises:
-            ValueError: if labels are sets, or of more classes.
+            ValueError: if labels are sets, or exceed the number of classes.
         """
         self._check_classes(classes)
         right = np.bincount(self.label[self.right], minlength=classes)
         return right, np.bincount(self.label, minlength=classes)
 
     def confusion(self, classes: int) -> np.ndarray:
-        """How many images of a class (row) were taken for which (column).
+        """Counts the images of each class (row) by predicted class (column).
 
         Args:
             classes: K.
 
         Returns:
-            int [K, K]; [K, K + 1] where some were taken for no class, which the last
-            column counts.
+            int [K, K]; [K, K + 1] if some predictions belong to no class, with their
+            number in the last column.
 
         Raises:
-            ValueError: if labels are sets, or of more classes.
+            ValueError: if labels are sets, or exceed the number of classes.
         """
         self._check_classes(classes)
         columns = classes + bool((self.prediction < 0).any())
@@ -235,8 +238,8 @@ class PerImage:
     def _check_classes(self, classes: int) -> None:
         if self.label.min(initial=0) < 0:
             raise ValueError(
-                "Expected images of one class each. Received: labels that are sets of "
-                "outputs"
+                "Expected images with one class each. Received: labels that are sets "
+                "of outputs"
             )
         last = max(self.label.max(initial=0), self.prediction.max(initial=0))
         if last >= classes:
@@ -246,17 +249,17 @@ class PerImage:
 
 
 class Counts:
-    """Gathers `PerImage` by batches of logits (4.1), without keeping the logits.
+    """Collects `PerImage` from batches of logits (4.1), without keeping the logits.
 
     Args:
         outputs: O, at least 2.
-        class_of_output: int [O], where classes are groups of outputs, as ObjectNet's
-            are; -1 for an output of no class. None: output o is class o.
-        keep_logits: whether to keep them, float32 [N, O], for `temperature`.
+        class_of_output: int [O], if classes are groups of outputs, as in ObjectNet; -1
+            for an output without a class. None: output o is class o.
+        keep_logits: whether to keep the logits, float32 [N, O], for `temperature`.
 
     Raises:
         ValueError: if there are fewer than two outputs or classes, or `class_of_output`
-            is not one for each.
+            does not have one value per output.
 
     Examples:
         >>> counts = Counts(2)
@@ -283,10 +286,10 @@ class Counts:
         self.classes = outputs if groups is None else int(groups.max()) + 1
         if min(self.outputs, self.classes) < 2:
             raise ValueError(
-                "Expected two classes or more. Received: "
+                "Expected at least two classes. Received: "
                 f"outputs={outputs}, {self.classes} classes"
             )
-        self.seen = 0  # Images, those without labels among them.
+        self.seen = 0  # Number of images, including those without labels.
         self._parts: list[PerImage] = []
         self._logits: list[np.ndarray] | None = [] if keep_logits else None
 
@@ -295,11 +298,11 @@ class Counts:
 
         Args:
             logits: [B, O], finite floats.
-            labels: int [B] in [0, K); or bool [B, O], all that is right of each image.
-                An image of which nothing is right has no label and is not counted.
+            labels: int [B] in [0, K); or bool [B, O], the correct outputs of each
+                image. An image without any has no label and is not counted.
 
         Raises:
-            ValueError: if shapes, types or values are none of these.
+            ValueError: if a shape, type or value is different.
         """
         logits, labels = np.asarray(logits), np.asarray(labels)
         self.check(logits, labels)
@@ -323,14 +326,14 @@ class Counts:
             self._logits.append(logits.astype(np.float32))
 
     def check(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Raises what `update` raises.
+        """Raises the errors of `update`.
 
         Args:
-            logits: [B, O], as of `update`.
-            labels: int [B] or bool [B, O], likewise.
+            logits: [B, O]; see `update`.
+            labels: int [B] or bool [B, O]; see `update`.
 
         Raises:
-            ValueError: if shapes, types or values are not as `update` takes them.
+            ValueError: if a shape, type or value is not accepted by `update`.
         """
         fits = (
             logits.ndim == 2
@@ -366,7 +369,7 @@ class Counts:
     def _judged(
         self, logits: np.ndarray, label: np.ndarray, is_right: np.ndarray
     ) -> PerImage:
-        """`logits` float64 [B, O], `is_right` bool [B, O] with one in every row."""
+        """Evaluates `logits` float64 [B, O]; each row of `is_right` has a True."""
         rows = np.arange(len(logits))
         greatest = logits.max(axis=1, keepdims=True)
         exponential = np.exp(logits - greatest)
@@ -386,22 +389,22 @@ class Counts:
             prediction=prediction.astype(np.int32),
             rank=before.sum(axis=1).astype(np.int32),
             confidence=1 / total,
-            nll=np.maximum(np.log(total) - log_right, 0.0),  # Not -1e-17.
+            nll=np.maximum(np.log(total) - log_right, 0.0),  # Avoids -1e-17.
         )
 
     def per_image(self) -> PerImage:
-        """What was gathered.
+        """Returns the collected values.
 
         Returns:
-            A `PerImage` of the N images with labels, in the order they came in.
+            A `PerImage` for the N images with labels, in the order of the updates.
 
         Raises:
-            ValueError: if there was no image with a label.
+            ValueError: if no image had a label.
         """
         if not sum(map(len, self._parts)):
             raise ValueError(
-                f"Expected images with labels. Received: {self.seen} images, none of "
-                "them with one"
+                f"Expected images with labels. Received: {self.seen} images without "
+                "labels"
             )
         return PerImage(
             **{
@@ -413,7 +416,7 @@ class Counts:
         )
 
     def logits(self) -> np.ndarray:
-        """What `keep_logits` kept of the images with labels.
+        """Returns the logits of the images with labels, kept by `keep_logits`.
 
         Returns:
             float32 [N, O].
@@ -427,11 +430,11 @@ class Counts:
 
 
 def wilson(right: int, images: int) -> Estimate:
-    """A share with Wilson's score interval of 95 % (1927).
+    """Returns a share with Wilson's score interval of 95 % (1927).
 
     Args:
-        right: images that are right.
-        images: all of them, 1 or more.
+        right: number of correct images.
+        images: number of images, 1 or more.
 
     Returns:
         An `Estimate` in [0, 1].
@@ -441,7 +444,7 @@ def wilson(right: int, images: int) -> Estimate:
     """
     if not 0 <= right <= images or images < 1:
         raise ValueError(
-            "Expected 0 <= right <= images, with an image or more. Received: "
+            "Expected 0 <= right <= images, with at least one image. Received: "
             f"right={right}, images={images}"
         )
     interval = scipy.stats.binomtest(right, images).proportion_ci(LEVEL, "wilson")
@@ -457,13 +460,13 @@ def bootstrap(
     replicates: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """A statistic of images with its percentile bootstrap interval of 95 %.
+    """Returns a statistic of images with its percentile bootstrap interval of 95 %.
 
     Args:
-        statistic: function of float64 [N], how often each image is drawn.
+        statistic: function of float64 [N], the number of times each image is drawn.
         images: N.
-        replicates: draws of N images with replacement.
-        seed: seed of the draws; the same for two calls pairs them.
+        replicates: number of draws of N images with replacement.
+        seed: seed of the draws; two calls with the same seed are paired.
 
     Returns:
         An `Estimate` of the statistic.
@@ -472,7 +475,7 @@ def bootstrap(
         ValueError: if there are no images.
     """
     if images < 1:
-        raise ValueError(f"Expected an image or more. Received: images={images}")
+        raise ValueError(f"Expected at least one image. Received: images={images}")
     value = statistic(np.ones(images))
     if images == 1:  # Every draw is this image; SciPy requires two.
         return Estimate(value=value, low=value, high=value)
@@ -498,10 +501,12 @@ def paired_difference(
     replicates: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """Mean of second - first over the same images, with a paired bootstrap interval.
+    """Returns the mean of second - first for the same images, with an interval.
+
+    The interval is a paired bootstrap.
 
     Args:
-        first: [N], a value of each image: right or not, or its nll.
+        first: [N], a value for each image: its correctness or its NLL.
         second: the same for the second model.
         replicates: see `bootstrap`.
         seed: see `bootstrap`.
@@ -510,7 +515,7 @@ def paired_difference(
         An `Estimate`, in the values' units.
 
     Raises:
-        ValueError: if they are not of the same images.
+        ValueError: if the two have different lengths.
     """
     _check_pair(first, second)
     difference = second.astype(np.float64) - first.astype(np.float64)
@@ -523,9 +528,9 @@ def paired_difference(
 
 
 def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
-    """How much more the second of two shares is, of other images, by Newcombe.
+    """Returns the difference second - first of two shares on different images.
 
-    Method 10 of Newcombe (1998): from the two Wilson intervals.
+    It uses method 10 of Newcombe (1998), from the two Wilson intervals.
 
     Args:
         first: see `wilson`.
@@ -541,20 +546,21 @@ def unpaired_difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """The exact two-sided p-value that two models err equally often (McNemar, 1947).
+    """Returns the exact two-sided p-value of McNemar's test (1947).
 
-    Of the n images that one model alone is right about, each is either's by the toss of
-    a coin: p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(n, 1/2).
+    Hypothesis: two models err equally often. Of the n images that only one model
+    predicts correctly, each belongs to either model with probability 1/2:
+    p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(n, 1/2).
 
     Args:
-        first: bool [N], whether one model is right about each image.
-        second: bool [N], likewise for the other.
+        first: bool [N], whether the first model is correct for each image.
+        second: bool [N], the same for the second model.
 
     Returns:
         p, in [0, 1].
 
     Raises:
-        ValueError: if they are not of the same images.
+        ValueError: if the two have different lengths.
     """
     _check_pair(first, second)
     only_first = int((first & ~second).sum())
@@ -568,16 +574,16 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
 def _check_pair(first: np.ndarray, second: np.ndarray) -> None:
     if first.shape != second.shape or first.ndim != 1 or not len(first):
         raise ValueError(
-            "Expected a value of each of the same images, [N] twice. Received: "
+            "Expected one value per image, [N], for the same images. Received: "
             f"{first.shape} and {second.shape}"
         )
 
 
 def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The T that minimizes the mean NLL of softmax(logits / T) (Guo et al. 2017, 4.2).
+    """Minimizes the mean NLL of softmax(logits / T) over T (Guo et al. 2017, 4.2).
 
-    Find it on other images than those it is used on, as `scaled_by_halves` does. The
-    NLL is convex in 1/T. The root of its derivative is found to a relative 1e-7.
+    Use different images to find T and to apply it, as `scaled_by_halves` does. The NLL
+    is convex in 1/T. The root of its derivative is found to a relative 1e-7.
 
     Args:
         logits: [N, K], finite floats.
@@ -587,19 +593,19 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         T, above 0.
 
     Raises:
-        ValueError: if no T is the best one: where every image is right, ever colder is
-            better, and where logits are no better than none, ever warmer; if shapes,
-            types or values are others.
+        ValueError: if there is no optimal T: if every image is correct, T would go to
+            0; if logits contain no information on the labels, to infinity. Also if a
+            shape, type or value is different.
     """
     Counts(logits.shape[-1]).check(logits, labels)
     at_rest = _slope(0.0, logits, labels)
     own = logits[np.arange(len(labels)), labels]
     margin = float((logits.max(axis=1).astype(np.float64) - own).max(initial=0))
     if at_rest >= 0 or not margin:
-        told = "which tell nothing of the labels" if at_rest >= 0 else "all right"
+        told = "without information on the labels" if at_rest >= 0 else "all correct"
         raise ValueError(
-            "Expected logits that are right more than by chance, and wrong sometimes, "
-            "to have a best temperature. Received: those of "
+            "Expected logits that are better than chance and sometimes wrong, which an "
+            "optimal temperature requires. Received: logits of "
             f"{len(labels)} images, {told}"
         )
     high = 1 / margin
@@ -607,7 +613,7 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         high *= 2
     if high == math.inf:
         raise ValueError(
-            "Expected logits with a temperature within float64. Received: "
+            "Expected logits with a temperature in the range of float64. Received: "
             f"logits from {logits.min()} to {logits.max()}"
         )
     inverse = scipy.optimize.brentq(
@@ -617,7 +623,7 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _slope(inverse: float, logits: np.ndarray, labels: np.ndarray) -> float:
-    """The derivative of the mean NLL by 1/T, at 1/T = `inverse`."""
+    """Returns the derivative of the mean NLL by 1/T, at 1/T = `inverse`."""
     slope = 0.0
     for rows in _chunks(logits):
         z, own = logits[rows].astype(np.float64), labels[rows]
@@ -627,7 +633,7 @@ def _slope(inverse: float, logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _chunks(logits: np.ndarray) -> Iterator[slice]:
-    """Rows of which float64 copies fit in memory."""
+    """Yields slices of rows with float64 copies that fit in memory."""
     step = max(_VALUES // logits.shape[1], 1)
     return (slice(at, at + step) for at in range(0, len(logits), step))
 
@@ -635,10 +641,10 @@ def _chunks(logits: np.ndarray) -> Iterator[slice]:
 def scaled_by_halves(
     logits: np.ndarray, labels: np.ndarray, *, seed: int = 0
 ) -> tuple[tuple[float, float], PerImage]:
-    """What temperature scaling does, without other images to find it on.
+    """Evaluates temperature scaling without separate images to find T.
 
-    The images are halved at random; each half's logits are divided by the temperature
-    of the other half.
+    The images are divided at random into halves. Each half's logits are divided by the
+    temperature of the other half.
 
     Args:
         logits: [N, K], finite floats.
@@ -649,7 +655,7 @@ def scaled_by_halves(
         The halves' temperatures, and the scaled predictions in the images' order.
 
     Raises:
-        ValueError: as `temperature`.
+        ValueError: see `temperature`.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     halves = order[: len(order) // 2], order[len(order) // 2 :]

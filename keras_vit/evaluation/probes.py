@@ -1,6 +1,6 @@
-"""Measures of frozen features in addition to section 4.1's: neighbors, a classifier.
+"""Further measures of frozen features: nearest neighbors and a linear classifier.
 
-Neither is the paper's: the neighbors are DINO's, the classifier is scikit-learn's.
+Unlike section 4.1's, they are from DINO (neighbors) and scikit-learn (classifier).
 
 Glossary of shapes: N training and M test images, D the features' width, K classes.
 """
@@ -18,13 +18,13 @@ from keras_vit.features import progress
 
 __all__ = ["Probe", "knn", "linear_probe"]
 
-# What a step of `knn` holds: similarities of so many test and training images.
+# Limits the similarities that a step of `knn` has in memory.
 TEST_CHUNK, TRAIN_CHUNK = 256, 8192
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What `knn` or `linear_probe` measured.
+    """Result of `knn` or `linear_probe`.
 
     Attributes:
         name: name of the method.
@@ -57,16 +57,16 @@ def knn(
     verbose: bool = True,
     **options: Unpack[ExtractOptions],
 ) -> Probe:
-    """Accuracy of the nearest training images' vote, weighted as DINO's.
+    """Measures the accuracy of a vote of the nearest training images, as in DINO.
 
-    Each of the k training images of the greatest cosine similarity s votes for its
+    Each of the k training images with the highest cosine similarity s votes for its
     class with weight exp(s / temperature) (Caron et al., arXiv:2104.14294, F).
 
     Args:
         model: see `fewshot`.
         data: see `fewshot`.
-        k: neighbors, 1 or more.
-        temperature: above 0; the lower, the more the nearest ones count.
+        k: number of neighbors, 1 or more.
+        temperature: positive number; a lower one gives the nearest images more weight.
         verbose: whether to show progress on a terminal.
         **options: preprocessing, batch_size and before_crop of `fewshot`.
 
@@ -75,7 +75,7 @@ def knn(
 
     Raises:
         ValueError: if `k` or `temperature` is out of range, there are fewer training
-            images than k, or the features cannot be.
+            images than k, or the features are invalid.
     """
     if not isinstance(k, numbers.Integral) or k < 1 or not 0 < temperature < math.inf:
         raise ValueError(
@@ -90,10 +90,10 @@ def knn(
         )
     starts = range(0, len(found.test_y), TEST_CHUNK)
     right = 0
-    for start in progress(starts, "nearest neighbours", len(starts), verbose):
+    for start in progress(starts, "nearest neighbors", len(starts), verbose):
         part = slice(start, start + TEST_CHUNK)
         near, places = _nearest(found.test_x[part], found.train_x, int(k))
-        # Less the greatest of a row: its votes' proportions stay, and none overflows.
+        # Subtracting the maximum of a row keeps the proportions and avoids overflow.
         weights = np.exp((near - near.max(1, keepdims=True)) / temperature)
         votes = np.zeros((len(near), len(found.classes)))
         rows = np.arange(len(near))[:, None]
@@ -104,7 +104,7 @@ def knn(
 
 
 def _nearest(x: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k greatest cosine similarities to `train` and their rows: [m, k] each."""
+    """Returns the k highest cosine similarities and their rows: [m, k] each."""
     x = _directions(x)
     near = np.full((len(x), k), -np.inf, x.dtype)
     places = np.zeros((len(x), k), np.int64)
@@ -120,13 +120,13 @@ def _nearest(x: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.n
 
 
 def _greatest(values: np.ndarray, k: int) -> np.ndarray:
-    """Where the k greatest of each row are, in no order: [n, k]."""
+    """Returns the columns of the k greatest values per row, unordered: [n, k]."""
     count = values.shape[1]
     return np.argpartition(values, count - k, axis=1)[:, count - k :]
 
 
 def _directions(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1, [n, D]; a row of zeros stays, and is similar to none."""
+    """Scales rows to length 1, [n, D]; rows of zeros stay, with similarity 0."""
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     return x / np.where(lengths == 0, 1, lengths)
 
@@ -140,17 +140,17 @@ def linear_probe(
     verbose: bool = True,
     **options: Unpack[ExtractOptions],
 ) -> Probe:
-    """Accuracy of multinomial logistic regression on the whitened features.
+    """Measures the accuracy of multinomial logistic regression on whitened features.
 
-    It minimizes the sum of the training images' cross-entropies + l2 / 2 * |W|^2, the
-    bias left out of it, by scikit-learn's L-BFGS. It holds one whitened copy of the
-    training features.
+    It minimizes the sum of the training images' cross-entropies + l2 / 2 * |W|^2,
+    without the bias, with scikit-learn's L-BFGS. It needs one whitened copy of the
+    training features in memory.
 
     Args:
         model: see `fewshot`.
         data: see `fewshot`.
         l2: weight of the penalty, above 0, for features of mean 0 and deviation 1.
-        max_iterations: limit of L-BFGS, 1 or more; it warns when they do not suffice.
+        max_iterations: limit of L-BFGS, 1 or more; a warning reports if it is reached.
         verbose: whether to show progress on a terminal.
         **options: preprocessing, batch_size and before_crop of `fewshot`.
 
@@ -159,28 +159,28 @@ def linear_probe(
 
     Raises:
         ImportError: without scikit-learn, in the extra `demo`.
-        ValueError: if `l2` or `max_iterations` is out of range, the training images are
-            of one class, or the features cannot be.
+        ValueError: if `l2` or `max_iterations` is out of range, the training images
+            have only one class, or the features are invalid.
     """
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise ImportError(
-            "Expected scikit-learn for the linear probe: pip install "
+            "Expected scikit-learn for the linear probe. Run pip install "
             "'keras-vit-paper[demo]'"
         ) from error
     if not 0 < l2 < math.inf or max_iterations < 1:
         raise ValueError(
-            "Expected l2 above 0 and iterations from 1. Received: "
+            "Expected l2 above 0 and max_iterations from 1. Received: "
             f"l2={l2}, max_iterations={max_iterations}"
         )
     found = gather(model, data, verbose=verbose, **options)
     present = np.unique(found.train_y)
     if len(present) < 2:
         raise ValueError(
-            "Expected training images of two classes or more. Received: those of "
-            f"{found.classes[present[0]]!r} alone"
+            "Expected training images of at least two classes. Received: only those of "
+            f"{found.classes[present[0]]!r}"
         )
     scaler = StandardScaler()
     classifier = LogisticRegression(C=1 / l2, max_iter=max_iterations)

@@ -1,4 +1,4 @@
-"""Embeddings of photographs in one file, and the nearest ones to a query (cosine).
+"""Embeddings of photographs in a file, and nearest neighbors of a query (cosine).
 
 Glossary of shapes: N photographs, D the embedding's width.
 """
@@ -22,24 +22,25 @@ from keras_vit.models.vision import facts_of, preprocessing_of
 from keras_vit.web_page import picture, render
 
 Token = Literal["cls", "mean", "cls+mean"]
-_THUMBNAIL = 192  # Pixels of the longer side.
+_THUMBNAIL = 192  # Length of the longer side in pixels.
 
 
 def embedder(
     model: keras.Model, token: Token | None = None
 ) -> tuple[keras.Model, Token]:
-    """A model of embeddings: [B, H, W, C] -> [B, D], or [B, 2 D] for "cls+mean".
+    """Returns a model of embeddings: [B, H, W, C] -> [B, D], or [B, 2 D] ("cls+mean").
 
     Args:
         model: a ViT, a hybrid or a ResNet of this library.
         token: "cls", the class token after the last LayerNorm; "mean", the mean of the
-            last map; both side by side. None: "cls" where there is a class token.
+            last map; "cls+mean", both concatenated [default: "cls" if there is a class
+            token, else "mean"].
 
     Returns:
         The model and the token.
 
     Raises:
-        ValueError: if the model has no class token and `token` needs one.
+        ValueError: if the model has no class token and `token` requires one.
     """
     maps = feature_maps(model).output
     *_, last = (key for key in maps if key.startswith(("block_", "stage_")))
@@ -64,12 +65,14 @@ def embedder(
 
 
 def identity(model: keras.Model, network: keras.Model, token: Token) -> dict[str, Any]:
-    """What makes embeddings comparable: weights, config, preprocessing, size, token.
+    """Returns the facts that must agree for embeddings to be comparable.
+
+    These are weights, config, preprocessing, size and token.
 
     Args:
-        model: that was opened.
+        model: opened model.
         network: its `embedder`.
-        token: that the embedder returns.
+        token: token of the embedder.
     """
     facts = {
         "weights": weights_sha256(network),
@@ -78,19 +81,19 @@ def identity(model: keras.Model, network: keras.Model, token: Token) -> dict[str
         "input": model.input_shape[1:],
         "token": token,
     }
-    return dict(parse_json(json.dumps(facts)))  # As a file has them: lists, no tuples.
+    return dict(parse_json(json.dumps(facts)))  # As read from a file: lists, no tuples.
 
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a folder's photographs, and the model that they are of.
+    """Embeddings of a folder's photographs, and the model that computed them.
 
     Attributes:
         vectors: float32 [N, D].
-        paths: paths of the photographs, within `folder`.
-        folder: absolute.
+        paths: paths of the photographs, relative to `folder`.
+        folder: absolute path.
         model: `identity` of the model.
-        opened: the options of the command line that opened it.
+        opened: command-line options that opened the model.
     """
 
     vectors: np.ndarray
@@ -100,7 +103,7 @@ class Embeddings:
     opened: dict[str, Any]
 
     def save(self, path: Path) -> None:
-        """Writes an .npz, whole or not at all."""
+        """Writes an .npz atomically."""
         about = {"folder": self.folder, "model": self.model, "opened": self.opened}
         names = [os.fsencode(name) for name in self.paths]
         with replacing(path) as temporary, temporary.open("wb") as stream:
@@ -113,10 +116,10 @@ class Embeddings:
 
     @classmethod
     def load(cls, path: Path) -> "Embeddings":
-        """Reads a file that `save` wrote.
+        """Reads a file written by `save`.
 
         Raises:
-            ValueError: if it is another file, or damaged.
+            ValueError: if it is a different file, or damaged.
         """
         try:
             with path.open("rb") as stream:
@@ -127,7 +130,7 @@ class Embeddings:
                 about = parse_json(str(file["about"]))
             paths = tuple(os.fsdecode(name) for name in names.tolist())
             if vectors.ndim != 2 or len(vectors) != len(paths) or not len(paths):
-                raise ValueError(f"{vectors.shape} of {len(paths)} photographs")
+                raise ValueError(f"{vectors.shape} for {len(paths)} photographs")
             if not np.isfinite(vectors).all():
                 raise ValueError("NaN or infinity among the embeddings")
             if about["model"]["token"] not in get_args(Token):
@@ -142,41 +145,41 @@ class Embeddings:
         except (*BROKEN_ZIP, OSError, KeyError, TypeError, IndexError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ValueError(
-                "Expected embeddings that `keras-vit embed` wrote. Received: "
+                "Expected embeddings written by `keras-vit embed`. Received: "
                 f"{str(path)!r} ({reason or error})"
             ) from error
 
     @property
     def token(self) -> Token:
-        """Which token the vectors are."""
+        """The token of the vectors."""
         return self.model["token"]  # type: ignore[no-any-return]
 
     def check(self, model: dict[str, Any]) -> None:
-        """Raises unless these are embeddings of a model, by its `identity`."""
+        """Raises unless these embeddings are from a model with this `identity`."""
         differ = [key for key in model if model[key] != self.model.get(key)]
         if differ:
             raise ValueError(
-                "Expected the model that made the embeddings. Received: a model with "
-                f"different {', '.join(differ)}. Embed the folder again with "
-                "`keras-vit embed`, or give the same --model and --weights"
+                "Expected the model that computed the embeddings. Received: a model "
+                f"with different {', '.join(differ)}. Embed the folder again with "
+                "`keras-vit embed`, or use the same --model and --weights"
             )
 
     def nearest(self, query: np.ndarray, top: int) -> list[tuple[str, float]]:
-        """The photographs with the largest cosines: [D] -> `top` pairs, best first."""
+        """Finds the photographs with the highest cosines: [D] -> `top`, best first."""
         lengths = np.linalg.norm(self.vectors, axis=1) * np.linalg.norm(query)
         cosines = self.vectors @ query / np.where(lengths == 0, 1, lengths)
         order = np.argsort(-cosines, kind="stable")[:top]
         return [(self.paths[at], float(cosines[at])) for at in order]
 
     def file(self, path: str) -> Path:
-        """Where a photograph was when it was embedded."""
+        """Returns the path at which a photograph was embedded."""
         return Path(self.folder, path)
 
 
 def page(
     query: Path, found: Sequence[tuple[str, float]], embeddings: Embeddings
 ) -> str:
-    """The nearest photographs as one file of HTML, with their thumbnails inside."""
+    """Renders the nearest photographs as one HTML file that contains thumbnails."""
     results = [
         (f"{cosine:.4f}", _shown(path), _thumbnail(embeddings.file(path)))
         for path, cosine in found
@@ -192,12 +195,12 @@ def page(
 
 
 def _shown(name: str) -> str:
-    """A file's name as text; bytes that are not UTF-8 are replaced."""
+    """Returns a file's name as text; replaces bytes that are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _thumbnail(file: Path) -> str | None:
-    """A small JPEG as a data URL; None if the file is gone or no photograph."""
+    """Returns a small JPEG as a data URL; None if the file is missing or unreadable."""
     import tensorflow as tf
 
     try:

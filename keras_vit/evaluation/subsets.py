@@ -1,7 +1,7 @@
-"""Figure 4 (4.3): pre-train on nested subsets, then few-shot accuracy by subset.
+"""Figure 4 (4.3): few-shot accuracy after pre-training on nested subsets.
 
 OUTPUT/begun.json                 the model, the recipe, the data and the measure
-OUTPUT/430-images-seed-0/         a pre-training, as `training.fit` writes it
+OUTPUT/430-images-seed-0/         a pre-training run, as written by `training.fit`
 OUTPUT/430-images-seed-0.json     its accuracies
 OUTPUT/data_size.json             the result of the last call
 
@@ -47,11 +47,11 @@ Data: TypeAlias = str | os.PathLike[str] | Source
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubsetAccuracy:
-    """What was measured of the pre-trainings on one subset (Figure 4).
+    """Accuracies of the pre-training runs on one subset (Figure 4).
 
     Attributes:
-        images: the number of images in the subset.
-        few_shot: accuracy on the test images by seed, in [0, 1], the mean over draws.
+        images: number of images in the subset.
+        few_shot: test accuracy by seed, in [0, 1], averaged over draws.
         validation: accuracy of the chosen evaluation on the held-out share, by seed.
     """
 
@@ -72,18 +72,18 @@ class SubsetAccuracy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSize:
-    """What `data_size` measured (4.3, Figure 4); printed, it is a table.
+    """Result of `data_size` (4.3, Figure 4); `print` shows a table.
 
     Attributes:
         rows: a `SubsetAccuracy` for each subset, the smallest first.
-        seeds: the seeds of the pre-trainings.
+        seeds: seeds of the pre-training runs.
         shots: labeled images per class.
-        steps: updates of each pre-training.
-        parameters: the number of parameters in the model.
-        validation_images: the number of held-out images that choose the evaluation.
-        test_images: the number of test images.
-        data: the name of the source of the pre-training.
-        few_shot_data: the name of the source of the shots and the test images.
+        steps: updates of each pre-training run.
+        parameters: number of parameters of the model.
+        validation_images: number of held-out images that choose the evaluation.
+        test_images: number of test images.
+        data: name of the source for pre-training.
+        few_shot_data: name of the source of the shots and the test images.
     """
 
     rows: tuple[SubsetAccuracy, ...]
@@ -98,14 +98,14 @@ class DataSize:
 
     @property
     def points(self) -> dict[int, float]:
-        """Mean few-shot accuracy, in [0, 1], by images: a line of `plots.data_size`."""
+        """Mean few-shot accuracy, in [0, 1], by images, for `plots.data_size`."""
         return {row.images: row.mean for row in self.rows}
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes every attribute, with means and deviations, whole or not at all.
+        """Writes every attribute, with means and deviations, atomically.
 
         Args:
-            path: the JSON file.
+            path: path of the JSON file.
         """
         rows = [
             {**dataclasses.asdict(row), "mean": row.mean, "std": row.std}
@@ -115,16 +115,16 @@ class DataSize:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `write_json` wrote.
+        """Reads a file written by `write_json`.
 
         Args:
-            path: the JSON file.
+            path: path of the JSON file.
 
         Returns:
             A `DataSize`.
 
         Raises:
-            ValueError: if the file is absent or damaged.
+            ValueError: if the file is missing or damaged.
         """
         try:
             told = parse_json(Path(path).read_text(encoding="utf-8"))
@@ -163,17 +163,17 @@ class DataSize:
 
 
 class MeasureOptions(TypedDict, total=False):
-    """Keyword arguments of `data_size`: what is measured, and how (4.3, Figure 4).
+    """Keyword arguments of `data_size` for the measurement (4.3, Figure 4).
 
     Attributes:
-        shots: labeled images of each class; default: 5.
-        draws: seeds of the draws of shots; their accuracies are averaged; default:
-            (0, 1, 2).
-        l2: weight of the penalty, as in `fewshot`; default: 1024.
-        batch_size: images per batch of feature extraction; default: 32.
-        validation_share: the share of the training images that is held out, in (0, 1);
-            default: 0.1.
-        evaluations: the largest number of evaluations in a pre-training; default: 10.
+        shots: labeled images per class [default: 5].
+        draws: seeds of the draws of shots, whose accuracies are averaged [default:
+            (0, 1, 2)].
+        l2: weight of the penalty, as in `fewshot` [default: 1024].
+        batch_size: images per batch of feature extraction [default: 32].
+        validation_share: held-out share of the training images, in (0, 1) [default:
+            0.1].
+        evaluations: maximum number of evaluations in a pre-training run [default: 10].
     """
 
     shots: int
@@ -199,33 +199,34 @@ def data_size(
     verbose: int | str = "auto",
     **measure: Unpack[MeasureOptions],
 ) -> DataSize:
-    """Pre-trains on nested subsets and measures few-shot accuracy (4.3, Figure 4).
+    """Measures few-shot accuracy after pre-training on subsets (4.3, Figure 4).
 
-    A share of the training images is held out. Of the rest, each subset trains a model
-    from random weights for the same number of updates with the same hyperparameters.
-    The evaluation with the best accuracy on the held-out share is kept (the paper's
-    early stopping), and the few-shot accuracy of its frozen features is measured once,
-    on the test images. Test images choose nothing.
+    A share of the training images is held out; the subsets of the rest are nested. On
+    each subset, a model is trained from random weights for the same number of updates
+    with the same hyperparameters. The evaluation with the best accuracy on the held-out
+    share is chosen (the paper's early stopping). The few-shot accuracy of its frozen
+    features is then measured once, on the test images, which are used for no choice.
 
-    If the process ends, the same call resumes in the middle of a pre-training. A later
-    call with more subsets or seeds adds to the folder.
+    To resume an interrupted run, call this again with the same arguments. A call with
+    more subsets or seeds adds them to the folder.
 
     Args:
         config: the model's config; the recipe sets its dropout and initial bias.
-        data: to pre-train on: what `data.open_source` takes, or a `Source`, of images
-            that any index reads.
-        recipe: e.g. `recipes.PRETRAIN["ViT-B/32-jft300m"]`, of one learning rate. Its
-            epochs are those of all training images, whatever the subset.
-        output: the folder.
+        data: data for pre-training: an argument of `data.open_source`, or a `Source`,
+            with images that can be read by index.
+        recipe: recipe with one learning rate, such as
+            `recipes.PRETRAIN["ViT-B/32-jft300m"]`. Its epochs are over all training
+            images, for every subset.
+        output: folder for the results.
         subsets: shares of the training images (1.0 or less) or numbers of images.
-        few_shot_data: with the shots and the test images; None: `data` itself, with
-            the shots from all of its training images.
-        seeds: one pre-training of each subset for each; a seed draws the held-out
+        few_shot_data: data with the shots and the test images; None: `data`, with shots
+            from all of its training images.
+        seeds: seeds; each trains once on every subset and determines the held-out
             share, the nested subsets, the initial weights, the order and the crops.
-        preprocessing: how images become input; default: the paper's.
+        preprocessing: scaling of the images [default: the paper's].
         save_minutes: minutes between two checkpoints, as in `fit`.
-        wait: whether to wait while another process trains in the folder, in place of
-            `RunInUse`.
+        wait: whether to wait while another process trains in the folder, instead of
+            raising `RunInUse`.
         verbose: as in `model.fit`.
         **measure: `shots`, `draws`, `l2`, `batch_size`, `validation_share` and
             `evaluations`; see `MeasureOptions`.
@@ -234,13 +235,13 @@ def data_size(
         A `DataSize`, also written to `data_size.json`.
 
     Raises:
-        ValueError: if a subset, a seed, the shots or the recipe cannot be as given; if
-            the images are a stream's, or there are no test images; if the folder was
-            begun with another model, recipe or data; in one of several processes.
-        ImportError: if `data.open_source` raises it.
+        ValueError: if a subset, a seed, the shots or the recipe is invalid; if the
+            images are a stream, or there are no test images; if the folder was started
+            with a different model, recipe or data; in one of several processes.
+        ImportError: see `data.open_source`.
         OSError: if `output` cannot be written to; `RunInUse` if another process trains
             in it, unless `wait`.
-        Preempted: when the process was asked to end, and its training is saved.
+        Preempted: when the process was asked to stop, after the run has been saved.
     """
     arguments.only("data_size", measure, MeasureOptions)
     source = data if isinstance(data, Source) else open_source(data)
@@ -248,8 +249,8 @@ def data_size(
     measured = features.opened(source if few_shot_data is None else few_shot_data)
     if not isinstance(measured, Source):
         raise ValueError(
-            "Expected images, of which every pre-trained model computes features. "
-            f"Received: few_shot_data of type {type(measured).__name__}. Give a "
+            "Expected images, because features depend on the pre-trained model. "
+            f"Received: few_shot_data of type {type(measured).__name__}. Use a "
             "folder, an .npz, a TFDS name or a Source"
         )
     study = _Study(
@@ -276,13 +277,13 @@ def data_size(
 
 
 def read(output: str | os.PathLike[str]) -> DataSize:
-    """The result in a folder of `data_size` (Figure 4).
+    """Reads the result in a folder of `data_size` (Figure 4).
 
     Args:
-        output: the folder.
+        output: folder with the results.
 
     Returns:
-        The `DataSize` of the last call that ended.
+        The `DataSize` of the last completed call.
 
     Raises:
         ValueError: if there is none, or it is damaged.
@@ -291,7 +292,7 @@ def read(output: str | os.PathLike[str]) -> DataSize:
 
 
 def _in_steps(recipe: Recipe, source: Source, validation_share: float) -> Recipe:
-    """The recipe in updates, the same for every subset."""
+    """Returns the recipe in updates, the same for every subset."""
     if len(recipe.base_lr) > 1:
         raise ValueError(
             "Expected one learning rate for all subsets (4.3: no tuning to a subset). "
@@ -299,18 +300,18 @@ def _in_steps(recipe: Recipe, source: Source, validation_share: float) -> Recipe
         )
     if not 0 < validation_share < 1:
         raise ValueError(
-            "Expected a share of the training images between 0 and 1 to choose the "
-            f"best evaluation on. Received: validation_share={validation_share}"
+            "Expected a share of the training images between 0 and 1, to choose the "
+            f"best evaluation. Received: validation_share={validation_share}"
         )
     return recipe.for_images(len(source.train))
 
 
 def _one_process() -> Workers:
-    """The devices that models are built on, if they are of one process."""
+    """Returns the devices for the models; raises in one of several processes."""
     workers = Workers.current()
     if workers.count > 1:
         raise ValueError(
-            "Expected one process, which measures what it has trained. Received: "
+            "Expected a single process, which measures what it has trained. Received: "
             f"{workers.count} processes"
         )
     return workers
@@ -320,13 +321,13 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     whole = all(isinstance(seed, int) and seed >= 0 for seed in seeds)
     if not seeds or not whole or len({*seeds}) < len(seeds):
         raise ValueError(
-            f"Expected seeds from 0, each once. Received: seeds={tuple(seeds)}"
+            f"Expected distinct seeds from 0. Received: seeds={tuple(seeds)}"
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Study:
-    """What all pre-trainings of a folder have in common."""
+    """The settings that all pre-training runs of a folder share."""
 
     config: Config
     source: Source
@@ -344,13 +345,13 @@ class _Study:
     evaluations: int = 10
 
     def checked(self) -> "_Study":
-        """The study with a recipe in updates, if everything is as it can be."""
+        """Returns the study with a recipe in updates, after checking everything."""
         few_shot.check(self.measured, (self.shots,), self.l2, self.draws)
         recipe = _in_steps(self.recipe, self.source, self.validation_share)
         return dataclasses.replace(self, recipe=recipe, draws=tuple(self.draws))
 
     def identity(self) -> dict[str, Any]:
-        """What the folder is of, as plain values."""
+        """Returns the settings of the folder as plain values."""
         return {
             "model": dataclasses.asdict(self.config),
             "recipe": self.recipe.identity(),
@@ -367,12 +368,12 @@ class _Study:
         }
 
     def divided(self, seed: int) -> Source:
-        """The source with the held-out share of its training images as test images."""
+        """Returns the source with the held-out training images as test images."""
         rest, held_out = self.source.train.split(self.validation_share, seed)
         return dataclasses.replace(self.source, train=rest, test=held_out)
 
     def counts(self, subsets: Sequence[float]) -> list[int]:
-        """Images of each subset, the smallest first."""
+        """Returns the number of images of each subset, the smallest first."""
         most = len(self.divided(0).train)
         sizes = sorted(
             round(size * most) if 0 < size <= 1 else size for size in subsets
@@ -381,13 +382,13 @@ class _Study:
         if not sizes or not whole or len({*sizes}) < len(sizes):
             raise ValueError(
                 f"Expected shares in (0, 1] or numbers up to {most:,} (the training "
-                "images less the held-out share), each subset once and not empty. "
+                "images minus the held-out share), distinct and not empty. "
                 f"Received: subsets={tuple(subsets)}"
             )
         return [int(size) for size in sizes]
 
     def measure(self, images: int, seed: int, place: str) -> None:
-        """Pre-trains on a subset, then measures; what is done is not done again."""
+        """Pre-trains on a subset and measures; skips the steps that are done."""
         kept = self._kept(images, seed)
         if kept.exists():
             return
@@ -446,7 +447,7 @@ class _Study:
         )
 
     def result(self, counts: Sequence[int], seeds: tuple[int, ...]) -> DataSize:
-        """What the folder has of these subsets and seeds."""
+        """Collects the results in the folder for these subsets and seeds."""
         told = {
             images: [self._read(images, seed) for seed in seeds] for images in counts
         }

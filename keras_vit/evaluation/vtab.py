@@ -1,10 +1,10 @@
-"""VTAB-1k (4.2, D.10): Table 9 and Figure 2 for a model of one's own.
+"""VTAB-1k (4.2, D.10): Table 9 and Figure 2 for your own model.
 
-OUTPUT/vtab.json                what is evaluated: weights, recipe, seed
-OUTPUT/table.md                 Table 9 with this model's row, as far as it is
-OUTPUT/clevr-count/run-0.json   a result: accuracy on every test image
-OUTPUT/clevr-count/run-0/       its training, as `training.fit` writes it
-OUTPUT/resisc45/failed.json     why a task's data could not be opened
+OUTPUT/vtab.json                settings: weights, recipe, seed
+OUTPUT/table.md                 Table 9 with a row for this model's results so far
+OUTPUT/clevr-count/run-0.json   a result: accuracy on all test images
+OUTPUT/clevr-count/run-0/       its training run, as written by `training.fit`
+OUTPUT/resisc45/failed.json     the reason why a task's data could not be opened
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ __all__ = ["Score", "Scores", "groups", "paper_rows", "read", "recipe_for", "run
 
 _NAMES = tuple(task.name for task in TASKS)
 _WORDS = tuple(word for words in paper.VTAB.values() for word in words)
-_DATA = {"jft300m": "JFT", "imagenet21k": "I21k"}  # As Table 9 heads its rows.
-FIGURE_2 = {  # What a bar is the mean of.
+_DATA = {"jft300m": "JFT", "imagenet21k": "I21k"}  # As in the rows of Table 9.
+FIGURE_2 = {  # The tasks that each bar averages.
     f"VTAB ({len(TASKS)} tasks)": _NAMES,
     **{
         f"{group} ({len(names)} tasks)": names
@@ -54,11 +54,11 @@ TABLE = "table.md"
 class Score(NamedTuple):
     """An accuracy over runs (Tables 2 and 9).
 
-    The deviation is the sample's, of n - 1: Table 2 does not say which its own is.
+    The deviation is the sample's, with n - 1. Table 2 does not state which one it has.
 
     Attributes:
-        mean: in [0, 1].
-        std: the deviation, in units of 1; None of one run.
+        mean: mean accuracy, in [0, 1].
+        std: standard deviation of the accuracies; None for one run.
     """
 
     mean: float
@@ -66,7 +66,7 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, accuracies: Sequence[float]) -> "Score":
-        """That of the runs' accuracies.
+        """Computes the score from the runs' accuracies.
 
         Args:
             accuracies: accuracy of each run, in [0, 1].
@@ -80,11 +80,11 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What is known of a model on VTAB-1k, by the names of Table 9.
+    """Results of a model on VTAB-1k, by the names of Table 9.
 
     Attributes:
-        accuracies: in [0, 1], of every task that has a result, by run.
-        failures: the reason for each task whose data could not be opened.
+        accuracies: accuracies in [0, 1] by run, for every task that has a result.
+        failures: reasons for tasks whose data could not be opened.
     """
 
     accuracies: Mapping[str, Mapping[int, float]]
@@ -96,10 +96,10 @@ class Scores:
         return tuple(name for name in _NAMES if name not in self.accuracies)
 
     def task(self, name: str) -> Score | None:
-        """The score of one task.
+        """Returns the score of a task.
 
         Args:
-            name: as Table 9 has it.
+            name: name in Table 9.
 
         Returns:
             Its `Score`; None without a result.
@@ -108,15 +108,15 @@ class Scores:
         return Score.of([runs[run] for run in sorted(runs)]) if runs else None
 
     def mean(self, names: Sequence[str] = _NAMES) -> Score | None:
-        """The mean over tasks, each weighing the same (Table 9, Figure 2).
+        """Averages over tasks with equal weights (Table 9, Figure 2).
 
-        The deviation is that of the means of the runs that all of them have.
+        The deviation is over the means of the runs that all of the tasks have.
 
         Args:
-            names: as Table 9 has them; by default all 19.
+            names: names in Table 9 [default: all 19].
 
         Returns:
-            A `Score`; None unless all of them have a result.
+            A `Score`; None unless all of the tasks have a result.
         """
         if set(names) & set(self.missing):
             return None
@@ -141,53 +141,55 @@ def run(
     wait: bool = False,
     verbose: int | str = "auto",
 ) -> Scores:
-    """Fine-tunes a copy of `model` on each task (D.10), tests it on all test images.
+    """Fine-tunes a copy of `model` on each task and tests it on all test images (D.10).
 
-    A task's result is written as soon as it is there, and a killed run resumes in the
-    middle of a task, by the same call. A task whose data cannot be opened is named in
-    the table and does not stop the others. Of a finished training the curves stay, the
-    model and the checkpoints go: nineteen of a ViT-L/16 would take 100 GB.
+    The result of a task is written as soon as it is complete. To resume an interrupted
+    run, make the same call again. A task whose data cannot be opened is listed in the
+    table and does not stop the others. When a training run is complete, its curves are
+    kept, but its model and checkpoints are deleted: nineteen of a ViT-L/16 would take
+    100 GB.
 
     Args:
-        model: pre-trained, with its head or without; left as it is.
-        tasks: by the names of Table 9, or `data.vtab.VTABTask`s.
-        output: the folder.
-        recipe: Table 4's row: 2,500 steps at 0.01 and 384 px. Several learning rates
-            are judged on the benchmark's 200 validation images.
-        runs: how many times each task is trained; Table 2 has the mean of three. Run r
-            is of the seed `seed + r`.
+        model: pre-trained model, with or without its head; it is not changed.
+        tasks: names in Table 9, or `data.vtab.VTABTask`s.
+        output: folder for the results.
+        recipe: Table 4's row: 2,500 steps at 0.01 and 384 px. If there are several
+            learning rates, the best one on the benchmark's 200 validation images is
+            used.
+        runs: number of training runs per task; Table 2 has the mean of three. Run r has
+            the seed `seed + r`.
         seed: seed of order, crops and dropout.
-        preprocessing: how images become input; default: the model's own.
-        augment: "task", the crops and flips that leave the task's labels true (after a
-            resize by 7/6, 448 px for 384), scenic's; or "recipe", the recipe's for
-            every task.
-        save_minutes: between two checkpoints, likewise.
-        wait: whether to wait while another process trains in the folder, in place of
-            `RunInUse`.
+        preprocessing: scaling of the images [default: the model's].
+        augment: "task", scenic's crops and flips that keep the task's labels valid
+            (after a resize by 7/6, 448 px for 384); or "recipe", the recipe's for every
+            task.
+        save_minutes: minutes between two checkpoints, as in `fit`.
+        wait: whether to wait while another process trains in the folder, instead of
+            raising `RunInUse`.
         verbose: as in `model.fit`.
 
     Returns:
-        The `Scores` of all tasks in `output`, of earlier calls too.
+        The `Scores` of all tasks in `output`, including those of earlier calls.
 
     Raises:
-        ValueError: if there is no such task, no task or run at all, or `augment` is
-            another word; if the folder was begun with another model, recipe or seed, or
-            a result in it is damaged; in one of several processes.
+        ValueError: if a task is unknown, there is no task or run, or `augment` is
+            unknown; if the folder was started with a different model, recipe or seed,
+            or a result in it is damaged; in one of several processes.
         RunInUse: if another process trains in the folder, unless `wait`.
-        Preempted: when the process was asked to end, and its training is saved.
+        Preempted: when the process was asked to stop, after the run has been saved.
     """
     chosen = [task if isinstance(task, VTABTask) else data.find(task) for task in tasks]
     if not chosen or runs < 1 or augment not in ("task", "recipe"):
         raise ValueError(
-            "Expected a task and a run at least, and augment 'task' or 'recipe'. "
+            "Expected at least one task and one run, and augment 'task' or 'recipe'. "
             f"Received: tasks={tasks}, runs={runs}, augment={augment!r}"
         )
     preprocessing = preprocessing_of(model, preprocessing)
     workers = Workers.of(model)
     if workers.count > 1:
         raise ValueError(
-            "Expected one process: of several, only the training of a single task can "
-            f"be divided. Received: {workers.count} processes"
+            "Expected a single process: several can only share the training run of "
+            f"a single task. Received: {workers.count} processes"
         )
     folder = Path(output)
     identity = {
@@ -222,11 +224,11 @@ def run(
 
 
 def recipe_for(task: VTABTask, recipe: Recipe) -> Recipe:
-    """The recipe with the crops and flips of a task, scenic's.
+    """Returns the recipe with scenic's crops and flips for a task.
 
     Args:
         task: see `data.vtab`.
-        recipe: to be changed, of (H, W) pixels.
+        recipe: recipe to change, with (H, W) pixels.
 
     Returns:
         A copy; images are resized by 7/6 before they are cropped.
@@ -239,21 +241,21 @@ def recipe_for(task: VTABTask, recipe: Recipe) -> Recipe:
 
 
 def read(output: str | os.PathLike[str]) -> Scores:
-    """The results in a folder of `run`, under way or finished (Table 9).
+    """Reads the results in a folder of `run`, complete or not (Table 9).
 
     Args:
-        output: the folder.
+        output: folder with the results.
 
     Returns:
         The `Scores` of all tasks in it.
 
     Raises:
-        ValueError: if the folder is none of `run`'s, or a result in it is damaged.
+        ValueError: if the folder was not written by `run`, or a result is damaged.
     """
     folder = Path(output)
     if not (folder / BEGUN).is_file():
         raise ValueError(
-            f"Expected a folder that `keras-vit vtab` wrote, with {BEGUN}. Received: "
+            f"Expected a folder written by `keras-vit vtab`, with {BEGUN}. Received: "
             f"{str(folder)!r}"
         )
     accuracies, failures = {}, {}
@@ -276,7 +278,7 @@ def _read(path: Path, *keys: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"Expected a result of `keras-vit vtab`. Received: {str(path)!r}, damaged "
-            f"({error}). Delete it and give the same command again"
+            f"({error}). Delete it and run the same command again"
         ) from error
 
 
@@ -289,7 +291,7 @@ def _failed(folder: Path, task: VTABTask) -> Path:
 
 
 def _opened(folder: Path, task: VTABTask) -> Source | None:
-    """The task's images; None if they cannot be opened, which is noted."""
+    """Opens the task's images; writes the reason and returns None if it cannot."""
     failed = _failed(folder, task)
     try:
         source = data.open_task(task)
@@ -302,10 +304,10 @@ def _opened(folder: Path, task: VTABTask) -> Source | None:
 
 
 def _write(folder: Path, task: VTABTask, number: int, trained: Result) -> None:
-    """Writes a result, then deletes what it took."""
+    """Writes a result, then deletes the run's model and checkpoints."""
     accuracy = trained.test_accuracy
     if accuracy is None:
-        raise ValueError(f"Expected test images. Received: {task.name} without")
+        raise ValueError(f"Expected test images. Received: {task.name} without any")
     result = {
         "task": task.name,
         "run": number,
@@ -325,10 +327,10 @@ def _write(folder: Path, task: VTABTask, number: int, trained: Result) -> None:
 
 
 def paper_rows() -> dict[str, Scores]:
-    """Table 9, as scores of one run.
+    """Returns Table 9, as scores of one run.
 
     Returns:
-        The `Scores` of each of its models, by title, as "ViT-H/14 (JFT)".
+        The `Scores` of each of its models, by title, such as "ViT-H/14 (JFT)".
     """
     rows: dict[str, dict[str, dict[int, float]]] = {}
     names = {
@@ -342,20 +344,20 @@ def paper_rows() -> dict[str, Scores]:
 
 
 def groups(scores: Scores) -> dict[str, Score]:
-    """The bars of Figure 2, of groups whose tasks all have a result.
+    """Computes the bars of Figure 2, for groups whose tasks all have a result.
 
     Args:
         scores: scores of a model.
 
     Returns:
-        The `Score` of each group, by title, as "Natural (7 tasks)".
+        The `Score` of each group, by title, such as "Natural (7 tasks)".
     """
     means = {title: scores.mean(names) for title, names in FIGURE_2.items()}
     return {title: score for title, score in means.items() if score is not None}
 
 
 def cells(scores: Scores) -> dict[str, str]:
-    """What a table says of a model, in percent: of tasks, then of groups."""
+    """Returns a model's table cells in percent: tasks, then groups."""
     said = {name: scores.task(name) for name in _NAMES} | dict.fromkeys(FIGURE_2)
     return {name: _percent(score) for name, score in (said | groups(scores)).items()}
 
@@ -368,20 +370,20 @@ def _percent(score: Score | None) -> str:
 
 
 def remarks(scores: Scores) -> list[str]:
-    """What has to be said below the table: what is missing, and why."""
+    """Returns the notes below the table: missing results, with reasons."""
     failed = [f"{name}: {error}" for name, error in scores.failures.items()]
     if not scores.missing:
         return failed
     done = len(TASKS) - len(scores.missing)
     return [
-        f"{done} of {len(TASKS)} tasks; a mean is of whole groups alone. Without a "
-        f"result: {', '.join(scores.missing)}",
+        f"{done} of {len(TASKS)} tasks. A mean requires all tasks of its group. "
+        f"Without a result: {', '.join(scores.missing)}",
         *failed,
     ]
 
 
 def _write_table(folder: Path) -> None:
-    """Table 9 as Markdown, with this model's row."""
+    """Writes Table 9 as Markdown, with this model's row."""
     scores, overall = read(folder), next(iter(FIGURE_2))
     lines = ["| | " + " | ".join((*_NAMES, "mean")) + " |", "|---" * 21 + "|"]
     for row, known in {"this model": scores, **paper_rows()}.items():

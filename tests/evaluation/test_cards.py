@@ -232,7 +232,7 @@ def test_sets_of_labels_have_no_confusion(task, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == FILES - {"confusion.png"}
     assert "per_class" not in json.loads((tmp_path / "card.json").read_text())
     assert not Card.load(tmp_path).has_classes
-    with pytest.raises(ValueError, match=r"one class an image.* Received: sets"):
+    with pytest.raises(ValueError, match=r"one class per image.* Received: sets"):
         made(sets, keep_logits=True)
 
 
@@ -284,7 +284,7 @@ def test_damaged_cards(damage, message, card, tmp_path):
     damage(tmp_path)
     with pytest.raises(ValueError, match=message) as error:
         Card.load(tmp_path)
-    assert str(error.value).startswith("Expected a folder that `keras-vit evaluate")
+    assert str(error.value).startswith("Expected a folder written by `keras-vit")
 
 
 def edit(folder, **changes):

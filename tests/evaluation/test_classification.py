@@ -87,7 +87,7 @@ def test_models_that_do_not_fit(logits, message, source):
 def test_models_of_any_size_do_not_fit(source):
     images = keras.Input((None, None, 3))
     pooled = keras.Model(images, keras.layers.GlobalAveragePooling2D()(images))
-    with pytest.raises(ValueError, match="of no fixed size"):
+    with pytest.raises(ValueError, match="without a fixed size"):
         classify(pooled, task_of(source), **PLAIN)
 
 

@@ -128,7 +128,7 @@ BAD = {
     "other width": ((X, Y, X[:, :1], Y), "one width"),
     "NaN": ((X, Y, NOT_A_NUMBER, Y), "infinity in test_x[2]"),
     "infinity": ((INFINITE, Y, X, Y), "infinity in train_x[1]"),
-    "one class": ((X, 0 * Y, X, 0 * Y), "two classes or more"),
+    "one class": ((X, 0 * Y, X, 0 * Y), "at least two classes"),
     "negative label": ((X, Y - 1, X, Y, ("a", "b")), "train_y from -1 to 0"),
     "unknown label": ((X, Y, X, Y + 1), "from 0 to 1, of the training images' classes"),
     "unnamed label": ((X, Y, X, 2 * Y, ("a", "b")), "test_y from 0 to 2"),
@@ -155,9 +155,9 @@ def test_gather_takes_a_source_or_ready_features(model, split):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"test": None}, "test images. Received: 'three', without"),
+        ({"test": None}, "test images. Received: 'three' without"),
         ({"classes": ("a", "b")}, "'three', train: from 0 to 2"),
-        ({"classes": ("a",)}, "two classes or more. Received: a alone"),
+        ({"classes": ("a",)}, "at least two classes. Received: a$"),
         ({"train": Arrays(np.zeros((0, 4, 4, 3), np.uint8), [])}, "train: none"),
     ],
 )

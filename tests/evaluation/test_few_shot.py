@@ -212,7 +212,7 @@ def test_a_class_with_fewer_images_than_shots_is_named(clouds):
     none = dataclasses.replace(
         clouds, train_x=clouds.train_x[rows], train_y=clouds.train_y[rows]
     )
-    with pytest.raises(ValueError, match=r"class 'dog' with 0\. Leave the class out"):
+    with pytest.raises(ValueError, match=r"class 'dog' with 0\. Remove the class"):
         few_shot.fewshot(None, none, shots=("all",))
 
 
@@ -221,7 +221,7 @@ def test_a_class_with_fewer_images_than_shots_is_named(clouds):
     [
         ({"shots": ()}, "shots"),
         ({"shots": (0, 1)}, "shots from 1"),
-        ({"shots": (1, 1)}, "each once"),
+        ({"shots": (1, 1)}, "without duplicates"),
         ({"shots": (1.5,)}, "shots from 1"),
         ({"shots": ("some",)}, "shots from 1"),
         ({"l2": 0}, "l2 above 0"),

@@ -277,7 +277,7 @@ def test_objectnet_takes_any_class_of_an_object_and_no_border(model, tmp_path):
     assert found.images.nll[0] == pytest.approx(
         np.log(total) - np.log(np.exp(1.0) + 1), abs=1e-6
     )
-    with pytest.raises(ValueError, match="licence lets parameters be tuned"):
+    with pytest.raises(ValueError, match="license that allows tuning"):
         evaluate_imagenet(
             model, "objectnet", data=tmp_path / "images", keep_logits=True, **PLAIN
         )
@@ -390,7 +390,7 @@ def test_real_json_goes_with_tfds_imagenet_by_file_names(model, mocked, tmp_path
     [
         (json.dumps([[1]] * 49_999), "50,000 lists.* with 49,999"),
         (json.dumps({"a": [1]}), "with dict"),
-        ("[[1], [2", "which is no JSON"),
+        ("[[1], [2", "which is not JSON"),
         (json.dumps([[1]] * 49_999 + [[1000]]), r"with \[1000\] at place 49999"),
         (json.dumps([[True]] + [[1]] * 49_999), r"with \[True\] at place 0"),
         (json.dumps([3] * 50_000), "with 3 at place 0"),
@@ -434,7 +434,7 @@ def test_real_images_of_other_names(names, tmp_path):
         ("objectnet", {}, "Expected a folder for 'objectnet'"),
         ("objectnet", {"data": "objectnet"}, "'objectnet', no folder"),
         ("objectnet", {"data": "."}, "alarm_clock, backpack, banana.* without any"),
-        ("val", {"labels": "real.json"}, "labels with 'real' alone"),
+        ("val", {"labels": "real.json"}, "labels only with 'real'"),
         ("val", {"data": "."}, "class folders by wnid"),
         ("real", {"data": "."}, "Expected labels for 'real'"),
         ("real", {"data": "imagenet2012"}, "Expected labels for 'real'"),

@@ -273,8 +273,8 @@ def test_bad_image_is_counted_from_the_first_batch():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Counts(1), "two classes or more"),
-        (lambda: Counts(3, class_of_output=[0, 0, -1]), "two classes or more"),
+        (lambda: Counts(1), "at least two classes"),
+        (lambda: Counts(3, class_of_output=[0, 0, -1]), "at least two classes"),
         (lambda: Counts(3, class_of_output=[0, 1]), r"each of 3 outputs.*\(2,\)"),
         (lambda: Counts(2).per_image(), "images with labels. Received: 0 images"),
         (lambda: Counts(2).logits(), "keep_logits=True"),
@@ -287,10 +287,10 @@ def test_bad_image_is_counted_from_the_first_batch():
         ),
         (lambda: gathered(np.eye(3), np.arange(3)).reliability(0), "bins=0"),
         (lambda: gathered(np.eye(3), np.arange(3)).confusion(2), "2 classes.*label 2"),
-        (lambda: metrics.temperature(np.eye(3), np.arange(3)), "3 images, all right"),
+        (lambda: metrics.temperature(np.eye(3), np.arange(3)), "3 images, all correct"),
         (
             lambda: metrics.temperature(-np.eye(3), np.arange(3)),
-            "which tell nothing of the labels",
+            "without information on the labels",
         ),
         (
             lambda: metrics.temperature(np.full((2, 2), np.nan), np.arange(2)),
@@ -306,7 +306,7 @@ def test_bad_calls(call, message):
 def test_images_without_labels_alone_are_an_error():
     counts = Counts(3)
     counts.update(np.zeros((4, 3)), np.zeros((4, 3), bool))
-    with pytest.raises(ValueError, match="Received: 4 images, none of them with one"):
+    with pytest.raises(ValueError, match="Received: 4 images without labels"):
         counts.per_image()
 
 

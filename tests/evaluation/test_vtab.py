@@ -194,7 +194,7 @@ def test_absent_data_is_named_and_stops_nothing(
     assert (
         "Resisc45: Expected Resisc45's data, TFDS's resisc45:3.*.*. Received: Manual "
         f"directory {nowhere}/downloads/manual does not exist or is empty. TFDS cannot "
-        "download it. Put there NWPU-RESISC45.rar"
+        "download it. Put these files there: NWPU-RESISC45.rar"
     ) in text
     assert "trainLabels.csv" in text
     constants.DATA_DIR = prepared

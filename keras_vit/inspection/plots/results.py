@@ -271,7 +271,7 @@ def confusion(
         picture = axes.imshow(
             shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest"
         )
-        axes.set(xlabel="taken for", ylabel="class")
+        axes.set(xlabel="predicted as", ylabel="class")
         if small:
             columns = [*names, "none"][: matrix.shape[1]]
             plain = {"parse_math": False}  # Dollar signs are literal.

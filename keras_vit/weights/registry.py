@@ -1,16 +1,16 @@
-"""What is published: tag and variant -> file, size, mirrors, labels (plain data).
+"""Published checkpoints: tag and variant -> file, size, mirrors, labels (plain data).
 
-Every ViT and hybrid checkpoint of google-research/vision_transformer (vit_jax): the
-paper's own (arXiv:2010.11929v2, section 4.1), and the SAM, GSAM and AugReg ones that
-came after it; the BiT baselines of google-research/big_transfer; and the outputs that
-others published for known inputs. Standard library only.
+The registry contains every ViT and hybrid checkpoint of google-research/
+vision_transformer (vit_jax): the paper's (arXiv:2010.11929v2, section 4.1) and the
+later SAM, GSAM and AugReg ones. It also contains the BiT baselines of google-research/
+big_transfer, and published outputs for known inputs. Standard library only.
 
-A tag lists the copies of one training, never of two. Each copy stands on a public page
-or conversion script, cited next to it; nobody published hashes to compare the bytes by.
+A tag lists copies of the same training run only. The source of each copy, a public page
+or a conversion script, is cited next to it; no hashes were published.
 
-Glossary: a tag is a training ("imagenet21k"), a variant an architecture in the
-paper's spelling ("ViT-B/16"); i21k is ImageNet-21k, i1k ImageNet-2012; a dialect is
-the naming of the tensors in a file ("npz", "timm", "hf").
+Glossary: a tag is a training run ("imagenet21k"), and a variant is an architecture in
+the paper's spelling ("ViT-B/16"). i21k is ImageNet-21k, i1k is ImageNet-2012. A dialect
+is the naming of the tensors in a file ("npz", "timm", "hf").
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ NUM_CLASSES: dict[Labels, int] = {"imagenet21k": 21_843, "imagenet2012": 1_000}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """One place that has a checkpoint, and the dialect it is written in there.
+    """A copy of a checkpoint: its URL and its dialect.
 
     Attributes:
         url: URL of the file.
@@ -48,25 +48,25 @@ class Mirror:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One published file: what it holds and where it is.
+    """One published file: its contents and its location.
 
     Attributes:
-        variant: in the paper's spelling, "R50+ViT-B/16".
-        tag: tag of the training, "imagenet21k".
-        path: inside the official bucket, `BUCKET` or `BIT_BUCKET`.
-        size: as published, in MiB or GiB, to its last place; None: unpublished.
-        image_size: (H, W) in pixels that it was trained for.
-        num_classes: K of its head.
-        labels: what the classes are, "imagenet21k" or "imagenet2012".
-        mirrors: in the order in which they are tried.
-        origin: the paper of the training.
-        licence: license of vision_transformer's LICENSE, big_transfer's sources and the
+        variant: name in the paper's spelling, such as "R50+ViT-B/16".
+        tag: tag of the training, such as "imagenet21k".
+        path: path in the official bucket, `BUCKET` or `BIT_BUCKET`.
+        size: published size in MiB or GiB, with its last digit; None: unpublished.
+        image_size: (H, W) in pixels of the training images.
+        num_classes: K of the head.
+        labels: classes of the head, "imagenet21k" or "imagenet2012".
+        mirrors: copies in the order in which they are tried.
+        origin: paper of the training.
+        licence: license in vision_transformer's LICENSE, big_transfer's sources and the
             copies' model cards.
-        sha256: None, as nobody published one of an official npz.
-        value_range: range of the pixels that it was trained on.
-        accuracy: top-1 in percent on ImageNet, where published.
-        accuracy_source: who published it: "Table 5", "vit_jax" or "timm".
-        zero_head: whether the head is all zeros, so that predictions are uniform.
+        sha256: None, since no hash of an official npz was published.
+        value_range: range of the pixels in training.
+        accuracy: top-1 in percent on ImageNet, if published.
+        accuracy_source: source of the accuracy: "Table 5", "vit_jax" or "timm".
+        zero_head: whether the head is all zeros, which makes predictions uniform.
     """
 
     variant: str
@@ -86,7 +86,7 @@ class Checkpoint:
     zero_head: bool = False
 
     def size_bounds(self) -> tuple[int, int] | None:
-        """Returns the bytes that print as `size`: half a unit of its last place."""
+        """Returns the range of bytes that round to `size` at its last digit."""
         if self.size is None:
             return None
         number, unit = self.size.split()
@@ -98,9 +98,9 @@ class Checkpoint:
 
 
 # vit_jax.ipynb, cell 10: `gsutil ls -lh`, google-research/vision_transformer@c6de1e5.
-# gsutil leaves off a last zero ("331.4 MiB"), which is written out here. GSAM: names
-# only (maciejbalawejder/Vision-Transformer, weights/download.sh), so "?". sam's S/16 is
-# three times the size of its parameters: the file holds more than them.
+# gsutil omits a final zero ("331.4 MiB"), which is added here. GSAM: only names are
+# known (maciejbalawejder/Vision-Transformer, weights/download.sh), hence "?". sam's
+# S/16 is three times the size of its parameters: the file contains more than them.
 _TAGS = (  # The columns of the table below.
     "imagenet21k",
     "imagenet21k+imagenet2012",
@@ -123,9 +123,9 @@ R50+ViT-L/32  1.31 GiB     -            -            -            -
 """
 
 # Top-1 on ImageNet with its source. Table 5: fine-tuned at 384 px, no Polyak; vit_jax's
-# README repeats it with 84.12, 81.31, 85.05 and 81.13, so a difference of a few tenths
-# is no error. vit_jax: what its README (29.10.2020) expects of the two files. timm
-# measured BiT's very files (docs/models/big-transfer.md).
+# README reports 84.12, 81.31, 85.05 and 81.13 instead, so a difference of a few tenths
+# is no error. vit_jax: the expected values for the two files in its README
+# (29.10.2020). timm measured BiT's files (docs/models/big-transfer.md).
 _TUNED = "imagenet21k+imagenet2012"
 _TOP_1 = {
     ("ViT-B/16", _TUNED): (83.97, "Table 5"),
@@ -144,12 +144,12 @@ _TOP_1 = {
 
 _VIT_PAPER = "ViT (arXiv:2010.11929)"
 _BIT_PAPER = "BiT (arXiv:1912.11370)"
-_ORIGINS = {  # By the tag up to its first "-"; the paper's own tags are not here.
+_ORIGINS = {  # By the tag up to its first "-"; without the paper's tags.
     "sam": "SAM (arXiv:2106.01548)",
     "gsam": "GSAM (arXiv:2203.08065)",
     "augreg": "AugReg (arXiv:2106.10270)",
 }
-# Released next to the paper's own files, and after it.
+# Released after the paper, together with its files.
 _NOT_IN_THE_PAPER = ("ViT-B/8", "R26+ViT-B/32", "BiT-R152x2")
 
 # AugReg: the files in common use, timm's list (timm/models/vision_transformer.py and
@@ -168,7 +168,7 @@ _AUGREG_I21K: dict[str, tuple[str | None, str, str]] = {
     "R26+ViT-S/32": ("170 MiB", "medium2-wd_0.03-do_0.0-sd_0.0", "0.03"),
     "R50+ViT-L/32": ("1337 MiB", "medium2-wd_0.1-do_0.0-sd_0.0", "0.01"),
 }
-# Fine-tuned from another pre-training than the row above, by resolution.
+# Fine-tuned from a different pre-training than the row above, by resolution.
 _AUGREG_OTHER = {
     ("ViT-B/32", 384): "light1-wd_0.1-do_0.0-sd_0.0",
     ("R26+ViT-S/32", 224): "light0-wd_0.03-do_0.1-sd_0.1",
@@ -180,8 +180,8 @@ _AUGREG_I1K = {
     "ViT-B/32": "medium2-wd_0.1-do_0.1-sd_0.1",
 }
 
-# Copies of the same trainings on Hugging Face. timm's are named
-# <architecture>_<pixels>.<training>; `orig_in21k` there lacks head and pre_logits.
+# Copies of the same training runs on Hugging Face. timm's are named
+# <architecture>_<pixels>.<training>; its `orig_in21k` has no head and no pre_logits.
 _TIMM_NAMES = {
     "ViT-Ti/16": "vit_tiny_patch16",
     "ViT-S/16": "vit_small_patch16",
@@ -198,7 +198,7 @@ _TIMM_NAMES = {
     "R50+ViT-L/32": "vit_large_r50_s32",
 }
 _B_AND_L = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32")
-_TIMM_COPIES = {  # tag: (timm's word for the training, the variants copied there)
+_TIMM_COPIES = {  # tag: (timm's name of the training, the variants copied there)
     "imagenet21k": ("orig_in21k", (*_B_AND_L, "ViT-H/14", "R50+ViT-B/16")),
     "imagenet21k+imagenet2012": (
         "orig_in21k_ft_in1k",
@@ -210,10 +210,10 @@ _TIMM_COPIES = {  # tag: (timm's word for the training, the variants copied ther
     "augreg-imagenet21k+imagenet2012": ("augreg_in21k_ft_in1k", tuple(_AUGREG_I21K)),
     "augreg-imagenet2012": ("augreg_in1k", tuple(_AUGREG_I1K)),
 }
-# Google's (of i21k the pooler is pre_logits). Their cards: "weights were converted from
-# the timm repository ... who already converted the weights from JAX", and name the
-# trainings; uploaded in March 2021, before AugReg, when timm had these trainings alone
-# (its changelog of 26 and 30.10.2020). The hybrid's card does not name its training;
+# Google's copies (i21k: the pooler is pre_logits). Their cards name the training runs:
+# "weights were converted from the timm repository ... who already converted the weights
+# from JAX". They were uploaded in March 2021, before AugReg, when timm had only these
+# runs (its changelog of 26 and 30.10.2020). The hybrid's card does not name its run;
 # transformers' convert_vit_hybrid_timm_to_pytorch.py does: timm's vit_base_r50_s16_384,
 # then orig_in21k_ft_in1k.
 _GOOGLE_COPIES = {
@@ -221,8 +221,8 @@ _GOOGLE_COPIES = {
     "imagenet21k+imagenet2012": (*_B_AND_L, "R50+ViT-B/16"),
     "imagenet21k+imagenet2012-224": ("ViT-B/16", "ViT-L/16"),
 }
-# Where `main` has no model.safetensors, the commit or pull request that has: the Hub's
-# own conversion of `main`, by SFconvertbot (the repositories' file listings).
+# If `main` has no model.safetensors, the commit or pull request that has it: the Hub's
+# conversion of `main` by SFconvertbot (the repositories' file listings).
 _REVISIONS = {
     "google/vit-large-patch32-224-in21k": "1170e42b7c584b04363ac5ad6b246001e8ba9113",
     "google/vit-large-patch16-224": "8041a8c7b0517e25d4cfa63f2e2e35b50b853386",
@@ -232,13 +232,13 @@ _REVISIONS = {
 
 # BiT-S (ILSVRC-2012), BiT-M (i21k, with its trained head: big_transfer, issue 7) and
 # BiT-M fine-tuned: big_transfer's README and KNOWN_MODELS.
-# The copies: timm/models/resnetv2.py, which loaded these URLs before it had the Hub.
-# Its `goog_teacher_*` and `goog_distilled_*` are other trainings (arXiv:2106.05237).
-# google/bit-50 was made from timm's too, but no listing of its safetensors was found.
+# The copies: timm/models/resnetv2.py, which loaded these URLs before it used the Hub.
+# Its `goog_teacher_*` and `goog_distilled_*` are other runs (arXiv:2106.05237).
+# google/bit-50 was also made from timm's, but no listing of its safetensors was found.
 # Pixels are timm's, 448 or 480 ("only one at 480x480?"); big_transfer fine-tunes all at
-# 480 now. They bind nothing: the network is convolutional.
+# 480 now. Any size works: the network is convolutional.
 _BIT = ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
-_BIT_TAGS = {  # tag: (family, ending of the file's name, timm's word, if copied there)
+_BIT_TAGS = {  # tag: (family, suffix of the file's name, timm's name if copied there)
     "imagenet2012": ("S", "", None),
     "imagenet21k": ("M", "", "goog_in21k"),
     "imagenet21k+imagenet2012": ("M", "-ILSVRC2012", "goog_in21k_ft_in1k"),
@@ -251,12 +251,12 @@ def _hub(repository: str, dialect: Format) -> Mirror:
 
 
 def _copies(variant: str, tag: str, pixels: int) -> list[Mirror]:
-    """A ViT's or hybrid's, the official bucket left out."""
+    """The copies of a ViT or a hybrid outside the official bucket."""
     mirrors = []
     if tag in ("imagenet21k", "imagenet21k+imagenet2012") and variant in _B_AND_L:
         file = f"{variant.replace('/', '_')}_{tag}.npz"
         mirrors.append(Mirror(url=VIT_KERAS + quote(file), format="npz"))
-    # "-224" is only in this library's name of an AugReg training.
+    # "-224" occurs only in this library's names of AugReg runs.
     copies = _TIMM_COPIES.get(tag) or _TIMM_COPIES.get(tag.removesuffix("-224"))
     if copies and variant in copies[1]:
         name = f"{_TIMM_NAMES[variant]}_{pixels}.{copies[0]}"
@@ -330,7 +330,7 @@ def _bit_rows() -> list[Checkpoint]:
 
 
 def _published_rows() -> list[Checkpoint]:
-    """imagenet21k/ViT-B_16.npz and its like; "-224" is part of a file's name."""
+    """Files such as imagenet21k/ViT-B_16.npz; "-224" is part of a file's name."""
     rows = []
     table = [re.split(r"\s{2,}", line) for line in _SIZES.strip().splitlines()]
     for column, tag in enumerate(_TAGS, start=1):
@@ -346,7 +346,7 @@ def _published_rows() -> list[Checkpoint]:
 
 
 def _augreg_path(variant: str, data: str, recipe: str, ending: str = "") -> str:
-    """Every file of timm's list was pre-trained with learning rate 1e-3."""
+    """The path of a file; all in timm's list have pre-training learning rate 1e-3."""
     name = variant.replace("ViT-", "").replace("+", "_").replace("/", "_")
     return f"augreg/{name}-{data}-300ep-lr_0.001-aug_{recipe}{ending}.npz"
 
@@ -360,7 +360,7 @@ def _augreg_rows() -> list[Checkpoint]:
         ending = f"--imagenet2012-steps_20k-lr_{{}}-res_{px}"
         for variant, (_, recipe, lr) in _AUGREG_I21K.items():
             if (variant, px) == ("ViT-B/8", 384):
-                continue  # Not on timm's list.
+                continue  # Not in timm's list.
             recipe = _AUGREG_OTHER.get((variant, px), recipe)
             path = _augreg_path(variant, "i21k", recipe, ending.format(lr))
             tag = f"augreg-imagenet21k+imagenet2012{suffix}"
@@ -382,27 +382,27 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Outputs of a checkpoint for a known input, as others published them.
+    """Published outputs of a checkpoint for a known input.
 
-    An image is resized ("squash": both sides; "crop": the shortest side, then the
-    center; with Pillow, so antialiased) to `image_size`, and a pixel x in 0..255 scaled
-    to x / `half_range` - 1.
+    An image is resized to `image_size` with Pillow, which antialiases. "squash" resizes
+    both sides; "crop" resizes the shortest side and crops the center. A pixel x in
+    0..255 becomes x / `half_range` - 1.
 
     Attributes:
-        variant: in the paper's spelling.
+        variant: name in the paper's spelling.
         tag: tag of the training.
-        image: a URL; or what every value of the scaled input is.
+        image: URL, or a constant value of the scaled input.
         image_size: (H, W) in pixels of the input.
         resize: "none", "squash" or "crop".
         interpolation: filter of the resizing, or None.
         half_range: half of the pixels' range.
-        output: "logits", "probabilities" (their softmax), or "class_token", that after
-            `encoder_norm`.
-        expected: (class or feature, value) of those that were published.
-        tolerance: absolute; the source's own, where it has one.
-        numerics: "paper", or "hf": GELU by erf, LayerNorm epsilon 1e-12.
+        output: "logits", "probabilities" (their softmax), or "class_token" (the class
+            token after `encoder_norm`).
+        expected: (class or feature, value) for each published value.
+        tolerance: absolute tolerance; the source's tolerance, if it states one.
+        numerics: "paper", or "hf": exact GELU (erf), LayerNorm epsilon 1e-12.
         source: the repository and the file.
-        believed: what the numbers rest on that nobody has checked.
+        believed: unverified assumptions behind the numbers.
     """
 
     variant: str
@@ -450,7 +450,7 @@ REFERENCES = (
             (977, 0.00597),  # sandbar
             (970, 0.00570),  # alp
         ),
-        tolerance=0.005,  # Ours: for decoders of the JPEG, and matmuls of a TPU.
+        tolerance=0.005,  # Our choice, for JPEG decoders and a TPU's matmuls.
         numerics="paper",
         source="google-research/vision_transformer@c6de1e5, vit_jax.ipynb, cells 42-44",
         believed="picsum.photos still serves the same bytes",
@@ -533,7 +533,7 @@ def tags(variant: str) -> tuple[str, ...]:
     """Returns every tag published for a variant.
 
     Args:
-        variant: in the paper's spelling or as its builder's name.
+        variant: name in the paper's spelling, or the builder's name.
     """
     name = find_variant(variant)
     return tuple(row.tag for row in CHECKPOINTS if row.variant == name)
@@ -543,11 +543,11 @@ def find(variant: str, tag: str) -> Checkpoint:
     """Returns the checkpoint of a variant and a tag.
 
     Args:
-        variant: in the paper's spelling or as its builder's name.
+        variant: name in the paper's spelling, or the builder's name.
         tag: tag of the training.
 
     Raises:
-        ValueError: if there is none, with the tags that this variant has.
+        ValueError: if there is none; the message lists the variant's tags.
     """
     rows = [row for row in CHECKPOINTS if row.variant == find_variant(variant)]
     for row in rows:
@@ -574,7 +574,7 @@ def select(variant: str | None = None, tag: str | None = None) -> list[Checkpoin
     """Returns the rows of a variant, of a tag, of both, or all.
 
     Args:
-        variant: in the paper's spelling or as its builder's name; None: any.
+        variant: name in the paper's spelling, or the builder's name; None: any.
         tag: tag of the training; None: any.
 
     Raises:
@@ -599,7 +599,7 @@ def references(variant: str, tag: str) -> tuple[Reference, ...]:
     """Returns the published outputs of a checkpoint; most have none.
 
     Args:
-        variant: in the paper's spelling or as its builder's name.
+        variant: name in the paper's spelling, or the builder's name.
         tag: tag of the training.
     """
     return tuple(

@@ -1,8 +1,9 @@
-"""Reading the tensor files people have: npz, safetensors, HDF5; trusted in nothing.
+"""Read tensor files without trusting them: npz, safetensors, HDF5.
 
-Every file is first reduced to a table: name, dtype, shape and where the bytes lie, each
-row checked against the file's real size. Values are then read from those places, as
-many bytes as are there; nothing is unpickled and no link or filter is followed.
+Every file is first reduced to a table: name, dtype, shape and location of the bytes.
+Each row is checked against the file's actual size. Values are then read from those
+locations, never more bytes than exist. Nothing is unpickled, and no link or filter is
+followed.
 """
 
 import collections
@@ -27,7 +28,7 @@ import numpy as np
 
 from keras_vit import files
 
-FLOATS = {  # A dtype in our tables: how its bytes are read.
+FLOATS = {  # A dtype in our tables: NumPy's dtype for its bytes.
     **{code: code for code in ("<f2", ">f2", "<f4", ">f4", "<f8", ">f8")},
     "bfloat16": "<u2",
 }
@@ -42,12 +43,12 @@ SAFETENSORS = {  # A dtype in a header: (ours, bytes).
     **{name: (name, 1) for name in ("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")},
 }
 INDEX_SUFFIX = ".safetensors.index.json"
-MAX_JSON = 2**24  # The format allows 100 MB, which Python's objects make 3 GB.
-MAX_NPY_HEADER = 10_000  # As numpy.load.
-MAX_PIECE = 2**20  # Of a zip, in bytes: what is read in one go stays in the cache.
+MAX_JSON = 2**24  # The format allows 100 MB, which become 3 GB of Python objects.
+MAX_NPY_HEADER = 10_000  # The limit of numpy.load.
+MAX_PIECE = 2**20  # Bytes per read from a zip, so that a piece stays in the CPU cache.
 MAX_DIMENSIONS = 32
-MAX_DEFLATE = 1032  # The most bytes that one byte of deflate stands for.
-BOMB = 2**30, 20  # A checkpoint declares fewer bytes than this, or this times its own.
+MAX_DEFLATE = 1032  # The maximum expansion of one byte of deflate, in bytes.
+BOMB = 2**30, 20  # Limits of declared bytes: absolute, and as a multiple of the file.
 H5_INDEX = Path(__file__).with_name("h5_index.py")
 H5_SECONDS = 60
 H5_ENVIRONMENT = {  # No plugins, no locks on read-only disks, no idle threads.
@@ -57,11 +58,11 @@ H5_ENVIRONMENT = {  # No plugins, no locks on read-only disks, no idle threads.
 }
 AGAIN = "Delete it and download it again, or give another file"
 PICKLE = (
-    "a pickle of torch (.bin, .pt, .pth), which is never unpickled: it can run code",
-    "Ask for the .safetensors copy of the same weights, or make one where torch is "
+    "a torch pickle (.bin, .pt, .pth), which is never unpickled: it can run code",
+    "Use the .safetensors copy of the same weights, or convert the file where torch is "
     "installed: keras-vit convert FILE.pth FILE.safetensors",
 )
-# What zipfile raises on damaged bytes, by where the damage is.
+# Exceptions of zipfile for damaged bytes, depending on the position of the damage.
 BROKEN_ZIP = (*files.BROKEN_ZIP, OSError)
 NPY_HEADER = re.compile(
     r"\{'descr': *'([<>|])([?a-zA-Z])(\d{0,5})', *'fortran_order': *(True|False), *"
@@ -73,20 +74,20 @@ NPY_HEADER = re.compile(
 class _Tensor:
     """One row of a file's table."""
 
-    dtype: str  # A key of `FLOATS`, or the name of what is no weight.
+    dtype: str  # A key of `FLOATS`, or the name of a dtype that is no weight.
     shape: tuple[int, ...]
-    size: int  # Of its values, in bytes.
-    read: Callable[[], Any]  # A writable buffer of them.
+    size: int  # Bytes of the values.
+    read: Callable[[], Any]  # Returns a writable buffer of the values.
     order: Literal["C", "F"] = "C"
 
 
 class TensorFile(Mapping[str, np.ndarray]):
     """The tensors of one checkpoint under the names in the file, as float32.
 
-    Made by `open_tensors`; a context manager. Values are read as asked for.
+    A context manager, created by `open_tensors`. Values are read on access.
 
     Raises:
-        ValueError: on reading values that are damaged or no floating-point numbers.
+        ValueError: on access, if values are damaged or not floating-point numbers.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class TensorFile(Mapping[str, np.ndarray]):
         tensor = self._tensors[name]
         if tensor.dtype not in FLOATS:
             what = f"{name!r} of dtype {tensor.dtype}"
-            raise _refused(self.path, "floating-point tensors", what, "It is no weight")
+            raise _refused(self.path, "floating-point tensors", what, "Remove it")
         values = np.frombuffer(tensor.read(), FLOATS[tensor.dtype])
         if tensor.dtype == "bfloat16":  # The upper half of a float32.
             values = (values.astype(np.uint32) << 16).view(np.float32)
@@ -135,15 +136,16 @@ class TensorFile(Mapping[str, np.ndarray]):
 
 
 def open_tensors(path: str | os.PathLike[str]) -> TensorFile:
-    """Opens a checkpoint; its kind is told by its content.
+    """Opens a checkpoint; its format is detected from its content.
 
     Args:
-        path: an .npz; a .safetensors; the `.safetensors.index.json` of shards next to
-            it; a directory with `model.safetensors` or its index; an HDF5 file.
+        path: an .npz file; a .safetensors file; the `.safetensors.index.json` of shards
+            in the same folder; a directory with `model.safetensors` or its index; an
+            HDF5 file.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a whole file of one of these kinds.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it is not a complete file in one of these formats.
     """
     path = Path(path)
     file = _in_directory(path) if path.is_dir() else path
@@ -173,19 +175,19 @@ def _in_directory(directory: Path) -> Path:
         directory,
         f"model.safetensors or model{INDEX_SUFFIX} in a directory",
         f"a directory with {held or 'nothing'}",
-        "Give one of its checkpoint files by name",
+        "Pass the path of one of its checkpoint files",
     )
 
 
 def _kind(path: Path) -> str:
-    """One of npz, safetensors, json, h5, told by the first bytes."""
+    """One of npz, safetensors, json and h5, detected from the first bytes."""
     if not path.exists():
         raise FileNotFoundError(
             f"Expected a checkpoint file. Received: {str(path)!r}, which does not "
-            "exist. A published one is named by a tag, e.g. weights='imagenet21k'"
+            "exist. For published weights use a tag, e.g. weights='imagenet21k'"
         )
     if not path.is_file():
-        raise _refused(path, "a checkpoint file", "which is no regular file")
+        raise _refused(path, "a checkpoint file", "which is not a regular file")
     with path.open("rb") as file:
         start = file.read(512)
         size = file.seek(0, os.SEEK_END)
@@ -205,55 +207,55 @@ def _kind(path: Path) -> str:
 
 
 def _stranger(name: str, start: bytes, end: bytes) -> tuple[str, str]:
-    """What a file is that is no checkpoint we read, and what to do about it."""
+    """A description of an unsupported file, and the remedy."""
     if not start:
         return "an empty file", AGAIN
     if start.lstrip()[:1] == b"<":
         return "a web page saved under that name", AGAIN
     if start.startswith(b"version https://git-lfs"):
-        return "the pointer text of git-lfs", "`git lfs pull` gets the file itself"
+        return "a git-lfs pointer", "Run `git lfs pull` to download the file itself"
     if re.match(rb"\x80[\x02-\x05]", start):
         return PICKLE
     if start.startswith(b"\x93NUMPY"):
-        return "a single array (.npy)", "Give the .npz of all tensors"
+        return "a single array (.npy)", "Pass the .npz with all tensors"
     if re.match(rb"([\x81-\x8f]|\xde..)[\xa1-\xbf\xd9]", start, re.DOTALL):
         return "Flax's msgpack", "Save its parameters with numpy.savez"
     if end == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb" or ".data-0" in name:
         return "a part of a TensorFlow checkpoint", "Save its variables as .npz or .h5"
-    return f"something else, beginning with {start[:8]!r}", AGAIN
+    return f"an unknown format that begins with {start[:8]!r}", AGAIN
 
 
 def _check_table(path: Path, tensors: dict[str, _Tensor]) -> None:
     if not tensors:
-        raise _refused(path, "named tensors", "which holds none")
+        raise _refused(path, "named tensors", "which contains none")
     for name, tensor in tensors.items():
         if not name.isprintable() or not name:
             raise _refused(path, "tensors with readable names", f"one named {name!r}")
         elements = math.prod(max(size, 1) for size in tensor.shape)
         if len(tensor.shape) > MAX_DIMENSIONS or elements > 2**40:
             what = f"{name!r} of shape {tensor.shape}"
-            raise _refused(path, "tensors that a computer can hold", what)
+            raise _refused(path, "tensors that fit in memory", what)
 
 
 def _check_places(
     path: Path, places: list[tuple[int, int, str]], start: int, end: int
 ) -> None:
-    """Every (offset, bytes, tensor) lies in the file's start..end; none overlap."""
-    expected = "a whole file with every tensor at its own place"
+    """Checks that every (offset, bytes, tensor) is in start..end, without overlaps."""
+    expected = "a whole file without overlapping tensors"
     last = "the header"
     for offset, size, name in sorted(places):
         if offset + size > end:
             what = f"{name!r} is declared to end at byte {offset + size} of {end}"
             raise _refused(path, expected, f"truncated: {what}")
         if offset < start:
-            what = f"{name!r} is declared at byte {offset}, {last!r} ends at {start}"
+            what = f"{name!r} is declared at byte {offset}; {last!r} ends at {start}"
             raise _refused(path, expected, what)
         start, last = offset + size, name
 
 
 def _check_bomb(path: Path, declared: int, present: int) -> None:
     if declared > max(BOMB[0], BOMB[1] * present):
-        what = f"{declared} bytes of tensors are declared in {present}"
+        what = f"{declared} bytes of tensors in a file of {present} bytes"
         raise _refused(path, "tensors of about the file's size", what)
 
 
@@ -265,7 +267,7 @@ def _read_at(path: Path, file: io.BufferedReader, offset: int, size: int) -> byt
     content = bytearray(size)
     file.seek(offset)
     if file.readinto(content) != size:
-        raise _refused(path, "a whole file", "cut while it was open")
+        raise _refused(path, "a whole file", "truncated while it was open")
     return content
 
 
@@ -280,7 +282,7 @@ def _npz(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
     try:
         archive = files.enter_context(zipfile.ZipFile(file))
     except BROKEN_ZIP as error:
-        what = f"{size} bytes, the beginning of one: the file is truncated ({error})"
+        what = f"a truncated file of {size} bytes ({error})"
         raise _refused(path, "a whole npz", what) from error
     members = archive.infolist()
     _check_zip(path, [member.filename for member in members])
@@ -296,22 +298,22 @@ def _check_zip(path: Path, names: list[str]) -> None:
     if any(name.endswith("data.pkl") for name in names):
         raise _refused(path, expected, *PICKLE)
     if not all(name.endswith(".npy") for name in names):
-        what = f"another kind of zip, with {', '.join(names[:4])}"
-        remedy = "A .keras file is read by keras.models.load_model"
+        what = f"a different kind of zip, with {', '.join(names[:4])}"
+        remedy = "Read a .keras file with keras.models.load_model"
         raise _refused(path, expected, what, remedy)
     if (twice := _repeated(names)) is not None:
         raise _refused(path, expected, f"a zip with {twice!r} twice")
 
 
 def _npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Tensor:
-    """The row of one member of an npz; reading its values checks its CRC."""
+    """The row for one member of an npz; reading its values checks its CRC."""
     name = member.filename.removesuffix(".npy")
     stored, present = member.compress_size, member.file_size
     if member.flag_bits & 1:
         raise _refused(path, "plain arrays", f"{name!r} is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        what = f"{name!r} is compressed by method {member.compress_type}"
-        raise _refused(path, "arrays stored or deflated", what, "Save it again")
+        what = f"{name!r} has compression method {member.compress_type}"
+        raise _refused(path, "stored or deflated arrays", what, "Save it again")
     if present > MAX_DEFLATE * stored:
         what = f"{name!r} declares {present} bytes in {stored}"
         raise _refused(path, "a whole npz", what)
@@ -346,7 +348,7 @@ def _npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Tens
 
 def _dtype(order: str, kind: str, itemsize: int) -> str:
     code = f"{order}{kind}{itemsize}"
-    if (kind, itemsize) == ("V", 2):  # As numpy writes bfloat16.
+    if (kind, itemsize) == ("V", 2):  # NumPy's code for bfloat16.
         return "bfloat16"
     if code in FLOATS:
         return code
@@ -361,12 +363,12 @@ def _member(
     end: int,
     start: int = 0,
 ) -> bytearray:
-    """The bytes of a zip's member to `end`; with the last byte its CRC is checked."""
+    """The bytes of a zip's member to `end`; the last byte completes the CRC check."""
     content = bytearray(end - start)
     try:
         with archive.open(member) as stream:
             read = len(stream.read(start))
-            while read < end:  # In pieces that stay in the cache until copied.
+            while read < end:  # In pieces that stay in the CPU cache until copied.
                 piece = stream.read(min(MAX_PIECE, end - read))
                 if not piece:
                     raise EOFError(f"{read} of {end} bytes")
@@ -387,7 +389,7 @@ def _json_object(path: Path, content: bytes | bytearray) -> dict[str, Any]:
     try:
         value = json.loads(content.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        what = f"damaged or another kind of file ({error})"
+        what = f"damaged or a different kind of file ({error})"
         raise _refused(path, "a JSON object of named tensors", what) from error
     if not isinstance(value, dict):
         raise _refused(path, "a JSON object of named tensors", repr(value))
@@ -400,14 +402,14 @@ def _safetensors(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
 
 
 def _shard(path: Path) -> dict[str, _Tensor]:
-    """One shard, closed between reads: there may be more than files can be open."""
+    """One shard, closed between reads: there may be more shards than open files."""
     with path.open("rb") as file:
         read = functools.partial(_read_from, path, _stamp(file))
         return _in_safetensors(path, file, read)
 
 
 def _stamp(file: io.BufferedReader) -> tuple[int, ...]:
-    """Which file this is, and in which state."""
+    """The file's identity and state."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -427,7 +429,7 @@ def _in_safetensors(
     length = int.from_bytes(_read_at(path, file, 0, 8), "little")
     start = 8 + length
     if start > size:
-        what = f"truncated: its header is declared to end at byte {start} of {size}"
+        what = f"truncated: the header should end at byte {start}, the file has {size}"
         raise _refused(path, "a whole safetensors file", what)
     if length > MAX_JSON:
         what = f"a header of {length} bytes"
@@ -443,7 +445,7 @@ def _in_safetensors(
     _check_places(path, places, start, size)
     declared = sum(tensor.size for tensor in tensors.values())
     if declared != size - start:
-        what = f"{declared} bytes are declared and {size - start} present"
+        what = f"{declared} declared bytes, {size - start} bytes of data"
         raise _refused(path, "tensors without gaps up to the file's end", what)
     return tensors
 
@@ -463,43 +465,43 @@ def _declared(
         or not all(type(n) is int and 0 <= n < 2**63 for n in numbers)
         or SAFETENSORS[code][1] * math.prod(shape) != end - begin
     ):
-        law = "a known dtype and a shape that fills its data_offsets for every tensor"
+        law = "a known dtype and a shape that matches data_offsets for every tensor"
         raise _refused(path, law, f"{name!r} is declared {entry}")
     return SAFETENSORS[code][0], tuple(shape), begin, end
 
 
 def _shards(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
-    """The tensors of the shards that a `.safetensors.index.json` names."""
+    """The tensors of the shards listed in a `.safetensors.index.json`."""
     with path.open("rb") as file:
         index = _json_object(path, file.read(MAX_JSON))
     shard_of = index.get("weight_map")
     if not isinstance(shard_of, dict) or not all(map(_is_name, shard_of.values())):
-        law = "an index with a weight_map of tensors to .safetensors files beside it"
+        law = "an index with a weight_map of tensors to .safetensors files next to it"
         raise _refused(path, law, f"with {json.dumps(index)}")
     tensors: dict[str, _Tensor] = {}
     for shard in sorted(set(shard_of.values())):
         file_path = path.with_name(shard)
         if _kind(file_path) != "safetensors":
-            what = f"whose shard {shard!r} is another kind of file"
+            what = f"with the shard {shard!r}, which is a different kind of file"
             raise _refused(path, "shards of safetensors", what)
         held = _shard(file_path)
         listed = {name for name, value in shard_of.items() if value == shard}
         if wrong := sorted(listed ^ held.keys()):
-            where = "is listed for but not in" if wrong[0] in listed else "is not for"
-            what = f"whose tensor {wrong[0]!r} {where} the shard {shard!r}"
+            where = "listed for but not in" if wrong[0] in listed else "not listed for"
+            what = f"with {wrong[0]!r}, which is {where} the shard {shard!r}"
             raise _refused(path, "an index that matches its shards", what)
         tensors |= held
     metadata = index.get("metadata")
     declared = metadata.get("total_size") if isinstance(metadata, dict) else None
     held_bytes = sum(tensor.size for tensor in tensors.values())
     if declared is not None and declared != held_bytes:
-        what = f"with total_size {declared}, over shards of {held_bytes} bytes"
+        what = f"with total_size {declared}, but the shards have {held_bytes} bytes"
         raise _refused(path, "an index that matches its shards", what)
     return tensors
 
 
 def _is_name(shard: Any) -> bool:
-    """Whether a shard's name is that of a file next to its index, on any system."""
+    """Whether a shard's name is a file name without a folder, on any system."""
     return (
         isinstance(shard, str)
         and shard.isprintable()
@@ -524,7 +526,7 @@ def _h5(path: Path, files: contextlib.ExitStack) -> dict[str, _Tensor]:
 
 
 def _h5_index(path: Path) -> str:
-    """What `h5_index.py` prints of a file, from a process that may crash."""
+    """The output of `h5_index.py` for a file, from a process that may crash."""
     try:
         child = subprocess.run(
             [sys.executable, "-P", H5_INDEX, path],
@@ -535,7 +537,7 @@ def _h5_index(path: Path) -> str:
             env=os.environ | H5_ENVIRONMENT,
         )
     except subprocess.TimeoutExpired as error:
-        what = f"libhdf5 reads for more than {H5_SECONDS} s"
+        what = f"libhdf5 did not finish reading in {H5_SECONDS} s"
         raise _refused(path, "a whole HDF5 file", what) from error
     if child.returncode:
         last = child.stderr.strip().rpartition("\n")[2]
@@ -547,7 +549,7 @@ def _h5_index(path: Path) -> str:
 def _h5_tensor(
     path: Path, file: io.BufferedReader, name: str, row: dict[str, Any]
 ) -> _Tensor:
-    """The row of one dataset, its declared size checked against what is stored."""
+    """The row for one dataset; its declared size is checked against the stored one."""
     dtype, shape, chunk = row["dtype"], tuple(row["shape"]), row["chunk"]
     if dtype not in FLOATS:
         return _Tensor(dtype, shape, 0, bytearray)
@@ -565,13 +567,13 @@ def _h5_tensor(
         read = functools.partial(pieces.read, path, file, row["parts"])
     if not whole:
         what = f"{name!r} declares {shape}, {size} bytes, and stores {stored}"
-        raise _refused(path, "datasets that are written whole", what)
+        raise _refused(path, "complete datasets", what)
     return _Tensor(dtype, shape, size, read)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chunks:
-    """An HDF5 dataset in pieces, each through the same filters."""
+    """An HDF5 dataset in chunks, all with the same filters."""
 
     name: str
     shape: tuple[int, ...]
@@ -584,7 +586,7 @@ class _Chunks:
         return self.itemsize * math.prod(self.chunk)
 
     def cover(self, parts: list[Any]) -> bool:
-        """Whether the parts are every piece once, each of a size it can have."""
+        """Whether the parts are all chunks, each once and with a possible size."""
         if 0 in self.chunk:
             return False
         counts = [-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)]
@@ -603,7 +605,7 @@ class _Chunks:
         for offset, stored, mask, corner in parts:
             content = self.unfiltered(_read_at(path, file, offset, stored), mask)
             if len(content) != self.size:
-                what = f"damaged at {self.name!r}: {stored} bytes do not unpack"
+                what = f"damaged at {self.name!r}: {stored} bytes cannot be unpacked"
                 raise _refused(path, "a whole HDF5 file", what)
             piece = np.frombuffer(content, whole.dtype).reshape(self.chunk)
             edges = zip(corner, self.chunk, strict=True)
@@ -612,9 +614,9 @@ class _Chunks:
         return whole
 
     def unfiltered(self, content: bytes | bytearray, mask: int) -> bytes | bytearray:
-        """A piece before its filters; b"" where it is damaged."""
+        """A chunk with its filters undone; b"" if it is damaged."""
         for i, name in reversed(list(enumerate(self.filters))):
-            if mask >> i & 1:  # This piece was written without the filter.
+            if mask >> i & 1:  # This chunk was written without the filter.
                 continue
             if name == "deflate":
                 stream = zlib.decompressobj()
@@ -622,7 +624,7 @@ class _Chunks:
                     content = stream.decompress(content, self.size + 1)
                 except zlib.error:
                     return b""
-                if not stream.eof:  # Its checksum stands at the end.
+                if not stream.eof:  # The checksum is at the end.
                     return b""
             elif len(content) == self.size:
                 bytes_apart = np.frombuffer(content, np.uint8)

@@ -1,8 +1,8 @@
-"""timm's architectures that the layers here compute, and what no tensor shows.
+"""timm's architectures that our layers support, and facts that no tensor shows.
 
-A fused query, key and value does not show how many heads it is of, nor any tensor an
-activation, an epsilon or a rotary position; timm's code has them, by the architecture
-that a config.json names. From timm 1.0.31's registry, deprecated names included:
+A fused query, key and value does not show the number of heads, and no tensor shows an
+activation, an epsilon or rotary positions. timm's code has them for the architecture in
+a config.json. The tables are from timm 1.0.31's registry, with deprecated names.
 `make interop` compares every row (tests/interop/test_architectures.py).
 """
 
@@ -167,7 +167,7 @@ _NAMES = {  # Heads: architectures.
     """,
 }
 HEADS = {name: heads for heads, names in _NAMES.items() for name in names.split()}
-"""How many heads each of timm's architectures has, unless its model_args say."""
+"""Heads of each timm architecture, unless its model_args contain them."""
 
 _EPSILON = {"norm_eps": 1e-5}
 _DINOV3 = {
@@ -184,7 +184,7 @@ _ROPE = {"use_rot_pos_emb": True, "rope_grid_indexing": "xy"}
 _OPTIONS: dict[str, dict[str, Any]] = {  # Patterns of names: timm's arguments.
     r"(aimv2|beit3)_.*|vit_.*_clip_.*": _EPSILON,
     r"vit_.*_clip_quickgelu_.*": {"act_layer": "quick_gelu"},
-    # SigLIP 2's.
+    # SigLIP 2.
     r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_.*"
     r"|vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
     r"eva02_(?!enormous).*": {"use_rot_pos_emb": True, "ref_feat_shape": [16, 16]},
@@ -217,17 +217,17 @@ REFUSED = {
     "attention and MLP in parallel": r"vit_pwee_.*|vit_.*_xp_224|vit_.*_18x2_224",
     "heads that share keys and values (Sapiens2)": r"vit_.*_sapiens2",
     "patches of several sizes (NaFlex)": r"naflexvit_.*",
-    "windows and relative positions of its own (SAM)": r"samvit_.*",
-    "relative positions of its own": r"vit_relpos_.*|vit_srelpos_.*",
+    "windows and different relative positions (SAM)": r"samvit_.*",
+    "different relative positions": r"vit_relpos_.*|vit_srelpos_.*",
 }
-"""Families whose architectures no layer here computes, as patterns by the reason."""
+"""Families that no layer here supports: patterns of their names, by the reason."""
 
 
 def family_refused(architecture: str) -> str | None:
-    """Why no layer here computes an architecture; None if one does, or if unknown.
+    """The reason why an architecture is not supported; None if supported or unknown.
 
     Args:
-        architecture: a name, without a tag.
+        architecture: a name without a tag.
     """
     for reason, pattern in REFUSED.items():
         if re.fullmatch(pattern, architecture):
@@ -236,10 +236,10 @@ def family_refused(architecture: str) -> str | None:
 
 
 def options_of(architecture: str) -> dict[str, Any]:
-    """Timm's arguments of an architecture that no tensor shows, but for the heads.
+    """Timm's arguments for an architecture that no tensor shows, except the heads.
 
     Args:
-        architecture: a name, without a tag.
+        architecture: a name without a tag.
     """
     found: dict[str, Any] = {}
     for pattern, options in _OPTIONS.items():
@@ -249,8 +249,8 @@ def options_of(architecture: str) -> dict[str, Any]:
 
 
 WIDTHS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
-"""Heads by hidden size, where every well-known plain ViT of that size has as many.
+"""Heads by hidden size, if all well-known plain ViTs of that size have the same number.
 
-Ti, S, B, L and H (Table 1 and DeiT), So400m, g and G (arXiv:2106.04560). The smaller
-sizes between are those of models that people train themselves, with any heads.
+These are Ti, S, B, L and H (Table 1 and DeiT), So400m, g and G (arXiv:2106.04560).
+Smaller sizes between them occur in custom models, with any number of heads.
 """

@@ -1,4 +1,4 @@
-"""The tensors and the words of another library's checkpoint, by family."""
+"""The tensors and the config of another library's checkpoint, by family."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,20 +10,19 @@ from keras_vit.weights import names, variables
 
 
 class LayoutError(ValueError):
-    """Another library's layout cannot hold a model."""
+    """Another library's layout cannot represent a model."""
 
 
 class Layout(NamedTuple):
-    """A checkpoint as another library lays it out.
+    """A checkpoint in another library's layout.
 
     Attributes:
-        tensors: under its names.
+        tensors: tensors under the library's names.
         kind: timm's architecture, or transformers' model class.
         words: timm's `model_args`, or fields of transformers' config.json.
         first: timm's name of the first layer.
         last: timm's name of the head.
-        epsilon: epsilon of the architecture's LayerNorms, where it is not timm's usual
-            one.
+        epsilon: epsilon of the architecture's LayerNorms, if it is not timm's default.
     """
 
     tensors: dict[str, np.ndarray]
@@ -53,12 +52,12 @@ def timm_vit(
     image_size: tuple[int, int],
     num_classes: int,
 ) -> Layout:
-    """A ViT or a hybrid as timm lays it out.
+    """A ViT or a hybrid in timm's layout.
 
     Raises:
         ValueError: if timm has no name for a part of it.
     """
-    del num_classes  # timm states it elsewhere.
+    del num_classes  # Written elsewhere in timm's config.
     _check_vit(config, "timm", ("token", "gap", "map", "distilled"))
     architecture, words = _timm_vit_words(config, image_size)
     written = names.TIMM.write(split_tokens(tensors, config))
@@ -80,12 +79,12 @@ def timm_resnet(
     image_size: tuple[int, int],
     num_classes: int,
 ) -> Layout:
-    """A BiT as timm lays it out.
+    """A BiT in timm's layout.
 
     Raises:
         ValueError: if timm has no name for a part of it.
     """
-    del image_size, num_classes  # timm states them elsewhere.
+    del image_size, num_classes  # Written elsewhere in timm's config.
     _check_resnet(config, "timm")
     architecture, words = _timm_resnet_words(config)
     written = names.TIMM_BIT.write(tensors)
@@ -98,10 +97,10 @@ def hf_vit(
     image_size: tuple[int, int],
     num_classes: int,
 ) -> Layout:
-    """A ViT, a hybrid or a DeiT as transformers lays it out.
+    """A ViT, a hybrid or a DeiT in transformers' layout.
 
-    One of the mean of the patches is an I-JEPA there, one of attention pooling SigLIP's
-    image tower, which has no classes.
+    A ViT with a mean over the patches becomes an I-JEPA. One with attention pooling
+    becomes SigLIP's image tower, which has no classes.
 
     Raises:
         ValueError: if transformers has no name for a part of it.
@@ -110,7 +109,7 @@ def hf_vit(
     if config.num_registers:
         raise refuse("hf", f"num_registers={config.num_registers}")
     if config.representation_size is not None and num_classes:
-        raise refuse("hf", "a head behind pre_logits")
+        raise refuse("hf", "a head after pre_logits")
     words = _hf_vit_words(config, image_size)
     dialect, kind = _HF_VITS[words["model_type"]]
     if config.classifier in ("gap", "map"):
@@ -141,14 +140,14 @@ def _check_pooled(config: ViTConfig, num_classes: int) -> None:
             "hf", f"classifier={config.classifier!r} with a stem or with pre_logits"
         )
     if config.classifier == "map" and num_classes:
-        raise refuse("hf", "a head behind attention pooling (SigLIP has none)")
+        raise refuse("hf", "a head after attention pooling (SigLIP has none)")
 
 
 def check_square(image_size: tuple[int, int], kind: str) -> int:
-    """The side of square images; raises for others, which `kind` computes wrongly."""
+    """The side of square images; raises for others, which `kind` does not support."""
     if image_size[0] != image_size[1]:
         raise refuse(
-            "hf", f"image_size={image_size} for {kind}, whose images are square there"
+            "hf", f"image_size={image_size} for {kind}, which requires square images"
         )
     return image_size[0]
 
@@ -159,22 +158,22 @@ def hf_resnet(
     image_size: tuple[int, int],
     num_classes: int,
 ) -> Layout:
-    """A BiT as transformers lays it out.
+    """A BiT in transformers' layout.
 
     Raises:
         ValueError: if transformers has no name for a part of it.
     """
-    del image_size  # transformers' processor states it.
+    del image_size  # Written in the config of transformers' processor.
     _check_resnet(config, "hf")
     kind = "BitForImageClassification" if num_classes else "BitModel"
     return Layout(names.HF_BIT.write(tensors), kind, _hf_resnet_words(config))
 
 
 def refuse(format: str, what: str) -> LayoutError:
-    """The error of a model that a format has no names for."""
+    """The error for a model that a format cannot represent."""
     return LayoutError(
-        f"Expected a model that format={format!r} has names for. Received: {what}. "
-        "model.save('model.keras') keeps it; of the paper's models format='npz' too"
+        f"Expected a model that format={format!r} can represent. Received: {what}. "
+        "Use model.save('model.keras'), or format='npz' for the paper's models"
     )
 
 
@@ -206,7 +205,7 @@ def _check_fields(
 def split_tokens(
     tensors: dict[str, np.ndarray], config: ViTConfig | PlainViTConfig
 ) -> dict[str, np.ndarray]:
-    """`cls` as the tokens that torch libraries know, DeiT's head as its two."""
+    """Splits `cls` into the tokens of torch libraries, and DeiT's head into two."""
     if "cls" in tensors:
         cls = tensors.pop("cls")
         own = config.num_class_tokens
@@ -259,24 +258,24 @@ def _timm_vit_words(
         arguments |= {"class_token": False, "global_pool": pool, "fc_norm": False}
     if config.num_registers:
         if config.classifier == "distilled":
-            raise refuse("timm", "registers beside a distillation token")
+            raise refuse("timm", "registers with a distillation token")
         arguments["reg_tokens"] = config.num_registers
     return architecture, arguments
 
 
 def ratio(mlp_dim: int, hidden_size: int) -> float:
-    """What timm multiplies the hidden size by, and rounds down."""
+    """Timm's factor of the hidden size; the product is rounded down."""
     ratio = mlp_dim / hidden_size
     exact = int(hidden_size * ratio) == mlp_dim
     return ratio if exact else (mlp_dim + 0.5) / hidden_size
 
 
 def _timm_resnet_words(config: ResNetConfig) -> tuple[str, dict[str, Any]]:
-    """Timm knows 50x1, 50x3, ...; another width is told as its channels."""
+    """Timm has 50x1, 50x3, ...; other widths are expressed as channels."""
     if config.num_layers not in TIMM_BITS:
         raise refuse("timm", f"a BiT of units {config.num_layers}")
     architecture = TIMM_BITS[config.num_layers]
-    factor = 2 if architecture == "resnetv2_152x2_bit" else 1  # Its own, multiplied.
+    factor = 2 if architecture == "resnetv2_152x2_bit" else 1  # Built in, multiplies.
     if config.width == 64 * factor:
         return architecture, {}
     if config.width % factor:

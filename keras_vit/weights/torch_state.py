@@ -1,7 +1,7 @@
-"""Writes the tensors of a torch pickle as safetensors, in a process of its own.
+"""Writes the tensors of a torch pickle as safetensors, in a separate process.
 
-`pickles.py` runs this file. `weights_only=True` refuses everything but tensors and
-plain containers; before torch 2.6 it could be made to run code (CVE-2025-32434).
+`pickles.py` runs this file. `weights_only=True` rejects everything but tensors and
+plain containers. Before torch 2.6 a crafted file could still run code (CVE-2025-32434).
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def state_dicts(loaded: Any) -> dict[str, dict[str, Any]]:
-    """The mappings of names to tensors, by their keys; "" is the whole file."""
+    """The mappings of names to tensors, by key; "" is the whole file."""
     if not isinstance(loaded, Mapping):
         return {}
     nested = {
@@ -33,16 +33,16 @@ def _tensors(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def main(path: str, output: str, key: str) -> None:
-    """Prints what was written as JSON; exits with a sentence on what is refused."""
+    """Prints the result as JSON; exits with a message for unsupported contents."""
     import torch
     from safetensors.torch import save_file
 
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if release < (2, 6):
-        sys.exit(f"torch {torch.__version__}; 2.6 or newer is needed")
+        sys.exit(f"torch {torch.__version__}; 2.6 or newer is required")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Of pickle, zipfile and torch.
+    except Exception as error:  # From pickle, zipfile and torch.
         sys.exit(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}")
     found = state_dicts(loaded)
     if key not in found and (key or len(found) != 1):

@@ -1,8 +1,8 @@
 """The variables of our models under canonical names.
 
-Canonical names are those of today's official code (flax.linen numbering, one counter
-for each class); what the official code does not have follows big_vision (`MAPHead_0`)
-or its own pattern (`gn_final`, `relative_embedding`, `row`).
+Canonical names are those of the current official code (flax.linen numbering, one
+counter for each class). Names for parts that the official code does not have follow
+big_vision (`MAPHead_0`) or are ours (`gn_final`, `relative_embedding`, `row`).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from keras_vit.layers.plain import PlainAttention, PlainBlock, PlainMlp
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 RESNET_NORMS = ("gn_root", "gn_final")
-NORMS = {  # Outside of the blocks: layers and their canonical names.
+NORMS = {  # Norms outside of the blocks, and their canonical names.
     "encoder_norm": "Transformer/encoder_norm",
     "pre_norm": "Transformer/pre_norm",
     "embedding_norm": "embedding_norm",
@@ -39,25 +39,25 @@ NORMS = {  # Outside of the blocks: layers and their canonical names.
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One variable of a model and the checkpoint tensors that make it up.
+    """One variable of a model and the checkpoint tensors that it contains.
 
-    Several tensors (query, key, value) lie side by side on the variable's last axis.
+    Several tensors (query, key, value) are concatenated on the variable's last axis.
     """
 
-    variable: Any  # keras.Variable, or a tensor where LoRA is merged in on the fly.
+    variable: Any  # keras.Variable, or a tensor with LoRA merged into it.
     names: tuple[str, ...]
-    shape: tuple[int, ...]  # Of each tensor, in the file.
+    shape: tuple[int, ...]  # Shape of each tensor in the file.
 
     def merge(self, tensors: list[np.ndarray]) -> np.ndarray:
-        """The variable's value out of its tensors."""
+        """The variable's value from its tensors."""
         shape = self.variable.shape
         part = (*shape[:-1], shape[-1] // len(tensors))
         if len(tensors) == 1:
-            return tensors[0].reshape(part)  # Not copied: most of a file.
+            return tensors[0].reshape(part)  # No copy; this is most of a file.
         return np.concatenate([tensor.reshape(part) for tensor in tensors], axis=-1)
 
     def split(self) -> dict[str, np.ndarray]:
-        """The tensors out of the variable's value."""
+        """The tensors from the variable's value."""
         value = keras.ops.convert_to_numpy(self.variable)
         parts = np.split(value, len(self.names), axis=-1)
         return {
@@ -73,7 +73,7 @@ def entries(model: keras.Model) -> Iterator[Entry]:
 
 
 def of_layer(layer: keras.layers.Layer) -> Iterator[Entry]:
-    """The entries of one layer; none where a checkpoint has no name for it."""
+    """The entries of one layer; none if checkpoints have no name for it."""
     if isinstance(layer, PatchEmbedding):
         yield from _dense("embedding", layer.projection)
     elif isinstance(layer, ClassToken):
@@ -200,7 +200,7 @@ def _map_head(name: str, head: MAPHead) -> Iterator[Entry]:
 def _heads(
     name: str, matrices: tuple[str, ...], dense: Any, heads: int
 ) -> Iterator[Entry]:
-    """The matrices that a dense layer projects by, side by side; one, D -> k x D_h."""
+    """The concatenated matrices of a dense layer, each D -> k x D_h."""
     inputs, outputs = dense.kernel.shape
     per_head = (heads, outputs // len(matrices) // heads)
     for part, shape in (("kernel", (inputs, *per_head)), ("bias", per_head)):

@@ -1,4 +1,4 @@
-"""A published checkpoint's outputs against those that others published for it."""
+"""Compare a published checkpoint's outputs with published reference outputs."""
 
 import dataclasses
 from pathlib import Path
@@ -19,12 +19,12 @@ from keras_vit.weights.registry import Reference, references
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One published output: how far the model's is from it.
+    """The model's difference from one published output.
 
     Attributes:
         reference: the registry's row: the input, the values, their source and its
             tolerance.
-        difference: the largest, over the values that were published.
+        difference: the largest difference over the published values.
     """
 
     reference: Reference
@@ -32,7 +32,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is within the source's own tolerance."""
+        """Whether the difference is within the source's tolerance."""
         return self.difference <= self.reference.tolerance
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found; prints as a list.
+    """The result of `verify`; prints as a list.
 
     Attributes:
-        variant: in the paper's spelling, "ViT-B/16".
+        variant: name in the paper's spelling, such as "ViT-B/16".
         tag: tag of the training.
-        checks: a published output each: `reference`, `difference` and `passed`.
+        checks: one check per published output: `reference`, `difference` and `passed`.
     """
 
     variant: str
@@ -62,40 +62,40 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether something was published and all of it agrees."""
+        """Whether outputs were published and all of them agree."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     def __str__(self) -> str:
         if not self.checks:
-            return f"nobody published outputs of {self.variant} {self.tag} that we know"
+            return f"no published outputs of {self.variant} {self.tag} are known"
         return "\n".join(str(check) for check in self.checks)
 
 
 def verify(model: keras.Model) -> Verification:
     """Runs known inputs through a tagged model and compares with published outputs.
 
-    Those are vit_jax's notebook's and the tests' of transformers and bumblebee. Each is
-    computed as its source did: with its GELU and epsilons, at its resolution. An image
-    is downloaded once, to the cache.
+    The published outputs come from vit_jax's notebook and from the tests of
+    transformers and bumblebee. The model runs with the GELU, the epsilons and the
+    resolution of each source. An image is downloaded once, to the cache.
 
     Args:
-        model: built with a tag, e.g. `ViT_B32(weights="imagenet21k+imagenet2012")`,
-            and not trained since.
+        model: an untrained copy of published weights, built with a tag, such as
+            `ViT_B32(weights="imagenet21k+imagenet2012")`.
 
     Returns:
-        A `Verification`; `passed` is False where nothing was published.
+        A `Verification`; `passed` is False if no outputs were published.
 
     Raises:
         ValueError: if the model was not built with a tag, or has no head to compare.
-        OSError: if an image cannot be had.
-        ImportError: if an image is to be resized and Pillow is not installed.
+        OSError: if an image cannot be downloaded.
+        ImportError: if an image must be resized and Pillow is not installed.
     """
     provenance = facts_of(model).provenance
     if provenance.variant is None or provenance.tag is None:
         raise ValueError(
-            "Expected a model built with a tag, as ViT_B16(weights="
+            "Expected a model built with a tag, such as ViT_B16(weights="
             "'imagenet21k+imagenet2012'). Received: "
-            f"model={model.name!r} without one"
+            f"model={model.name!r} without a tag"
         )
     found = references(provenance.variant, provenance.tag)
     checks = tuple(Check(told, _difference(model, told)) for told in found)
@@ -145,7 +145,7 @@ def _twin(model: keras.Model, told: Reference) -> keras.Model:
 
 
 def _image(told: Reference) -> np.ndarray:
-    """The input of a reference: [H, W, 3], as its source scaled it."""
+    """The input of a reference: [H, W, 3], scaled as in its source."""
     if isinstance(told.image, float):
         return np.full((*told.image_size, 3), told.image, np.float32)
     name = told.image.split("://")[1].replace("/", "_")
@@ -159,8 +159,8 @@ def _resized(path: Path, told: Reference) -> Any:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
-            "Expected Pillow, by which the sources resized their images. "
-            "Received: none installed. pip install pillow"
+            "Expected Pillow, which the sources use to resize images. "
+            "Received: not installed. Run pip install pillow"
         ) from error
     with Image.open(path) as file:
         image = file.convert("RGB")

@@ -1,4 +1,4 @@
-"""Writing a model as another library's checkpoint: npz, timm, Hugging Face."""
+"""Write a model as another library's checkpoint: npz, timm, Hugging Face."""
 
 import dataclasses
 import errno
@@ -29,7 +29,7 @@ from keras_vit.weights.reading import infer
 from keras_vit.weights.torch_layouts import Layout, refuse
 
 FORMATS = ("npz", "timm", "hf")
-# What a file of tensors does not tell, and `infer` takes from the paper.
+# Fields that tensors do not show; `infer` assumes the paper's values.
 UNTOLD = (
     *("gelu", "layer_norm_epsilon", "classifier", "resnet"),
     *("position", "position_at", "num_heads"),
@@ -46,26 +46,27 @@ def save(
 ) -> None:
     """Writes a model's weights for the official code, timm or transformers.
 
-    Whole or not at all. LoRA is merged into the kernels.
+    An interrupted call leaves no partial files. LoRA is merged into the kernels.
 
     Args:
         model: a model of this library.
-        path: "npz": of the file. "timm" and "hf": of the folder, which receives
-            `model.safetensors` and `config.json` (and, "hf",
-            `preprocessor_config.json`); timm.create_model("local-dir:FOLDER",
+        path: path of the file for "npz"; path of the folder for "timm" and "hf". The
+            folder receives `model.safetensors` and `config.json` (for "hf" also
+            `preprocessor_config.json`). timm.create_model("local-dir:FOLDER",
             pretrained=True) and transformers' from_pretrained(FOLDER) read it. A path
-            that ends in .safetensors is the file's, with the same JSON next to it.
-        format: "npz", the official code's (BiT's own names for a BiT), "timm" or "hf".
-        numbering: numbering of an npz: "pre-linen", as the released files, or "linen",
-            as today's code.
+            that ends in .safetensors is that file, with the same JSON next to it.
+        format: "npz", the official code's format (for a BiT with BiT's names), "timm"
+            or "hf".
+        numbering: numbering in an npz: "pre-linen", as in the released files, or
+            "linen", as in the current code.
 
     Raises:
-        ValueError: if `format` or `numbering` is unknown, `path` has another format's
-            ending, the JSON next to a .safetensors file is of another checkpoint, the
-            model is quantized, or it has parts that the format has no names for: in
-            "npz" a plain ViT of a later paper, in "timm" and "hf" axial attention (D.6)
-            and positions other than "1d" (D.4).
-        OSError: if the disk is full or the folder not writable.
+        ValueError: if `format` or `numbering` is unknown, `path` has a different
+            format's suffix, the JSON next to a .safetensors file belongs to another
+            checkpoint, the model is quantized, or the format cannot represent it:
+            "npz" has no plain ViTs of later papers; "timm" and "hf" have no axial
+            attention (D.6) and only the positions "1d" (D.4).
+        OSError: if the disk is full or the folder is not writable.
     """
     if format not in FORMATS or numbering not in ("pre-linen", "linen"):
         raise ValueError(
@@ -103,7 +104,7 @@ def _as_text(content: Any) -> str:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Whether a path is that of the file; a folder of that name stays a folder."""
+    """Whether a path is a .safetensors file, and not a folder with such a name."""
     return path.suffix.lower() == ".safetensors" and not path.is_dir()
 
 
@@ -111,7 +112,7 @@ ENDINGS = (".npz", ".safetensors", ".h5", ".keras", ".bin", ".pt", ".pth")
 
 
 def _check_ending(path: Path, format: str) -> None:
-    """A path that ends as another format's files do is neither file nor folder here."""
+    """Raises if the path has the suffix of a different format."""
     own = ".npz" if format == "npz" else ".safetensors"
     ending = path.suffix.lower()
     if ending in ENDINGS and ending != own and not path.is_dir():
@@ -120,25 +121,25 @@ def _check_ending(path: Path, format: str) -> None:
             kind = "a folder, or a file that ends in .safetensors,"
         raise ValueError(
             f"Expected {kind} for format={format!r}. Received: format={format!r}, "
-            f"path={str(path)!r}. Give another path or format"
+            f"path={str(path)!r}. Use a different path or format"
         )
 
 
 def _check_beside(path: Path, files: Mapping[str, Any]) -> None:
-    """A new checkpoint is not to change the config.json of one that is there."""
+    """Raises if an existing checkpoint's config.json would be changed."""
     for name, content in files.items():
         beside = path.with_name(name)
         if beside.exists() and beside.read_text("utf-8") != _as_text(content):
             raise ValueError(
                 f"Expected no {name} of another checkpoint next to the file. Received: "
-                f"path={str(path)!r}, with {str(beside)!r} there. Choose another folder"
+                f"path={str(path)!r} next to {str(beside)!r}. Choose a different folder"
             )
 
 
 def _save_safetensors(tensors: dict[str, np.ndarray], path: Path) -> None:
     try:
         save_file(tensors, path, {"format": "pt"})
-    except SafetensorError as error:  # Of a full disk, too: "... (os error 28)".
+    except SafetensorError as error:  # Also for a full disk: "... (os error 28)".
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
@@ -155,7 +156,7 @@ def _tensors(model: keras.Model, format: str) -> dict[str, np.ndarray]:
     unnamed = [layer.name for layer, named in entries if layer.weights and not named]
     if unnamed:
         raise ValueError(
-            f"Expected a model of ViT layers alone. Received: model={model.name!r} "
+            f"Expected a model of ViT layers only. Received: model={model.name!r} "
             f"with layers that format={format!r} has no names for: "
             f"{', '.join(unnamed)}. Use model.save('model.keras')"
         )
@@ -190,7 +191,7 @@ def _check_npz(config: Any) -> None:
 def _warn_of_untold(
     model: keras.Model, tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:
-    """Names what is to be said again when the npz is read."""
+    """Warns about the arguments that are required to read the npz back."""
     config = config_of(model)
     told = infer(tensors, "the model").config
     say = [
@@ -205,14 +206,14 @@ def _warn_of_untold(
             say.append(f"grid={(rows, columns)}")
     if say:
         warnings.warn(
-            "The npz format does not hold all of the model: read "
+            "The npz format does not store all of the model's config. Read "
             f"{path} back with {', '.join(say)}",
             stacklevel=3,
         )
 
 
 def _grid(model: keras.Model) -> tuple[int, int]:
-    """The grid of a model's table, which one for images of any size has too."""
+    """The grid of a model's table, also for a model of any image size."""
     own = [
         at.grid for at in model.layers if isinstance(at, AddPositionEmbs) and at.grid
     ]
@@ -223,13 +224,13 @@ def _grid(model: keras.Model) -> tuple[int, int]:
 def _pooled(
     config: Any, tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> Any:
-    """Without a head, torch's files are the same whether tokens are pooled or not."""
+    """A pooled config for a model without a head: torch's files are the same."""
     kinds = {"unpooled": "gap", "token_unpooled": "token"}
     classifier = getattr(config, "classifier", None)
     if "head/kernel" in tensors or classifier not in kinds:
         return config
     warnings.warn(
-        "A file without a head does not say whether tokens are pooled: read "
+        "A file without a head does not show whether tokens are pooled. Read "
         f"{path} back with classifier={classifier!r}",
         stacklevel=3,
     )
@@ -237,13 +238,13 @@ def _pooled(
 
 
 def _warn_of_numerics(config: Any, library: str, layout: Layout) -> None:
-    """What the library computes otherwise, whatever its config says."""
+    """Warns about numerics of the library that its config cannot change."""
     theirs = configs.numerics_of(config, library)
     if layout.epsilon is not None:
         theirs["layer_norm_epsilon"] = layout.epsilon
     if library == "hf":
-        theirs.pop("layer_norm_epsilon", None)  # Its config says it.
-    for stated in ("gelu", "activation"):  # In both configs.
+        theirs.pop("layer_norm_epsilon", None)  # Configurable in transformers.
+    for stated in ("gelu", "activation"):  # Configurable in both libraries.
         theirs.pop(stated, None)
     differing = [
         f"{field}={value!r}"
@@ -252,8 +253,8 @@ def _warn_of_numerics(config: Any, library: str, layout: Layout) -> None:
     ]
     if differing:
         warnings.warn(
-            f"{library} computes with {', '.join(differing)}, which this model does "
-            "not: expect logits about 1e-5 apart",
+            f"{library} uses {', '.join(differing)}, unlike this model. Expect logits "
+            "to differ by about 1e-5",
             stacklevel=5,
         )
 
@@ -264,7 +265,7 @@ def _preprocessing(model: keras.Model) -> Preprocessing:
 
 
 def _ours(preprocessing: Preprocessing) -> dict[str, Any]:
-    """The preprocessing in our words: no other library's have all of it."""
+    """The preprocessing under our names: other libraries cannot express all of it."""
     return {"keras_vit": dataclasses.asdict(preprocessing)}
 
 
@@ -302,7 +303,7 @@ def _timm(
 def _layout(
     model: keras.Model, config: Any, tensors: dict[str, np.ndarray], format: str
 ) -> tuple[Layout, int]:
-    """The family's layout of another library, and K (0 without a head)."""
+    """The family's layout in another library, and K (0 without a head)."""
     head = tensors.get("head/kernel")
     classes = 0 if head is None else head.shape[-1]
     family = family_of(config)
@@ -352,7 +353,7 @@ def _hf(
 
 
 def _hf_resize(crop: float | None, height: int, width: int) -> dict[str, Any]:
-    """The processor of transformers that resizes so, and its sizes."""
+    """The transformers processor with this resizing, and its sizes."""
     sides = {"height": height, "width": width}
     if crop is None:
         return {"image_processor_type": "ViTImageProcessor", "size": sides}

@@ -303,7 +303,7 @@ def test_images_that_transformers_computes_otherwise_are_refused(tmp_path):
     for config in (plain(**DINOV2), plain(**BEIT), vit(classifier="map")):
         make = family_of(config).build
         model = make(config, image_size=(32, 48), num_classes=None)
-        with pytest.raises(ValueError, match="whose images are square there"):
+        with pytest.raises(ValueError, match="which requires square images"):
             weights.save(model, tmp_path, format="hf")
 
 
@@ -320,7 +320,7 @@ class TokenOf(torch.nn.Module):
 
 def test_a_model_in_the_papers_numerics_is_close_and_says_so(tmp_path, agree):
     model = model_of(hybrid(patch_size=4), "paper")
-    with pytest.warns(UserWarning, match="timm computes with .*1e-5 apart"):
+    with pytest.warns(UserWarning, match="timm uses .*1e-5"):
         weights.save(model, tmp_path, format="timm")
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     compare("timm reads R+ViT in the paper's numerics", model, theirs, agree)

@@ -351,13 +351,13 @@ def test_lora_and_int8_models_are_loaded_first():
 
 def test_a_keras_file_is_not_an_npz(tmp_path):
     mini().save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match=r"another kind of zip.*load_model"):
+    with pytest.raises(ValueError, match=r"a different kind of zip.*load_model"):
         keras_vit.from_checkpoint(tmp_path / "model.keras")
 
 
 def test_a_grid_that_could_pass_for_a_square_is_named(tmp_path):
     model = mini(image_size=(16, 64))
-    with pytest.warns(UserWarning, match=r"read .*strip\.npz back with grid=\(1, 4\)"):
+    with pytest.warns(UserWarning, match=r"Read .*strip\.npz back with grid=\(1, 4\)"):
         weights.save(model, tmp_path / "strip.npz")
     again = keras_vit.from_checkpoint(tmp_path / "strip.npz", grid=(1, 4))
     assert again.input_shape == (None, 16, 64, 3)
@@ -405,7 +405,7 @@ def test_a_file_beside_another_models_config(format, tmp_path):
         mini(num_classes=4, gelu="erf"), tmp_path / "a.safetensors", format=format
     )
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(ValueError, match=r"config\.json.*another folder"):
+    with pytest.raises(ValueError, match=r"config\.json.*a different folder"):
         weights.save(
             mini(num_classes=5, gelu="erf"), tmp_path / "b.safetensors", format=format
         )

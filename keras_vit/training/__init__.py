@@ -1,4 +1,4 @@
-"""Training: `fit`, the paper's `transfer`, optimizers, the devices by one word."""
+"""Training: `fit`, the paper's `transfer`, optimizers, and distribution strategies."""
 
 from typing import TYPE_CHECKING
 

@@ -2,9 +2,9 @@
 
     RUN/certificate.jsonl   a link for the start and for each evaluation
 
-A link has the hash of the link before it, the step, digests of the weights and of the
-optimizer, the metrics, the data and the position in it, the seed and the environment.
-`replaying.replay` computes links again.
+A link contains the hash of the previous link, the step, digests of the weights and of
+the optimizer, the metrics, the data and the position in it, the seed and the
+environment. `replaying.replay` computes links again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ START = "0" * 64  # Before the first link.
 
 
 def digest(variables: Mapping[str, np.ndarray], kind: str) -> str:
-    """SHA-256 of the variables whose names begin with `kind`: all bits and shapes."""
+    """Returns the SHA-256 of names, shapes and bits of the variables in `kind`/."""
     found = hashlib.sha256()
     for name in sorted(name for name in variables if name.startswith(f"{kind}/")):
         value = variables[name]
@@ -33,16 +33,16 @@ def digest(variables: Mapping[str, np.ndarray], kind: str) -> str:
 
 
 def link_hash(link: Mapping[str, Any]) -> str:
-    """SHA-256 of a link without its own hash."""
+    """Returns the SHA-256 of a link without its hash."""
     return json_sha256({name: at for name, at in link.items() if name != "hash"})
 
 
 class Certificate:
-    """The links of one training.
+    """The links of a training run.
 
     Args:
-        facts: facts of every link: the data, the seed, the period and the environment.
-        batch_size: images an update.
+        facts: facts in every link: the data, the seed, the period and the environment.
+        batch_size: number of images in an update.
     """
 
     def __init__(self, facts: Mapping[str, Any], batch_size: int) -> None:
@@ -56,7 +56,7 @@ class Certificate:
         variables: Mapping[str, np.ndarray],
         metrics: Mapping[str, float],
     ) -> None:
-        """Adds a link, of the variables as `resume.capture` returns them."""
+        """Adds a link for variables from `resume.capture`."""
         link = {
             "previous": self.links[-1]["hash"] if self.links else START,
             "step": step,
@@ -70,16 +70,16 @@ class Certificate:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The certificate of a run, of which every hash was compared.
+    """Returns the certificate of a run, after checking every hash.
 
     Args:
         folder: the `output` of `fit`.
 
     Returns:
-        The links, by step.
+        The links, in the order of their steps.
 
     Raises:
-        ValueError: if the run has none, or a link is not what was hashed.
+        ValueError: if the run has no certificate, or the hash of a link differs.
     """
     path = folder / FILE
     try:

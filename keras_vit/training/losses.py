@@ -1,7 +1,7 @@
-"""The losses of the official code, in float32, for labels of any kind.
+"""Losses of the official code, in float32, for integer and multi-class labels.
 
 Labels are integers [B] or [B, 1], or one number for each class [B, K]: one-hot, mixed
-(mixup, CutMix) or several at once (ImageNet-21k, JFT).
+(mixup, CutMix) or multi-label (ImageNet-21k, JFT).
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ register = keras.saving.register_keras_serializable(package="keras_vit")
 
 @register
 class SigmoidCrossEntropy(keras.losses.Loss):
-    """Summed over the classes, then averaged over the batch (big_vision, utils.py).
+    """Sigmoid loss: sum over classes, mean over the batch (big_vision, utils.py).
 
-    Of labels [B], [B, 1] or [B, K] and logits [B, K], a scalar.
-    `keras.losses.BinaryCrossentropy` takes the mean over the classes, which makes
-    gradients K times smaller, and with them the clipping another.
+    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar.
+    `keras.losses.BinaryCrossentropy` averages over the classes. Its gradients are K
+    times smaller, so clipping has a different effect.
 
     Args:
         name: name of the loss.
@@ -40,14 +40,13 @@ class SigmoidCrossEntropy(keras.losses.Loss):
 
 @register
 class SoftmaxCrossEntropy(keras.losses.Loss):
-    """- sum of labels times log softmax, averaged over the batch (vit_jax/train.py).
+    """-sum(labels * log_softmax(logits)), mean over the batch (vit_jax/train.py).
 
-    Of labels [B], [B, 1] or [B, K] and logits [B, K], a scalar. The gradient is this
-    sum's for labels that do not add up to 1 as well, where that of TensorFlow's own
-    operation is not.
+    Labels [B], [B, 1] or [B, K] and logits [B, K] -> a scalar. The gradient is also
+    correct for labels that do not sum to 1, unlike that of TensorFlow's operation.
 
     Args:
-        label_smoothing: s in [0, 1); the labels become (1 - s) * labels + s / K.
+        label_smoothing: s in [0, 1); labels are replaced by (1 - s) * labels + s / K.
         name: name of the loss.
         **kwargs: see `keras.losses.Loss`.
     """
@@ -73,7 +72,7 @@ class SoftmaxCrossEntropy(keras.losses.Loss):
 
 
 def _by_class(labels: Any, logits: Any) -> Any:
-    """Labels as one number for each class: [B], [B, 1] or [B, K] -> [B, K]."""
+    """Converts labels to one number for each class: [B], [B, 1], [B, K] -> [B, K]."""
     classes = logits.shape[-1]
     if len(labels.shape) == len(logits.shape) and labels.shape[-1] == classes:
         return labels

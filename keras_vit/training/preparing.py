@@ -1,4 +1,4 @@
-"""Before a training: the model as the recipe trains it, and checks that it can be."""
+"""Prepare a model for training with a recipe, and check that they are compatible."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from keras_vit.training.train_step import stepping
 
 
 def note_facts(model: keras.Model, batches: Batches) -> None:
-    """The preprocessing and the classes that a model is trained with become its own."""
+    """Stores the preprocessing and the classes of the training data in the model."""
     if isinstance(model, VisionModel):
         labels = model.labels if batches.ready is not None else batches.source.classes
         model.facts = dataclasses.replace(
@@ -30,10 +30,10 @@ def note_facts(model: keras.Model, batches: Batches) -> None:
 def prepared(
     model: keras.Model, recipe: Recipe, batches: Batches, start: Callable[[], None]
 ) -> keras.Model:
-    """What trains in the model's place: itself, its head, or a twin that shares all.
+    """Returns the model to train: itself, its head, or a copy with the same layers.
 
-    `start` gives the model its first weights: LoRA's are among them, and features are
-    computed by them.
+    `start` sets the model's first weights. It runs after LoRA is enabled and before
+    features are computed.
     """
     if recipe.lora_rank is not None:
         _enable_lora(model, recipe.lora_rank)
@@ -42,7 +42,7 @@ def prepared(
     if batches.on_features():
         batches.read_features(model)
         part = _head_alone(model)
-    if recipe.freezes and part is model:  # The head's optimizer is not the model's.
+    if recipe.freezes and part is model:  # The head has a different optimizer.
         return keras.Model(model.input, model.output, name=model.name)
     return part
 
@@ -51,7 +51,7 @@ def prepared(
 def training_by(
     recipe: Recipe, model: keras.Model, trained: keras.Model, batches: Batches
 ) -> Iterator[None]:
-    """Inside, layers freeze, forget and step as the recipe has it."""
+    """Applies freezing, rematerialization and the train step of the recipe."""
     with contextlib.ExitStack() as stack:
         if recipe.freezes:
             stack.enter_context(_frozen(model))
@@ -70,13 +70,13 @@ def compiled(
     base_lr: float,
     sparse: bool,
 ) -> list[keras.metrics.Metric]:
-    """Compiles what trains; returns the metrics, which Keras builds later.
+    """Compiles the model to train; returns the metrics, which Keras builds later.
 
     Args:
-        trained: the model, or a part or a twin of it.
-        model: the one that may have a loss of its own.
-        recipe: what to follow.
-        base_lr: one of its learning rates.
+        trained: model to train: `model`, its head, or a copy.
+        model: model that may define its own objective.
+        recipe: recipe of the training run.
+        base_lr: one of the recipe's learning rates.
         sparse: whether labels are class indexes.
     """
     optimizer = optim.optimizer(recipe, base_lr, trained)
@@ -88,7 +88,7 @@ def compiled(
         kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
         metrics = [getattr(keras.metrics, kind)("accuracy")]
         loss = _loss(recipe, sparse)
-    # Filling of an evaluation's last batch weighs nothing.
+    # Padding in the last batch of an evaluation has weight 0.
     trained.compile(optimizer, loss, weighted_metrics=metrics, auto_scale_loss=False)
     return metrics
 
@@ -104,7 +104,7 @@ def _loss(recipe: Recipe, sparse: bool) -> keras.losses.Loss:
 
 
 def identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, Any]:
-    """The values that have to be the same for a run to resume."""
+    """Returns the values that must be equal to resume a run."""
     shapes = [[list(v.shape), v.dtype] for v in model.variables]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
     return {
@@ -121,7 +121,7 @@ def identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, 
 
 
 def _asked_of(model: keras.Model) -> dict[str, Any]:
-    """What an objective of the model's own is made of: its plain arguments."""
+    """Returns the plain arguments of a model that defines its own objective."""
     if not objective(model):
         return {}
     config = model.get_config() | model.preprocessing.identity()
@@ -134,7 +134,7 @@ def _asked_of(model: keras.Model) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _frozen(model: keras.Model) -> Iterator[None]:
-    """The head and LoRA alone train, inside; variables, not layers, are told so."""
+    """Freezes all variables except the head's and LoRA's; layers stay trainable."""
     head = {id(variable) for variable in model.get_layer("head").variables}
     frozen = [
         v
@@ -151,7 +151,7 @@ def _frozen(model: keras.Model) -> Iterator[None]:
 
 
 def _blocks(model: keras.Model) -> list[TransformerBlock]:
-    """The encoder's blocks; of an axial one both, along rows and along columns."""
+    """Returns the encoder's blocks; an axial block has one for rows and for columns."""
     blocks: list[TransformerBlock] = []
     for layer in model.layers:
         if isinstance(layer, AxialBlock):
@@ -163,12 +163,12 @@ def _blocks(model: keras.Model) -> list[TransformerBlock]:
 
 @contextlib.contextmanager
 def _rematerialized(model: keras.Model) -> Iterator[None]:
-    """Inside, blocks keep their input alone for the gradient."""
+    """Makes blocks keep only their input for the gradient, and recompute the rest."""
     blocks = _blocks(model)
     if not blocks:
         raise ValueError(
             "Expected a model with Transformer blocks for remat=True. Received: "
-            f"model={model.name!r} without"
+            f"model={model.name!r}, which has none"
         )
     for block in blocks:
         block.remat = True
@@ -180,12 +180,12 @@ def _rematerialized(model: keras.Model) -> Iterator[None]:
 
 
 def check_options(model: keras.Model, recipe: Recipe) -> None:
-    """Raises if the model was built with other options than the recipe's."""
+    """Raises ValueError if the model was built with different options."""
     labels = recipe.loss != "softmax" or recipe.label_smoothing or recipe.freezes
     if objective(model) and (labels or len(recipe.base_lr) > 1):
         raise ValueError(
-            "Expected a recipe of one learning rate, without a loss of labels or a "
-            f"frozen backbone, for a model with a loss of its own. Received: "
+            "Expected a recipe with one learning rate, without a label loss and a "
+            "frozen backbone, for a model with its own loss. Received: "
             f"base_lr={recipe.base_lr}, loss={recipe.loss!r}, label_smoothing="
             f"{recipe.label_smoothing}, freeze={recipe.freeze}, lora_rank="
             f"{recipe.lora_rank}, model={model.name!r}"
@@ -202,13 +202,13 @@ def check_options(model: keras.Model, recipe: Recipe) -> None:
             received = ", ".join(map(str, sorted(built[name])))
             raise ValueError(
                 f"Expected a model built with the recipe's {name}={value}. Received: "
-                f"model={model.name!r} with {received}. A config has them by "
+                f"model={model.name!r} with {received}. Set the options in the config: "
                 "dataclasses.replace(config, **recipe.model_options())"
             )
 
 
 def _new_bias(model: keras.Model) -> set[float]:
-    """The biases of a head that nothing was learnt in yet: its kernel is zero."""
+    """Returns the biases of an untrained head, whose kernel is zero."""
     for layer in model.layers:
         if layer.name == "head" and isinstance(layer, keras.layers.Dense):
             kernel, *bias = layer.get_weights()
@@ -218,19 +218,19 @@ def _new_bias(model: keras.Model) -> set[float]:
 
 
 def _head_alone(model: keras.Model) -> keras.Model:
-    """The head as a model of its own: features to logits, the same layer."""
+    """Returns a model from features to logits with the head's layer."""
     head = model.get_layer("head")
     features = keras.Input(head.input.shape[1:], name="features")
     return keras.Model(features, head(features), name="head")
 
 
 def _enable_lora(model: keras.Model, rank: int) -> None:
-    """Puts LoRA on every projection of the encoder, unless it has it."""
+    """Enables LoRA in every projection of the encoder, unless it is enabled."""
     projections = [layer for block in _blocks(model) for layer in block.projections()]
     ranks = {layer.lora_rank for layer in projections}
     if not projections or ranks - {None, rank}:
         raise ValueError(
-            "Expected a Transformer, without LoRA or with the recipe's. Received: "
+            "Expected a Transformer without LoRA, or with the recipe's rank. Received: "
             f"lora_rank={rank}, model={model.name!r} with "
             f"{', '.join(map(str, ranks)) or 'no blocks'}"
         )

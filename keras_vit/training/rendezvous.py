@@ -1,7 +1,8 @@
-"""Which processes train together, and a meeting of all before the first collective.
+"""Determine which processes train together, and connect all before training starts.
 
-TensorFlow waits an hour for a missing worker and names none; JAX ends the process. Two
-workers with one index, or with different versions of Keras, are reported by neither.
+TensorFlow waits an hour for a missing worker and does not name it; JAX ends the
+process. Neither detects two workers with the same index or with different versions of
+Keras.
 """
 
 import contextlib
@@ -18,8 +19,8 @@ from typing import Any
 
 from keras_vit.files import parse_json
 
-LIMIT = 2**20  # Bytes of greetings.
-GRACE = 2.0  # Seconds in which the others still learn what is wrong.
+LIMIT = 2**20  # Maximum bytes of greetings.
+GRACE = 2.0  # Seconds for the other workers to receive the problem.
 ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 PROCESS_ID = "KERAS_DISTRIBUTION_PROCESS_ID"
 
@@ -32,10 +33,10 @@ def is_described() -> bool:
 def cluster() -> tuple[list[str], int]:
     """Returns every worker's address and this process's index; 0 is the chief.
 
-    They come from TF_CONFIG, or from Keras's own variables where that is not set.
+    They come from TF_CONFIG, or from Keras's variables if it is not set.
 
     Raises:
-        ValueError: naming the field of TF_CONFIG, or the variable, that is wrong.
+        ValueError: with the field of TF_CONFIG, or the variable, that is invalid.
     """
     text = os.environ.get("TF_CONFIG", "")
     if not text and os.environ.get(ADDRESSES):
@@ -44,9 +45,9 @@ def cluster() -> tuple[list[str], int]:
     def wrong(field: str, value: Any) -> ValueError:
         return ValueError(
             'Expected TF_CONFIG to be {"cluster": {"worker": ["HOST:PORT", ...]}, '
-            '"task": {"type": "worker", "index": I}}, the same cluster in every '
-            f"process and another index in each. Received: {field}={value!r}. "
-            "`keras-vit launch --workers N -- ...` sets it on one machine"
+            '"task": {"type": "worker", "index": I}}, with the same cluster in every '
+            f"process and a different index in each. Received: {field}={value!r}. "
+            "On one machine, `keras-vit launch --workers N -- ...` sets it"
         )
 
     try:
@@ -82,8 +83,8 @@ def _keras_variables() -> tuple[list[str], int]:
     alike = len(set(addresses)) == len(addresses) and all(map(_is_address, addresses))
     if not alike or not number.isdigit() or int(number) >= len(addresses):
         raise ValueError(
-            f"Expected {ADDRESSES}=HOST:PORT,HOST:PORT,..., the addresses of all "
-            f"processes, and {PROCESS_ID}, this one's place among them, from 0. "
+            f"Expected {ADDRESSES}=HOST:PORT,HOST:PORT,..., with the addresses of all "
+            f"processes, and {PROCESS_ID}, the index of this process, from 0. "
             f"Received: {ADDRESSES}={os.environ[ADDRESSES]}, {PROCESS_ID}={number}"
         )
     return addresses, int(number)
@@ -98,9 +99,9 @@ def _is_address(text: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Greeting:
-    """A worker that has come.
+    """A worker's introduction to the others.
 
-    `process` is a name for people, `token` is different in every process.
+    `process` is a readable name; `token` is unique for each process.
     """
 
     index: int
@@ -111,7 +112,7 @@ class _Greeting:
 
 
 def _read(line: bytes) -> list[_Greeting]:
-    """Returns none for anything else, such as a port scanner's request."""
+    """Parses greetings; returns none for other input, such as a port scanner's."""
     try:
         found = [_Greeting(**fields) for fields in parse_json(line)]
     except (ValueError, TypeError):
@@ -128,10 +129,10 @@ def _read(line: bytes) -> list[_Greeting]:
 
 
 class _Meeting:
-    """Who has come so far. Threads of the listening port add to it.
+    """The workers that have connected so far, updated by threads of the listening port.
 
-    Workers exchange all greetings they know, their own first: two with one index never
-    meet, but a third one meets both.
+    Workers exchange all greetings that they have received, their own first. Two workers
+    with the same index never connect to each other, but a third connects to both.
     """
 
     def __init__(self, own: _Greeting, addresses: Sequence[str]) -> None:
@@ -142,12 +143,12 @@ class _Meeting:
         self.elsewhere: dict[str, int] = {}  # Addresses of a different worker.
 
     def line(self) -> bytes:
-        """The greetings as they are sent."""
+        """Returns the greetings in the form in which they are sent."""
         known = [dataclasses.asdict(one) for one in self.greetings.copy().values()]
         return json.dumps(known).encode() + b"\n"
 
     def call(self, index: int) -> None:
-        """Exchanges greetings with a worker, if it is there."""
+        """Exchanges greetings with a worker, if it responds."""
         host, _, port = self.addresses[index].rpartition(":")
         with contextlib.suppress(OSError):
             place = (host.strip("[]"), int(port))
@@ -163,7 +164,7 @@ class _Meeting:
                     self.elsewhere[self.addresses[index]] = one.index
 
     def take(self, line: bytes) -> None:
-        """Notes a worker that has called, and whom it knows."""
+        """Stores the greetings from a worker that has connected."""
         found = _read(line)
         self._note(found)
         self.called.update(one.index for one in found[:1])
@@ -172,12 +173,12 @@ class _Meeting:
         self.greetings.update({one.token: one for one in found})
 
     def missing(self) -> set[int]:
-        """Workers that have not been met in both directions."""
+        """Returns the workers that are not yet connected in both directions."""
         others = set(range(len(self.addresses))) - {self.own.index}
         return others - (self.answered & self.called)
 
     def problem(self) -> str | None:
-        """Returns what is wrong with those who have come, if anything is."""
+        """Returns an error message if the connected workers are inconsistent."""
         found = sorted(self.greetings.copy().values(), key=lambda one: one.index)
         places: dict[int, list[str]] = {}
         for one in found:
@@ -185,26 +186,27 @@ class _Meeting:
         for index, processes in places.items():
             if len(processes) > 1:
                 return (
-                    "Expected another index in each worker. Received: index "
-                    f"{index} in {' and in '.join(processes)}. Give each its own"
+                    "Expected a different index in each worker. Received: index "
+                    f"{index} in {' and in '.join(processes)}. Give each worker its "
+                    "own index"
                 )
         if any(one.workers != self.own.workers for one in found):
-            counts = [f"{one.workers} in worker {one.index}" for one in found]
+            counts = [f"{one.workers} workers in worker {one.index}" for one in found]
             return (
                 "Expected the same cluster in every worker. Received: a cluster of "
-                f"{', of '.join(counts)} workers. Give all the same addresses"
+                f"{', of '.join(counts)}. Give all workers the same addresses"
             )
         for address, index in self.elsewhere.items():
             return (
-                "Expected the addresses in one order in every worker. Received: worker "
-                f"{index} at {address}, where worker {self.addresses.index(address)} "
-                "should be. Give all the same addresses"
+                "Expected the addresses in the same order in every worker. Received: "
+                f"worker {index} at {address}, instead of worker "
+                f"{self.addresses.index(address)}. Give all workers the same addresses"
             )
         return different_versions({one.index: one.versions for one in found})
 
 
 def different_versions(workers: Mapping[int, Mapping[str, str]]) -> str | None:
-    """Returns an error message that names each version that differs, by worker."""
+    """Returns an error message with each version that differs between workers."""
     lines = []
     for name in {name: None for found in workers.values() for name in found}:
         where: dict[str, list[str]] = {}
@@ -217,7 +219,7 @@ def different_versions(workers: Mapping[int, Mapping[str, str]]) -> str | None:
         return None
     return (
         "Expected the same versions in all workers, which compute one update "
-        f"together. Received: {'; '.join(lines)}. Install the same ones everywhere"
+        f"together. Received: {'; '.join(lines)}. Install the same versions everywhere"
     )
 
 
@@ -227,21 +229,20 @@ def wait_for(
     seconds: float = 600,
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Returns when all workers have met each other, and are of the same versions.
+    """Waits until all workers are connected and have the same versions.
 
-    Each worker listens on its own port and calls at the others'. It waits until it has
-    reached all and all have reached it.
+    Each worker listens on its own port and connects to the others, until it has reached
+    all of them and all of them have reached it.
 
     Args:
         addresses: addresses of the workers, "HOST:PORT".
-        own: which of them is this process.
-        seconds: how long to wait.
-        versions: see `environment.versions()`; they have to be the same in all
-            processes.
+        own: index of this process.
+        seconds: maximum time to wait.
+        versions: see `environment.versions()`; they must be equal in all processes.
 
     Raises:
-        ValueError: naming the addresses where no worker was, an index that two
-            workers have, a different cluster, or the versions that differ.
+        ValueError: with the addresses that do not respond, an index that two workers
+            share, a different cluster, or the versions that differ.
     """
     if len(addresses) < 2:
         return
@@ -268,13 +269,17 @@ def wait_for(
 def _absent(meeting: _Meeting, seconds: float) -> str:
     silent = sorted(meeting.missing() - meeting.answered)
     places = ", ".join(meeting.addresses[index] for index in silent)
-    received = f"nobody at {places}. Is it started, and is its port open to this one?"
+    received = (
+        f"no response from {places}. Check that the worker is started, and that this "
+        "machine can reach its port"
+    )
     if not silent:
         callers = ", ".join(str(index) for index in sorted(meeting.missing()))
         own = meeting.addresses[meeting.own.index]
         received = (
-            f"no call of worker {callers}, which answers, at {own}. Is this worker's "
-            "port open to it, and is this machine's address right?"
+            f"no connection from worker {callers} to {own}, although it responds. "
+            "Check that it can reach this worker's port, and that this machine's "
+            "address is correct"
         )
     return (
         f"Expected {len(meeting.addresses)} workers within {seconds:g} s. "
@@ -284,7 +289,7 @@ def _absent(meeting: _Meeting, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _listening(meeting: _Meeting, port: int) -> Iterator[None]:
-    """Inside, whoever calls at a port is greeted and noted."""
+    """Listens on a port: sends greetings to each client and stores its greetings."""
 
     class Handler(socketserver.StreamRequestHandler):
         timeout = 5
@@ -297,16 +302,17 @@ def _listening(meeting: _Meeting, port: int) -> Iterator[None]:
 
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address = True
-        daemon_threads = False  # The last caller gets its answer.
+        daemon_threads = False  # The last client still gets its response.
         request_queue_size = 256
 
     try:
         server = Server(("", port), Handler)
     except OSError as error:
         raise ValueError(
-            f"Expected port {port} of this machine to be free: it is that of worker "
-            f"{meeting.own.index}, this process. Received: {error.strerror}. Does "
-            "another training use it, or another process the same index?"
+            f"Expected port {port} of this machine, the port of worker "
+            f"{meeting.own.index}, to be free. Received: {error.strerror}. Check "
+            "whether another training run uses the port, or another process has the "
+            "same index"
         ) from error
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))

@@ -1,7 +1,7 @@
-"""Updates that Keras's own step does not make: in parts, and SAM's.
+"""Train steps that Keras does not provide: gradient accumulation and SAM.
 
-One class for each backend, of the same steps. Keras's trainers differ there: on JAX a
-step is a function of the variables' values.
+There is one class for each backend, with the same operations. Keras's trainers differ:
+on JAX a step is a function of the variables' values.
 """
 
 import contextlib
@@ -21,14 +21,13 @@ from keras_vit.training.resume import generator_states
 
 @contextlib.contextmanager
 def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
-    """Inside, `model` cuts each batch in parts, or looks around (SAM).
+    """Gives `model` a train step with accumulation or SAM.
 
-    A batch is cut in parts, in order (train.py): their gradients and losses are
-    averaged into one update. Keras's own `gradient_accumulation_steps` counts every
-    part as a step of the schedule and of the EMA, and fails on several replicas
-    (keras#20582).
+    A batch is divided into parts, in order (train.py). Their gradients and losses are
+    averaged for one update. Keras's `gradient_accumulation_steps` counts every part as
+    a step of the schedule and of the EMA, and fails on several replicas (keras#20582).
 
-    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1) the gradient is the one at
+    With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1), the gradient is computed at
     w + rho * g / ||g||, over the whole batch and with the same dropout.
     """
     own = vars(model).get("train_step")
@@ -41,11 +40,11 @@ def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
         del model.train_step
         if own is not None:
             model.train_step = own
-        model.train_function = None  # Traced with the step that is gone.
+        model.train_function = None  # It was traced with the step that was removed.
 
 
 class _TensorFlowStep:
-    """An update of a functional model on TensorFlow, in a replica."""
+    """An update of a functional model on TensorFlow, on one replica."""
 
     def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
         self.model, self.parts, self.sam_rho = model, parts, sam_rho
@@ -75,7 +74,7 @@ class _TensorFlowStep:
         return results
 
     def _cut(self, x: Any) -> Any:
-        """A batch in parts, if there is one: [B, ...] -> [parts, b, ...]."""
+        """Divides a batch into parts, or returns None: [B, ...] -> [parts, b, ...]."""
         if x is None:
             return None
         return tf.reshape(x, (self.parts, -1, *x.shape[1:]))
@@ -83,7 +82,7 @@ class _TensorFlowStep:
     def _around(
         self, images: Any, labels: Any, weights: Any, gradients: list[Any]
     ) -> list[Any]:
-        """The gradients at the sharpest place within `sam_rho`."""
+        """Returns the gradients at the sharpest point within `sam_rho`."""
         variables = [variable.value for variable in self.model.trainable_variables]
         here = [tf.identity(variable) for variable in variables]
         whole = sum_over_replicas(gradients)
@@ -104,7 +103,7 @@ class _TensorFlowStep:
     def _averages(
         self, images: Any, labels: Any, weights: Any
     ) -> tuple[Any, list[Any], Any]:
-        """Loss and gradients averaged over the parts, and all that the model says."""
+        """Returns loss and gradients averaged over the parts, and all outputs."""
         model = self.model
         variables = [variable.value for variable in model.trainable_variables]
 
@@ -148,7 +147,7 @@ class _TensorFlowStep:
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:
-    """Gives a replica's variables its values, which are the same on all replicas."""
+    """Assigns values to a replica's variables; they are equal on all replicas."""
 
     def each(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
         for variable, value in zip(variables, values, strict=True):
@@ -163,12 +162,12 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 
 def _joined(x: Any) -> Any:
-    """Parts put back together: [parts, b, ...] -> [parts * b, ...]."""
+    """Joins parts: [parts, b, ...] -> [parts * b, ...]."""
     return tf.reshape(x, (-1, *x.shape[2:]))
 
 
 class _JaxStep:
-    """An update of a functional model on JAX, from values to values."""
+    """An update of a functional model on JAX, a function of variables' values."""
 
     def __init__(self, model: keras.Model, parts: int, sam_rho: float | None) -> None:
         self.model, self.parts, self.sam_rho = model, parts, sam_rho
@@ -192,9 +191,9 @@ class _JaxStep:
         return logs, (trainable, after, moments, metrics)
 
     def _cut(self, x: Any) -> Any:
-        """A batch in parts, if there is one: [B, ...] -> [parts, b, ...].
+        """Divides a batch into parts, or returns None: [B, ...] -> [parts, b, ...].
 
-        Each device cuts the images that it has, so that none moves.
+        Each device divides its own images, so no image moves between devices.
         """
         if x is None:
             return None
@@ -204,12 +203,12 @@ class _JaxStep:
         )
 
     def _joined(self, x: Any) -> Any:
-        """`_cut` undone."""
+        """Reverses `_cut`."""
         each = keras.ops.reshape(x, (self.parts, self.devices, -1, *x.shape[2:]))
         return keras.ops.reshape(keras.ops.swapaxes(each, 0, 1), (-1, *x.shape[2:]))
 
     def _around(self, weights: list[Any], gradients: list[Any]) -> list[Any]:
-        """The sharpest weights within `sam_rho`."""
+        """Returns the sharpest weights within `sam_rho`."""
         squares = (keras.ops.sum(keras.ops.square(g)) for g in gradients)
         norm = keras.ops.sqrt(sum(squares))
         scale = keras.ops.where(norm > 0, self.sam_rho / norm, 0.0)
@@ -223,7 +222,7 @@ class _JaxStep:
         metrics: list[Any],
         parts: tuple[Any, ...],
     ) -> tuple[Any, list[Any], Any, list[Any]]:
-        """Loss, gradients, outputs, and the variables that are not trained."""
+        """Returns loss, gradients, outputs and the non-trainable variables."""
         import jax
 
         gradient = jax.value_and_grad(self.model.compute_loss_and_updates, has_aux=True)
@@ -253,7 +252,7 @@ class _JaxStep:
     def _measured(
         self, metrics: list[Any], loss: Any, outputs: Any, x: Any, y: Any, weights: Any
     ) -> tuple[dict[str, Any], list[Any]]:
-        """The metrics' results, and their variables."""
+        """Returns the results of the metrics, and their variables."""
         model = self.model
         variables = model.metrics_variables
         mapping = list(zip(variables, metrics, strict=True))
@@ -285,7 +284,7 @@ class _TorchStep:
         else:
             draws = generator_states(model)
             before = [keras.ops.copy(state.value) for state in draws]
-            with torch.random.fork_rng():  # Keras's dropout draws from torch's own.
+            with torch.random.fork_rng():  # Keras's dropout uses torch's generator.
                 loss, outputs = self._averages(*batch)
             here = [variable.value.detach().clone() for variable in variables]
             with torch.no_grad():
@@ -308,7 +307,7 @@ class _TorchStep:
         return results
 
     def _around(self, values: list[Any]) -> None:
-        """Moves the weights to the sharpest ones within `sam_rho`."""
+        """Moves the weights to the sharpest point within `sam_rho`."""
         import torch
 
         norm = torch.sqrt(sum((at.grad**2).sum() for at in values))
@@ -317,7 +316,7 @@ class _TorchStep:
             at += scale * at.grad
 
     def _averages(self, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
-        """The mean loss and the outputs; the gradients' mean is in the variables."""
+        """Returns the mean loss and the outputs; leaves mean gradients in variables."""
         import torch
 
         model, found, loss_sum = self.model, [], 0.0

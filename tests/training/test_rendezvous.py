@@ -71,7 +71,7 @@ def test_a_missing_worker_is_named_by_all():
 def test_a_host_that_does_not_exist_is_named():
     addresses = [*free_addresses(1), "no-such-host.invalid:2222"]
     (told,) = met((addresses, 0, VERSIONS), seconds=0.5)
-    assert "nobody at no-such-host.invalid:2222." in told
+    assert "no response from no-such-host.invalid:2222." in told
 
 
 def test_a_worker_at_a_wrong_address_of_its_own_is_told_that_nobody_calls():
@@ -81,16 +81,16 @@ def test_a_worker_at_a_wrong_address_of_its_own_is_told_that_nobody_calls():
         ([here, there], 1, VERSIONS),
         seconds=1,
     )
-    assert f"no call of worker 1, which answers, at {wrong}." in told[0]
-    assert f"nobody at {here}." in told[1]
+    assert f"no connection from worker 1 to {wrong}, although" in told[0]
+    assert f"no response from {here}." in told[1]
 
 
 def test_two_workers_of_one_index_on_one_machine():
     addresses = free_addresses(2)
     told = met((addresses, 0, VERSIONS), (addresses, 0, VERSIONS), seconds=0.5)
     (in_use,) = (message for message in told if "to be free" in message)
-    assert "or another process the same index?" in in_use
-    assert sum("nobody at" in message for message in told) == 1
+    assert "or another process has the same index" in in_use
+    assert sum("no response from" in message for message in told) == 1
 
 
 def test_two_workers_of_one_index_on_two_machines():
@@ -101,7 +101,7 @@ def test_two_workers_of_one_index_on_two_machines():
         time.sleep(0.5)
         told = met(([first, second], 0, VERSIONS)) + before.result()
     for message in told:
-        assert message.startswith("Expected another index in each worker.")
+        assert message.startswith("Expected a different index in each worker.")
         assert re.search("Received: index 0 in process .* and in process ", message)
 
 
@@ -109,7 +109,7 @@ def test_a_cluster_of_another_size():
     addresses = free_addresses(3)
     told = met((addresses[:2], 0, VERSIONS), (addresses, 1, VERSIONS), seconds=1)
     for message in told:
-        assert "a cluster of 2 in worker 0, of 3 in worker 1 workers" in message
+        assert "a cluster of 2 workers in worker 0, of 3 workers in worker 1." in message
 
 
 def test_addresses_in_another_order():
@@ -119,7 +119,7 @@ def test_addresses_in_another_order():
         ([a, c, b], 2, VERSIONS),  # At b, where the others have worker 1.
         seconds=1,
     )
-    assert f"worker 2 at {b}, where worker 1 should be" in told[0]
+    assert f"worker 2 at {b}, instead of worker 1." in told[0]
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -182,7 +182,7 @@ def test_what_answers_otherwise_is_nobody():
         thread.start()
         (told,) = met((addresses, 0, VERSIONS), seconds=0.2)
         thread.join()
-    assert f"nobody at {addresses[1]}." in told
+    assert f"no response from {addresses[1]}." in told
 
 
 def test_versions_are_those_of_this_process():

@@ -246,7 +246,9 @@ def test_images_that_are_not_scaled_are_told():
 )
 def test_recipes_that_cannot_be_followed(change, source):  # noqa: F811
     field = next(iter(change))
-    with pytest.raises(ValueError, match=rf"a model with its own loss. Received: .*{field}="):
+    with pytest.raises(
+        ValueError, match=rf"a model with its own loss. Received: .*{field}="
+    ):
         fit(predictor(), recipe(**change), source, verbose=0)
 
 

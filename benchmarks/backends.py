@@ -1,18 +1,17 @@
-"""Certify that one training is the same on TensorFlow, JAX and torch.
+"""Compare training runs on TensorFlow, JAX and torch, update by update.
 
     python benchmarks/backends.py
     python benchmarks/backends.py --models ViT --steps 200 --backends jax torch
 
 Each backend trains in its own process, without dropout, from the same initial weights
-on the same batches by the same recipe (Table 4's, with the batch in two parts). The
+on the same batches with the same recipe (Table 4's, with the batch in two parts). The
 loss and the gradient norm of every update are compared, and the weights tensor by
-tensor. Where a tensor first differs by more than 1e-6, both trainings run again to
-find the update.
+tensor. If a tensor differs by more than 1e-6, both runs are repeated to find the first
+such update.
 
 Two controls separate rounding from real differences. The first backend also trains
 from weights that are one rounding step larger: rounding explains differences of that
-size. In float64, rounding is 10^9 times smaller, and a real difference is as large as
-before.
+size. In float64, rounding is 10^9 times smaller, but a real difference stays as large.
 
 Differences of losses and norms are |a - b| / |a|; of a tensor, max |a - b| / max |a|.
 """
@@ -34,12 +33,12 @@ MODELS = ("ViT", "hybrid")
 DTYPES = ("float32", "float64")
 BACKENDS = ("tensorflow", "jax", "torch")
 CLASSES, BATCH, IMAGES = 10, 16, 2048
-EARLY, OFTEN = 20, 50  # Weights are kept after each of the first, then now and then.
+EARLY, OFTEN = 20, 50  # Weights are kept for all of the first, then at intervals.
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The settings of one training process.
+    """The settings of a training process.
 
     Attributes:
         backend: Keras backend.
@@ -76,7 +75,7 @@ class Training:
                 [sys.executable, __file__, "--train", settings, str(start), str(path)],
                 env={
                     "TF_CPP_MIN_LOG_LEVEL": "2",
-                    "OMP_NUM_THREADS": "1",  # More cost torch time on small products.
+                    "OMP_NUM_THREADS": "1",  # In torch, more slow small products.
                     **os.environ,
                     "KERAS_BACKEND": self.backend,
                     "JAX_ENABLE_X64": str(self.dtype == "float64"),
@@ -93,13 +92,13 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The arrays of one training: "loss" and "norm" [until], and "STEP/TENSOR"."""
+    """The arrays of a training run: "loss" and "norm" [until], and "STEP/TENSOR"."""
 
     training: Training
     arrays: dict[str, np.ndarray]
 
     def tensors(self, step: int) -> dict[str, np.ndarray]:
-        """The trained weights after an update."""
+        """Returns the trained weights after an update."""
         begin = f"{step}/"
         return {
             key.removeprefix(begin): value
@@ -115,7 +114,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def farthest(a: Record, b: Record, step: int) -> tuple[float, str]:
-    """The largest difference after an update, and its tensor."""
+    """Returns the largest difference after an update, and its tensor."""
     ours, theirs = a.tensors(step), b.tensors(step)
     if ours.keys() != theirs.keys():
         names = sorted(ours.keys() ^ theirs.keys())
@@ -126,9 +125,9 @@ def farthest(a: Record, b: Record, step: int) -> tuple[float, str]:
 def first_difference(
     a: Record, b: Record, start: Path
 ) -> tuple[int, float, str] | None:
-    """The first update after which a tensor differs by more than `LIMIT`.
+    """Returns the first update after which a tensor differs by more than `LIMIT`.
 
-    Between two recorded updates, both trainings run again and record every update.
+    Between two recorded updates, both runs are repeated with every update recorded.
     """
     last = 0
     for step in a.training.kept:
@@ -151,7 +150,7 @@ def first_difference(
 
 
 def compared(a: Record, b: Record, start: Path) -> dict[str, Any]:
-    """All differences between two trainings."""
+    """Returns all differences between two training runs."""
     losses, norms = (
         np.abs(a.arrays[key] - b.arrays[key]) / np.abs(a.arrays[key])
         for key in ("loss", "norm")
@@ -169,7 +168,7 @@ def compared(a: Record, b: Record, start: Path) -> dict[str, Any]:
 
 
 def batches() -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] in [-1, 1], a noisy color pattern per class; labels."""
+    """Makes images [N, 32, 32, 3] in [-1, 1], a noisy pattern per class, and labels."""
     rng = np.random.default_rng(0)
     colors = rng.uniform(-0.5, 0.5, (CLASSES, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
     labels = rng.integers(0, CLASSES, IMAGES)
@@ -206,10 +205,10 @@ def write_start(name: str, path: Path) -> None:
 
 
 def compute_in_float64() -> None:
-    """Lets Keras compute float64 as float64.
+    """Makes Keras compute in float64.
 
     On JAX and torch, `keras.backend.result_type` maps float64 to float32, so that
-    products and norms round to float32. No public setting changes this.
+    products and norms would be rounded to float32. No public setting changes this.
     """
     import keras
 
@@ -278,7 +277,7 @@ def train(training: Training, start: Path, path: Path) -> None:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """One line per comparison."""
+    """Formats one line per comparison."""
     steps = [n for n in (1, 10, 100, 1000) if n <= len(results[0]["loss"])]
     head = "".join(f"{f'loss, {n}':>12}" for n in steps)
     lines = [f"{'':50}{head}{'norm, end':>12}{'weights':>10}  first beyond 1e-6"]

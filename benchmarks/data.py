@@ -1,27 +1,28 @@
-"""Images per second of the training pipeline beside a bare decode and other libraries.
+"""Images per second of the training pipeline, of a decoder, and of other libraries.
 
     python benchmarks/data.py [--images FOLDER] [--enlarge 500x375] [--image-size 224]
                               [--seconds S] [--rounds N] [--threads T]
     python benchmarks/data.py --hash
 
-Everyone reads the same JPEGs with the same number of threads (torch: of processes) and
-takes turns, so that a busy machine is busy for all; ratios are of the same round. In a
-turn what was prefetched while others ran is thrown away before the clock starts.
+All read the same JPEGs with the same number of threads (torch: of processes), in turns,
+so that other load on the machine affects all of them. Ratios are within a round. At the
+start of a turn, batches that were prefetched during other turns are discarded before
+the clock starts.
 
-`--images` is a folder of train/CLASS/*.jpg; without it they are 720 crops of
-scikit-learn's two photographs, 224x224, where decoding takes about as long as resizing.
-`--enlarge` writes the photos anew in a different size: most of ImageNet's are 500x375.
+`--images` is a folder of train/CLASS/*.jpg. Without it, 720 crops of scikit-learn's two
+photographs are used, 224x224, for which decoding takes about as long as resizing.
+`--enlarge` rewrites the photos in a different size; most of ImageNet's are 500x375.
 
-- decode: `tf.io.decode_jpeg` of whole images whose bytes are in memory; nothing else,
-  not even a batch.
-- ours: random crop (decoded alone), resize, flip, scale, batch.
-- ours, packed: likewise, from TFRecord shards read with `os.pread` at every step.
-- keras: `image_dataset_from_directory`, `RandomCrop`, `RandomFlip`, `Rescaling`; the
-  crop is of one size, as Keras has no random resized crop.
-- torch: `DataLoader` with the same random resized crop and flip, by PIL and, where it
-  is installed, by torchvision's transforms v2.
+- decode: `tf.io.decode_jpeg` of whole images from memory, without anything else, not
+  even batching.
+- ours: random crop (only the crop is decoded), resize, flip, scale, batch.
+- ours, packed: the same, from TFRecord shards read with `os.pread` at every step.
+- keras: `image_dataset_from_directory`, `RandomCrop`, `RandomFlip`, `Rescaling`. The
+  crop has a fixed size, because Keras has no random resized crop.
+- torch: `DataLoader` with the same random resized crop and flip, by PIL and, if it is
+  installed, by torchvision's transforms v2.
 
-`--hash` prints the SHA-256 of 1,000 batches read on 1, 2 and 4 workers, 1 and 4
+`--hash` prints the SHA-256 of 1,000 batches read on 1, 2 and 4 workers, with 1 and 4
 threads, and after restarts at several steps; it fails unless they are equal.
 """
 
@@ -51,9 +52,9 @@ class Photos:
     """A torch data set of files, with the official crop and flip.
 
     Args:
-        files: of the images.
-        size: in pixels, of the result.
-        with_torchvision: whether transforms v2 do it, or PIL.
+        files: files of the images.
+        size: side of the result, in pixels.
+        with_torchvision: whether to use transforms v2 instead of PIL.
     """
 
     def __init__(self, files: list[str], size: int, with_torchvision: bool) -> None:
@@ -73,7 +74,7 @@ class Photos:
 
 
 def _crop_by_pil(image: Any, size: int) -> Any:
-    """[3, size, size] in [-1, 1]: a random resized crop, flipped or not."""
+    """Crops, resizes and flips at random: -> [3, size, size] in [-1, 1]."""
     import numpy as np
     import torch
     from PIL import Image
@@ -122,7 +123,7 @@ def _threaded(dataset: Any, threads: int) -> Any:
 def contenders(
     folder: Path, packed: Path, size: int, threads: int
 ) -> dict[str, Callable[[], Iterator[Any]]]:
-    """By name, what makes an endless iterator of batches of `BATCH` images."""
+    """Returns, by name, functions that start endless batches of `BATCH` images."""
     import keras
     import tensorflow as tf
     import torch
@@ -150,7 +151,7 @@ def contenders(
 
     def ours_packed() -> Iterator[Any]:
         split: Any = open_source(packed).train
-        split._is_small = lambda: False  # As a set larger than memory.
+        split._is_small = lambda: False  # As for a set larger than memory.
         return iter(_threaded(pipelines.train_pipeline(split, **options), threads))
 
     def of_keras() -> Iterator[Any]:
@@ -200,7 +201,7 @@ def contenders(
 
 
 def images_per_second(batches: Iterator[Any], seconds: float) -> float:
-    """Of one turn, after a third of it that does not count."""
+    """Measures one turn, after a third of it as warm-up."""
     start = time.perf_counter()
     while time.perf_counter() < start + seconds / 3:
         next(batches)
@@ -240,7 +241,7 @@ def speed(folder: Path, packed: Path, given: argparse.Namespace) -> None:
 
 
 def hashes(folder: Path, packed: Path) -> None:
-    """Prints the hash of 1,000 batches; raises unless every way gives it."""
+    """Prints the hash of 1,000 batches; raises unless it is the same in every way."""
     import numpy as np
 
     from keras_vit.data import open_source, pipelines
@@ -293,7 +294,7 @@ def hashes(folder: Path, packed: Path) -> None:
 
 
 def enlarged(folder: Path, size: str, output: Path) -> Path:
-    """A copy of the training photos, each of `size`, "width x height"."""
+    """Writes a copy of the training photos in a size, "width x height"."""
     from PIL import Image
 
     width, height = map(int, size.split("x"))

@@ -1,11 +1,11 @@
-"""Peak memory of feature extraction and few-shot regressions, against the features.
+"""Peak memory of feature extraction and few-shot regressions, by number of features.
 
     python benchmarks/fewshot.py                             # 100,000 of width 768
     python benchmarks/fewshot.py --images 1000000 --width 1024 --test-images 50000
 
-Synthetic images of 4 x 4 pixels go through a dense layer. Each row is a process of its
-own. Memory is the most that the process held (VmHWM) less what it held before, with the
-model built and run once (VmRSS); the matrix is that of all features, in float32.
+Synthetic images of 4 x 4 pixels go through a dense layer. Each row runs in a separate
+process. Memory is the peak of the process (VmHWM) minus its memory at the start, with
+the model built and run once (VmRSS). The matrix is that of all features, in float32.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH = 1000
 
 
 def held(what: str) -> float:
-    """MiB that this process holds now (VmRSS) or held at most (VmHWM); Linux alone."""
+    """Returns the current (VmRSS) or peak (VmHWM) MiB of this process; Linux only."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -79,7 +79,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--test-images", type=int, default=10_000, help="of those")
+    parser.add_argument("--test-images", type=int, default=10_000, help="test images")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--only", choices=tuple(ROWS), help="one row, without the head")

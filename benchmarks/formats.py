@@ -1,14 +1,14 @@
-"""The formats and precisions a model is served in: speed, size, and what they change.
+"""Speed, size and accuracy of the export formats and precisions.
 
     python benchmarks/formats.py ViT-B/16 --weights none        # speed and size
     python benchmarks/formats.py demo --data digits             # after `make demo`
 
-The model is exported in each format and run in the format's own runtime, all in one
-process and taking turns, `--rounds` times; images/s are medians with the least and the
-most, at `--batch-size` and one image at a time. "times" is the median of the rounds'
-ratios to Keras in float32. With `--data` a second table says what a format does to
-the probabilities and the accuracy of labelled test images; the export's own proof asks
-for far less. Files are written to a temporary folder.
+The model is exported in each format and run in the format's runtime, all in one process
+in turns, `--rounds` times. Images/s are medians with minimum and maximum, at
+`--batch-size` and for single images. "times" is the median of the rounds' ratios to
+Keras in float32. With `--data`, a second table shows how a format changes probabilities
+and accuracy on labeled test images; the verification of an export requires far less.
+Files are written to a temporary folder.
 """
 
 import argparse
@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def opened(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model, and how it was trained."""
+    """Returns the model and the details of its training."""
     from keras_vit.cli.loaders import open_model
     from keras_vit.cli.options import OpenedModel
 
@@ -37,7 +37,7 @@ def opened(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def rows(model: Any, threads: int, folder: Path) -> "Iterator[Measured]":
-    """Every format; Keras in float32 is the first."""
+    """Yields every format; Keras in float32 is the first."""
     from keras_vit import serving
     from keras_vit.serving import fastest
     from keras_vit.serving.isolated_run import open_openvino
@@ -62,7 +62,7 @@ def rows(model: Any, threads: int, folder: Path) -> "Iterator[Measured]":
 def test_images(
     options: argparse.Namespace, model: Any, details: dict[str, Any]
 ) -> Any:
-    """The test images, uint8 [N, H, W, C] with labels, or noise with None."""
+    """Returns test images, uint8 [N, H, W, C], with labels, or noise without labels."""
     if options.data is None:
         size = (options.batch_size, *model.input_shape[1:])
         return np.random.default_rng(0).integers(0, 256, size, np.uint8), None
@@ -78,11 +78,11 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="a run, a variant or a weights file")
-    parser.add_argument("--weights", help="of a variant: a tag or none")
-    parser.add_argument("--data", help="labelled images, as of `finetune`")
+    parser.add_argument("--weights", help="weights for a variant: a tag or none")
+    parser.add_argument("--data", help="labeled images, as for `finetune`")
     parser.add_argument("--batch-size", type=int, default=8, help="default 8")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
-    parser.add_argument("--seconds", type=float, default=3, help="each; default 3")
+    parser.add_argument("--seconds", type=float, default=3, help="per turn; default 3")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     from keras_vit.serving.fastest import REFERENCE, take_turns

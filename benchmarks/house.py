@@ -3,10 +3,10 @@
     python benchmarks/house.py                  # This checkout.
     python benchmarks/house.py --package PATH   # Another copy of keras_vit.
 
-Code lines are those with a token other than a comment or a docstring. A circle is a set
-of modules that import each other, directly or through others; imports inside functions
-count, those under `if TYPE_CHECKING` do not, and neither does the import of a package
-that importing one of its modules implies.
+Code lines have a token other than a comment or a docstring. A circle is a set of
+modules that import each other, directly or indirectly. Imports inside functions count.
+Imports under `if TYPE_CHECKING` do not count, nor does the import of a package that is
+implied by the import of one of its modules.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-PARAMETERS = 12  # More of them are listed.
+PARAMETERS = 12  # Functions with more are listed.
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 LAYOUT = {
     tokenize.COMMENT,
@@ -43,7 +43,7 @@ def code_lines(text: str) -> int:
 
 
 def lines_by_package(package: Path) -> dict[str, int]:
-    """Code lines of each folder of `package` and of the modules beside them."""
+    """Counts code lines of each folder of `package` and of the modules next to them."""
     counts: dict[str, int] = collections.Counter()
     for path in package.rglob("*.py"):
         counts[path.relative_to(package).parts[0]] += code_lines(path.read_text())
@@ -61,7 +61,7 @@ def modules(package: Path) -> dict[str, ast.Module]:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Dotted names in the import statements below `node`."""
+    """Yields dotted names in the import statements below `node`."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         for other in node.orelse:
             yield from imported(other)
@@ -75,7 +75,7 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """The modules among `trees` that each of them imports."""
+    """Returns for each module the modules among `trees` that it imports."""
     found = {}
     for name, tree in trees.items():
         targets = set()
@@ -87,7 +87,7 @@ def arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Sets of modules of `package` that import each other, the largest first."""
+    """Returns sets of modules of `package` that import each other, largest first."""
     found = arrows(modules(package))
     reached = {name: _reached(name, found) for name in found}
     rings = {
@@ -100,7 +100,7 @@ def circles(package: Path) -> list[list[str]]:
 
 
 def _reached(start: str, found: Mapping[str, set[str]]) -> set[str]:
-    """The modules that importing `start` imports; with `start`, if in a circle."""
+    """Returns the modules that `start` imports, with `start` if in a circle."""
     seen: set[str] = set()
     waiting = [start]
     while waiting:
@@ -111,7 +111,7 @@ def _reached(start: str, found: Mapping[str, set[str]]) -> set[str]:
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Names of a function's parameters, without `self` and `cls`."""
+    """Returns the names of a function's parameters, without `self` and `cls`."""
     given = function.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs]
     every += [one for one in (given.vararg, given.kwarg) if one is not None]
@@ -119,7 +119,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def long_signatures(package: Path, most: int = PARAMETERS) -> list[tuple[int, str]]:
-    """Functions with more than `most` parameters: (how many, where)."""
+    """Returns functions with more than `most` parameters: (number, location)."""
     found = [
         (len(parameters(node)), f"{name}:{node.lineno} {node.name}")
         for name, tree in modules(package).items()
@@ -131,7 +131,7 @@ def long_signatures(package: Path, most: int = PARAMETERS) -> list[tuple[int, st
 
 
 def main() -> None:
-    """Prints the three."""
+    """Prints code lines, circles and long signatures."""
     here = Path(__file__).resolve().parents[1] / "keras_vit"
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--package", type=Path, default=here, metavar="PATH")

@@ -1,20 +1,20 @@
-"""Kills a training again and again; it has to end with the bits it would have had.
+"""Kills training runs repeatedly; the final state must equal that without kills.
 
     python benchmarks/kill_resume.py --kills 25
     python benchmarks/kill_resume.py --kills 10 --workers 2
     KERAS_BACKEND=jax python benchmarks/kill_resume.py --kills 5 --workers 2
 
-Trains with everything that holds state or draws numbers: dropout, crops,
+The training uses everything that holds state or draws random numbers: dropout, crops,
 RandAugment, random erasing, mixup, averaging, accumulation, bfloat16 momentum. The
-first run is not interrupted. The others are killed at random moments (one in five times
-by SIGTERM, one in five the newest checkpoint is truncated as well) and started again
-with the same call. With several workers a kill hits one of them or all; the others then
-get SIGTERM, as from `keras-vit launch`. On TensorFlow their momentum is float32. Exits
-with 1 if a weight, a number of the optimizer's state or a line of the history differs.
-A run that ends before the last kill is compared, and the next one begins.
+first run is not interrupted. The others are killed at random moments and restarted with
+the same call. One kill in five is a SIGTERM; after one in five, the newest checkpoint
+is truncated as well. With several workers, a kill hits one of them or all. The others
+then get SIGTERM, as from `keras-vit launch`. On TensorFlow their momentum is float32.
+Exits with 1 if a weight, a number of the optimizer's state or a line of the history
+differs. A run that ends before the last kill is compared, and the next one starts.
 
 The workers are forks of a process that has imported Keras and its backend but used
-neither, so a start does not pay for the imports.
+neither, so that a start does not include the imports.
 """
 
 import argparse
@@ -33,15 +33,15 @@ import numpy as np
 
 from keras_vit import launching
 
-KILLS_OF_A_RUN = 10  # On average, at least.
-GRACE = 10.0  # Seconds from the others' SIGTERM to their SIGKILL.
+KILLS_OF_A_RUN = 10  # Minimum on average.
+GRACE = 10.0  # Seconds from the SIGTERM of the other workers to their SIGKILL.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["keras_vit.training", "keras_vit.data.pipelines"])
 Workers = list[ForkServerProcess]
 
 
 def work(folder: Path, options: argparse.Namespace, variables: dict[str, str]) -> None:
-    """Trains in `folder`: from the beginning, or from its newest checkpoint."""
+    """Trains in `folder`, from the start or from its newest checkpoint."""
     os.environ.update(variables)
     import keras
     import tensorflow as tf
@@ -91,7 +91,7 @@ def work(folder: Path, options: argparse.Namespace, variables: dict[str, str]) -
 
 
 def start(folder: Path, options: argparse.Namespace) -> Workers:
-    """The workers of one training."""
+    """Starts the workers of a training run."""
     if options.workers == 1:
         variables: list[dict[str, str]] = [{}]
     else:
@@ -103,9 +103,9 @@ def start(folder: Path, options: argparse.Namespace) -> Workers:
 
 
 def end(workers: Workers, timeout: float | None = None) -> bool | None:
-    """Whether all succeeded; None after `timeout` seconds.
+    """Returns whether all workers succeeded; None after `timeout` seconds.
 
-    A failure of one ends the others.
+    If one fails, the others are stopped.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     running = workers
@@ -121,7 +121,7 @@ def end(workers: Workers, timeout: float | None = None) -> bool | None:
 
 
 def stop(workers: Workers) -> None:
-    """SIGTERM, and after `GRACE` SIGKILL."""
+    """Sends SIGTERM, and SIGKILL after `GRACE`."""
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + GRACE
@@ -132,7 +132,7 @@ def stop(workers: Workers) -> None:
 
 
 def uncut(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
-    """Trains; seconds until the first checkpoint, and from there to the end."""
+    """Trains; returns seconds to the first checkpoint, and from there to the end."""
     began = time.monotonic()
     workers = start(folder, options)
     while end(workers, 0.1) is None and not any(folder.glob("checkpoints/*.json")):
@@ -146,7 +146,7 @@ def uncut(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
 def killed(
     folder: Path, options: argparse.Namespace, spans: tuple[float, float], kills: int
 ) -> int:
-    """Trains with at most `kills` kills on the way; returns how many there were."""
+    """Trains with at most `kills` kills; returns the number of kills."""
     starting, training = spans
     rng = random.Random(f"{options.seed} {folder.name}")
     done = 0
@@ -167,7 +167,7 @@ def killed(
 
 
 def kill(workers: Workers, rng: random.Random, gently: bool) -> str:
-    """Ends all workers, or kills one and lets the others end. Returns what was done."""
+    """Stops all workers, or kills one and stops the others; returns a description."""
     which = rng.randrange(len(workers) + 1)
     if gently:
         stop(workers)
@@ -183,14 +183,14 @@ def kill(workers: Workers, rng: random.Random, gently: bool) -> str:
 
 
 def truncate_newest(folder: Path) -> None:
-    """Damages the newest checkpoint, where another one is left."""
+    """Damages the newest checkpoint if there is another one."""
     files = sorted((folder / "checkpoints").glob("step-*.npz"))
     if len(files) > 1:
         files[-1].write_bytes(files[-1].read_bytes()[:-100])
 
 
 def final(folder: Path) -> dict[str, np.ndarray]:
-    """Weights, optimizer state and history of a finished run."""
+    """Returns weights, optimizer state and history of a finished run."""
     (newest, *_) = sorted((folder / "checkpoints").glob("step-*.npz"), reverse=True)
     with np.load(newest) as file:
         values = dict(file)
@@ -199,7 +199,7 @@ def final(folder: Path) -> dict[str, np.ndarray]:
 
 
 def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> set[str]:
-    """The names of the arrays that differ, or that only one of both has."""
+    """Returns names of the arrays that differ or exist on one side only."""
     return {
         name
         for name in ours.keys() | theirs.keys()
@@ -210,12 +210,12 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> s
 
 
 def main() -> None:
-    """Trains without and with kills, and compares."""
+    """Trains with and without kills, and compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=25, help="kills (default 25)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--steps", type=int, default=400, help="updates (default 400)")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills' moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills")
     parser.add_argument(
         "--data", default="digits", help="an npz or a folder (default: digits)"
     )

@@ -1,12 +1,12 @@
-"""Peak memory of a training, measured, beside what `inspection.costs` says of it.
+"""Peak memory of training, measured and as predicted by `inspection.costs`.
 
     python benchmarks/memory.py                          # three families, batch 32
     python benchmarks/memory.py --no-xla --variant ViT-B/16 --batch 16
 
-Each row is two processes, one with the batch and one with a quarter of it. Memory is
-what the first held at most (VmHWM) in two updates less what the second did: activations
-of three quarters of a batch, without gradients, optimizer and what the compiler takes.
-Predicted is the same difference. Seconds are of the second update of the batch.
+Each row runs two processes, with the whole batch and with a quarter of it. Memory is
+the difference of their peaks (VmHWM) in two updates: the activations of three quarters
+of a batch, without gradients, optimizer and compiler. The prediction is the same
+difference. Seconds are for the second update with the whole batch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ VARIANTS = ("ViT-S/16", "R26+ViT-S/32", "BiT-R50x1")
 
 
 def held() -> float:
-    """GiB that this process held at most (VmHWM); Linux alone."""
+    """Returns the peak GiB of this process (VmHWM); Linux only."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -30,7 +30,7 @@ def held() -> float:
 
 
 def predicted(variant: str, remat: bool, batch: int, image_size: int) -> float:
-    """GiB of activations of an update."""
+    """Returns the GiB of an update's activations."""
     from keras_vit.inspection import costs
 
     memory = costs(variant, (image_size, image_size), batch).memory
@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace) -> None:
     from keras_vit.layers import TransformerBlock, kernels
     from keras_vit.training.optim import MomentumSGD
 
-    if not options.no_xla:  # What is predicted: the gradient is derived, as on a GPU.
+    if not options.no_xla:  # As predicted: the gradient is derived, as on a GPU.
         kernels.on_tensorflow_cpu = lambda: False
     size = (options.image_size, options.image_size)
     (variant,) = options.variant
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def measured(options: argparse.Namespace, *words: str) -> tuple[float, float]:
-    """GiB and seconds of a process of its own."""
+    """Returns GiB and seconds of a separate process."""
     size = ("--image-size", str(options.image_size))
     xla = ("--no-xla",) * options.no_xla
     done = subprocess.run(

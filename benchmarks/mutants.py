@@ -1,18 +1,18 @@
-"""Do the tests notice a fault? Seeded single faults, each against near tests.
+"""Mutation testing: inserts random single faults and runs the nearest tests.
 
     python benchmarks/mutants.py                            # 100 faults, all rooms.
     python benchmarks/mutants.py --count 5 --room layers --seed 1
     python benchmarks/mutants.py --list                     # The faults only.
 
-A fault changes one expression of a module of a room: a constant, an index, an operator,
+A fault changes one expression of a module in a room: a constant, an index, an operator,
 a dropped `not`, or two swapped arguments. The tests of the room whose files name the
-module (`benchmarks/near.py`; in the room "tables" all that do) then run in a copy of
-the tree, without the slow ones, until the first failure. A failing test has to pass
-without the fault, or the fault has no verdict; neither has one whose tests take longer
-than `--seconds`. The score is caught / (caught + survived): a lower bound for the whole
-suite, which has more tests than a room. Faults that change no behavior count as
+module (`benchmarks/near.py`; in the room "tables" any tests that do) then run in a copy
+of the tree, without the slow ones, until the first failure. A fault has no verdict if
+the failing test also fails without it, or if its tests take longer than `--seconds`.
+The score is caught / (caught + survived). It is a lower bound for the whole suite,
+which has more tests than a room. Faults that do not change the behavior count as
 survivors. Prints a table by room and the survivors; `--json FILE` keeps every verdict,
-and continues an interrupted run of the same faults.
+and resumes an interrupted run of the same faults.
 """
 
 import argparse
@@ -60,13 +60,13 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
-# Messages, types and f-strings (whose parts have no places before Python 3.12).
+# Messages, types and f-strings (no positions for their parts before Python 3.12).
 UNTOUCHED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One changed expression: bytes `start` up to `end` of a file."""
+    """A changed expression: bytes `start` to `end` of a file."""
 
     room: str
     file: str
@@ -80,12 +80,12 @@ class Fault:
         return f"{self.file}:{self.line}: {self.before} -> {self.after}"
 
     def applied(self, source: bytes) -> bytes:
-        """The file with the fault; in parentheses, so that it is one operand."""
+        """Returns the file with the fault; parentheses make it a single operand."""
         return source[: self.start] + f"({self.after})".encode() + source[self.end :]
 
 
 def expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """Every expression that runs: no annotation, message, docstring or f-string."""
+    """Yields executed expressions: no annotation, message, docstring or f-string."""
     if isinstance(node, UNTOUCHED):
         return
     skipped = [getattr(node, name, None) for name in ("annotation", "returns")]
@@ -99,7 +99,7 @@ def expressions(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def variants(node: ast.expr) -> Iterator[ast.expr]:
-    """The faults of one expression."""
+    """Yields the faults of an expression."""
     match node:
         case ast.Constant(value=bool(value)):
             yield ast.Constant(not value)
@@ -133,7 +133,7 @@ def _with_operator(node: ast.expr, operator: ast.AST) -> ast.expr:
 
 
 def faults_of(room: str, file: str, text: str) -> Iterator[Fault]:
-    """Every fault of a file, in its order."""
+    """Yields every fault of a file, in order."""
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -154,7 +154,7 @@ def faults_of(room: str, file: str, text: str) -> Iterator[Fault]:
 
 
 def chosen(count: int, seed: int, rooms: list[str], root: Path) -> list[Fault]:
-    """`count` faults, as many of each room, the same for the same seed and sources."""
+    """Chooses `count` faults, equally many per room, reproducibly for a seed."""
     picked = []
     for room in rooms:
         files = sorted(root.glob(ROOMS[room]))
@@ -172,7 +172,7 @@ def chosen(count: int, seed: int, rooms: list[str], root: Path) -> list[Fault]:
 
 
 def tests_for(fault: Fault, arrows: near.Graph) -> list[str]:
-    """The near tests of the fault's room, nearest first."""
+    """Returns the near tests of the fault's room, nearest first."""
     module = near.module_name(Path(fault.file))
     folder = "tests/" if fault.room == "tables" else f"tests/{fault.room}/"
     return near.tests_near([module], arrows, folder)
@@ -188,11 +188,11 @@ def copied(root: Path, folder: Path) -> None:
 
 
 def run_tests(tree: Path, tests: list[str], seconds: float) -> tuple[int | None, str]:
-    """Runs pytest in a copy of the tree: its status, None if too slow; what it said."""
+    """Runs pytest in a copy; returns its status (None if too slow) and its output."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow"]
     command += ["-p", "no:cacheprovider", f"--basetemp={tree.parent / 'tmp'}", *tests]
     environment = os.environ | {
-        "PYTHONPATH": str(tree),  # Before the installed package, in subprocesses too.
+        "PYTHONPATH": str(tree),  # Before the installed package, also in subprocesses.
         "PYTHONDONTWRITEBYTECODE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
@@ -234,7 +234,7 @@ def verdict(fault: Fault, tests: list[str], tree: Path, seconds: float) -> str:
 
 
 def report(verdicts: dict[str, tuple[str, str]]) -> str:
-    """The table by room and the survivors, from (room, verdict) by fault."""
+    """Formats the table by room and the survivors, from (room, verdict) by fault."""
     lines = ["room         caught  survived  undecided"]
     rooms = [*dict.fromkeys(room for room, _ in verdicts.values())]
     kinds = ("caught", "survived", "undecided")

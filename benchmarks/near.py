@@ -1,15 +1,15 @@
-"""The tests nearest to what changed: those whose files name a changed module.
+"""Runs the tests nearest to a change: those whose files name a changed module.
 
     python benchmarks/near.py                # Since the branch left main; runs them.
-    python benchmarks/near.py --since HEAD   # What is not committed yet.
+    python benchmarks/near.py --since HEAD   # Only uncommitted changes.
     python benchmarks/near.py --list         # Prints the files only.
 
-A test file names a module if it, or a helper of the tests that it imports, imports the
-module or one of its names, also through a package (`from keras_vit.weights import load`
-names `weights/checkpoint.py`). A module that no test file names has the tests of the
-modules that name it. `HOUSE` and changed test files run first, then the
-others in the order of their distance. After `--seconds` no further test starts: the
-rest is skipped, loudly. Slow tests are left out. `make test` runs everything.
+A test file names a module if it, or a test helper that it imports, imports the module
+or one of its names, also through a package (`from keras_vit.weights import load` names
+`weights/checkpoint.py`). If no test file names a module, the tests of the modules that
+name it are used. `HOUSE` and changed test files run first, then the others in order of
+distance. After `--seconds` no further test is started; the rest is reported as skipped.
+Slow tests are left out. `make test` runs everything.
 """
 
 import argparse
@@ -26,18 +26,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ("tests/test_house.py", "tests/test_imports.py")
 TESTS = "tests/"
-PAGES = "tests/test_docs.py"  # For a changed page.
+PAGES = "tests/test_docs.py"  # Tests for a changed page.
 Graph = dict[str, set[str]]
 
 
 def module_name(path: Path) -> str:
-    """The dotted name of a file below the root: `tests/runs.py` -> `tests.runs`."""
+    """Returns the dotted name of a file: `tests/runs.py` -> `tests.runs`."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def python_files(root: Path) -> dict[str, Path]:
-    """Every module of the package, the tests and the benchmarks, by its name."""
+    """Finds every module of the package, the tests and the benchmarks, by its name."""
     paths = [
         path.relative_to(root)
         for folder in ("keras_vit", "tests", "benchmarks", "examples")
@@ -47,7 +47,7 @@ def python_files(root: Path) -> dict[str, Path]:
 
 
 def dotted_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Names that a file imports, or reads as attributes of `keras_vit`."""
+    """Yields names that a file imports, or reads as attributes of `keras_vit`."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -58,7 +58,7 @@ def dotted_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def attribute_chain(node: ast.Attribute) -> Iterator[str]:
-    """`keras_vit.weights.load` as written; nothing for attributes of other things."""
+    """Yields `keras_vit.weights.load` as written; nothing for other attributes."""
     parts = [node.attr]
     inner = node.value
     while isinstance(inner, ast.Attribute):
@@ -69,7 +69,7 @@ def attribute_chain(node: ast.Attribute) -> Iterator[str]:
 
 
 def strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The constant strings of a file: names of modules may be among them."""
+    """Yields the constant strings of a file, which may contain names of modules."""
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -78,7 +78,7 @@ def strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def exports(
     nodes: Mapping[str, Iterable[ast.AST]], files: Mapping[str, Path]
 ) -> dict[str, str]:
-    """Where the names of each package come from: `keras_vit.weights.load`."""
+    """Returns the origins of names in packages, such as `keras_vit.weights.load`."""
     return {
         f"{name}.{alias.asname or alias.name}": f"{node.module}.{alias.name}"
         for name, of_file in nodes.items()
@@ -90,7 +90,7 @@ def exports(
 
 
 def graph(root: Path = ROOT) -> Graph:
-    """The modules that each module names."""
+    """Returns the modules that each module names."""
     files = python_files(root)
     nodes = {
         name: [*ast.walk(ast.parse((root / path).read_text()))]
@@ -118,10 +118,10 @@ def graph(root: Path = ROOT) -> Graph:
 
 
 def distances(targets: Iterable[str], arrows: Graph) -> dict[str, int]:
-    """Steps from each test file to the nearest of `targets`, through helpers only.
+    """Counts steps from test files to the nearest of `targets`, through helpers only.
 
-    A step is from a file to a module that it names; a file that is named after a module
-    is 0 steps away. `tests/conftest.py` is no helper: every test has it.
+    A step leads from a file to a module that it names. A file named after a module is 0
+    steps away. `tests/conftest.py` is not a helper, because every test uses it.
     """
     found = dict.fromkeys(targets, 0)
     after = {f"test_{name.rpartition('.')[2]}" for name in found}
@@ -141,10 +141,10 @@ def distances(targets: Iterable[str], arrows: Graph) -> dict[str, int]:
 
 
 def tests_near(targets: Iterable[str], arrows: Graph, folder: str) -> list[str]:
-    """The test files of a folder for some modules, the nearest first.
+    """Returns the test files of a folder for some modules, nearest first.
 
-    They name any of the modules or are named after one. If there are none, those of
-    the modules that name them, and so on.
+    They name one of the modules or are named after one. If there are none, the tests
+    for the modules that name them are returned, and so on.
     """
     wanted = set(targets)
     while wanted:
@@ -165,7 +165,7 @@ def tests_near(targets: Iterable[str], arrows: Graph, folder: str) -> list[str]:
 
 
 def changed(since: str, root: Path = ROOT) -> list[Path]:
-    """Files that differ from a commit, with untracked and without removed ones."""
+    """Returns files that differ from a commit, with untracked, without removed ones."""
     differ = ["git", "diff", "--name-only", "--diff-filter=d", since]
     untracked = ["git", "ls-files", "--others", "--exclude-standard"]
     lines = [
@@ -177,7 +177,7 @@ def changed(since: str, root: Path = ROOT) -> list[Path]:
 
 
 def tests_of(paths: Iterable[Path], arrows: Graph) -> list[str]:
-    """The test files for changed files of any kind; prints those that have none."""
+    """Returns test files for changed files of any kind; prints files without any."""
     chosen = []
     modules = {module_name(path): path for path in paths if path.suffix == ".py"}
     for name, path in modules.items():
@@ -194,7 +194,7 @@ def tests_of(paths: Iterable[Path], arrows: Graph) -> list[str]:
 
 
 def branch_point(root: Path = ROOT) -> str:
-    """The commit at which this branch left main; HEAD where there is no main."""
+    """Returns the commit where this branch left main; HEAD if there is no main."""
     for main_branch in ("main", "origin/main"):
         found = subprocess.run(
             ["git", "merge-base", "HEAD", main_branch],

@@ -1,21 +1,21 @@
-"""One library's ViT in a process of its own, for peers.py, which starts and asks it.
+"""One library's ViT in a separate process, which peers.py starts and sends requests to.
 
     .venv-peers/torch/bin/python benchmarks/peer_adapters.py JOB
 
-JOB is a `Job` as JSON. A request is a line of JSON on standard input, and its answer
-one on standard output; what the libraries print goes to standard error.
+JOB is a `Job` as JSON. A request is a line of JSON on standard input, its response one
+on standard output. Output of the libraries goes to standard error.
 
     {"what": "forward", "calls": 2}     {"seconds": 1.5}, the mean of the calls
-    {"what": "memory"}                  {"bytes": 2500000000}, the most so far
+    {"what": "memory"}                  {"bytes": 2500000000}, the peak so far
     {"what": "facts"}                   {"multiply_adds": ..., "versions": ..., ...}
-    {"what": "save", "folder": "..."}   {}, its weights in the library's own form
+    {"what": "save", "folder": "..."}   {}, saves the weights in the library's format
 
 "training", "latency" (a batch of one) and "peak" (one matrix product in the library's
-framework) are asked as "forward" is. With `--first FOLDER` it reads what "save" wrote,
-predicts one image, answers {"best": class} and ends.
+framework) are requested like "forward". With `--first FOLDER` the process reads the
+files of "save", predicts one image, prints {"best": class} and exits.
 
-Everywhere: random weights, 1000 classes, no dropout, softmax cross entropy, SGD of
-momentum 0.9 at a rate of 0.01, gradients clipped to a global norm of 1.
+All use random weights, 1000 classes, no dropout, softmax cross entropy, SGD with
+momentum 0.9 and a rate of 0.01, and gradients clipped to a global norm of 1.
 """
 
 import argparse
@@ -43,9 +43,9 @@ RATE, MOMENTUM, NORM = 0.01, 0.9, 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a process builds and runs."""
+    """The settings of a process."""
 
-    library: str  # Of PEERS.
+    library: str  # A name in PEERS.
     compiled: bool | str  # Keras's jit_compile, or whether torch.compile is used.
     device: str  # "cpu", in float32, or "gpu", in bfloat16.
     variant: str
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def product(self) -> tuple[int, int, int]:
-        """The shapes of the peak's product: those of an MLP's first."""
+        """Shapes of the peak's product: the first product of an MLP."""
         tokens = (self.image_size // self.patch_size) ** 2 + 1
         return self.batch * tokens, self.hidden_size, self.mlp_dim
 
@@ -75,7 +75,7 @@ class Job:
 
 
 class Peer:
-    """A library's ViT. All that runs has been computed when it returns."""
+    """A library's ViT. Methods return when their computation is complete."""
 
     packages: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class Peer:
         self.job = job
 
     def build(self) -> None:
-        """With random weights, and with what trains it."""
+        """Builds the model with random weights, and its optimizer."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
@@ -91,46 +91,46 @@ class Peer:
         raise NotImplementedError
 
     def load(self, folder: Path) -> None:
-        """Builds it from what `save` wrote, to predict."""
+        """Builds the model from the files of `save`, for prediction."""
         raise NotImplementedError
 
     def put(self, array: np.ndarray) -> Any:
-        """Images [B, H, W, 3] or labels [B] as `forward` and `train` take them."""
+        """Converts images [B, H, W, 3] or labels [B] for `forward` and `train`."""
         raise NotImplementedError
 
     def forward(self, images: Any) -> Any:
-        """Logits [B, K]."""
+        """Computes logits [B, K]."""
         raise NotImplementedError
 
     def train(self, images: Any, labels: Any) -> None:
-        """One update."""
+        """Performs one update."""
         raise NotImplementedError
 
     def first(self, images: Any) -> Any:
-        """Logits of a process that predicts nothing else."""
+        """Computes logits in a process that predicts nothing else."""
         return self.forward(images)
 
     def product(self) -> Callable[[], object]:
-        """The matrix product of the peak, compiled where its framework does so."""
+        """Returns the matrix product of the peak, compiled if its framework does so."""
         raise NotImplementedError
 
     def memory(self) -> int:
-        """Most bytes so far: of the process or, with a GPU, of what it has there."""
+        """Returns the peak bytes so far of the process or, with a GPU, on the GPU."""
         status = Path("/proc/self/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
     def multiply_adds(self) -> int | None:
-        """Of one image, forward, where the library counts them."""
+        """Multiply-adds of one image's forward pass, if the library counts them."""
         return None
 
     def device(self) -> str:
-        """The name of what computes."""
+        """Returns the name of the processor or GPU."""
         return platform.processor() or platform.machine()
 
 
 def tensorflow_product(job: Job) -> Callable[[], object]:
-    """Without XLA."""
+    """Returns the product without XLA."""
     import tensorflow as tf
 
     rows, inner, columns = job.product
@@ -140,7 +140,7 @@ def tensorflow_product(job: Job) -> Callable[[], object]:
 
 
 def jax_product(job: Job) -> Callable[[], object]:
-    """Under jit."""
+    """Returns the product under jit."""
     import jax
 
     rows, inner, columns = job.product
@@ -174,12 +174,12 @@ PRODUCTS = {
 
 
 def torch_device(job: Job) -> str:
-    """Where tensors are."""
+    """Returns the device of tensors."""
     return "cuda" if job.device == "gpu" else "cpu"
 
 
 def torch_wait(job: Job) -> None:
-    """Until what was asked of a GPU is done."""
+    """Waits until the GPU has finished."""
     if job.device == "gpu":
         import torch
 
@@ -187,35 +187,35 @@ def torch_wait(job: Job) -> None:
 
 
 def torch_memory() -> int:
-    """Most bytes of this process on the GPU."""
+    """Returns the peak bytes of this process on the GPU."""
     import torch
 
     return torch.cuda.max_memory_allocated()
 
 
 def jax_memory() -> int:
-    """Most bytes of this process on the GPU."""
+    """Returns the peak bytes of this process on the GPU."""
     import jax
 
     return int(jax.devices()[0].memory_stats()["peak_bytes_in_use"])
 
 
 def torch_name() -> str:
-    """Of the GPU."""
+    """Returns the name of the GPU."""
     import torch
 
     return str(torch.cuda.get_device_name())
 
 
 def jax_name() -> str:
-    """Of the GPU."""
+    """Returns the name of the GPU."""
     import jax
 
     return str(jax.devices()[0].device_kind)
 
 
 def require_gpu(framework: str) -> None:
-    """Raises where a framework would compute on the CPU instead."""
+    """Raises if a framework would compute on the CPU instead."""
     if framework == "torch":
         import torch
 
@@ -232,27 +232,27 @@ def require_gpu(framework: str) -> None:
 
 
 class KerasPeer(Peer):
-    """What Keras 3 runs, on any backend."""
+    """A model in Keras 3, on any backend."""
 
     @property
     def backend(self) -> str:
-        """Of this process."""
+        """Returns the backend of this process."""
         import keras
 
         return str(keras.backend.backend())
 
     def make(self) -> Any:
-        """The model, to logits."""
+        """Returns the model, up to the logits."""
         raise NotImplementedError
 
     def optimizer(self) -> Any:
-        """Keras's own."""
+        """Returns the optimizer, Keras's by default."""
         import keras
 
         return keras.optimizers.SGD(RATE, momentum=MOMENTUM, global_clipnorm=NORM)
 
     def read(self, folder: Path) -> Any:
-        """The model that `save` wrote."""
+        """Reads the model from the files of `save`."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -286,7 +286,7 @@ class KerasPeer(Peer):
         return self.model.predict_on_batch(images)
 
     def first(self, images: Any) -> Any:
-        if self.backend == "jax":  # Would compile each operation by itself.
+        if self.backend == "jax":  # Otherwise compiles each operation separately.
             return self.forward(images)
         import keras
 
@@ -310,7 +310,7 @@ class KerasPeer(Peer):
 
 
 def our_model(job: Job) -> Any:
-    """A ViT of this library, without the dropout that L/16 and H/14 have."""
+    """Returns a ViT of this library, without the dropout of L/16 and H/14."""
     import keras_vit
 
     config = dataclasses.replace(keras_vit.VARIANTS[job.variant], dropout_rate=0.0)
@@ -354,9 +354,9 @@ class KerasVit(KerasPeer):
 
 
 class OpenVINO(Peer):
-    """This library's file, which also scales its pixels and ends in a softmax.
+    """This library's exported file, which includes scaling of pixels and a softmax.
 
-    Another process writes it, so that the memory of this one is OpenVINO's alone.
+    Another process writes it, so that this one's memory is only OpenVINO's.
     """
 
     packages = ("openvino", "keras")
@@ -440,9 +440,9 @@ class KerasHub(KerasPeer):
 
 
 class VitKeras(KerasPeer):
-    """vit-keras's `build_model`, which its `vit_b16` calls too, with a dropout of 0.1.
+    """vit-keras's `build_model`, which its `vit_b16` also calls; a dropout of 0.1.
 
-    0.2 is for Keras 3: its layers use `keras.ops`.
+    Version 0.2 is for Keras 3: its layers use `keras.ops`.
     """
 
     packages = ("vit-keras", "keras", "tensorflow")
@@ -473,18 +473,18 @@ class VitKeras(KerasPeer):
 
 
 class TorchPeer(Peer):
-    """What torch runs, eager or compiled."""
+    """A model in torch, eager or compiled."""
 
     def make(self) -> Any:
-        """The model."""
+        """Returns the model."""
         raise NotImplementedError
 
     def read(self, folder: Path) -> Any:
-        """The model that `save` wrote."""
+        """Reads the model from the files of `save`."""
         raise NotImplementedError
 
     def logits(self, images: Any) -> Any:
-        """Of a batch."""
+        """Returns the logits of a batch."""
         return self.called(images)
 
     def _prepare(self, make: Callable[[], Any]) -> None:
@@ -521,7 +521,7 @@ class TorchPeer(Peer):
         if array.ndim == 1:
             return torch.from_numpy(array.astype(np.int64)).to(torch_device(self.job))
         images = array.transpose(0, 3, 1, 2)
-        if self.job.device == "gpu":  # Channels last, as they are.
+        if self.job.device == "gpu":  # Channels last, as given.
             return torch.from_numpy(images).to("cuda")
         return torch.from_numpy(np.ascontiguousarray(images))
 
@@ -559,9 +559,9 @@ class TorchPeer(Peer):
 
 
 def let_torchvision_import() -> None:
-    """Defines what timm and transformers look up where torchvision does not load.
+    """Defines operators that timm and transformers use if torchvision does not load.
 
-    PyPI's is built for CUDA: beside a torch for CPUs its operators are missing.
+    PyPI's is built for CUDA; with a torch for CPUs its operators are missing.
     """
     import torch
 
@@ -644,7 +644,7 @@ class HuggingFace(TorchPeer):
 
 
 class Flax(Peer):
-    """The paper's own code, google-research/vision_transformer, with optax."""
+    """The paper's code, google-research/vision_transformer, with optax."""
 
     packages = ("flax", "jax", "optax")
 
@@ -656,7 +656,7 @@ class Flax(Peer):
         job = self.job
         if job.device == "gpu":
             require_gpu("jax")
-            # Its encoder passes no dtype on to its blocks, whose default is float32.
+            # Its encoder does not pass dtype to its blocks, whose default is float32.
             models_vit.Encoder1DBlock = functools.partial(
                 models_vit.Encoder1DBlock, dtype=jax.numpy.bfloat16
             )
@@ -747,7 +747,7 @@ PEERS: Mapping[str, type[Peer]] = {
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Of those that are installed."""
+    """Returns the versions of the installed packages."""
     found = {}
     for package in packages:
         if importlib.util.find_spec(package.replace("-", "_")) is not None:
@@ -756,7 +756,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def seconds(run: Callable[[], object], calls: int) -> float:
-    """Mean seconds of `calls` calls of `run`."""
+    """Returns the mean seconds of `calls` calls of `run`."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -764,14 +764,14 @@ def seconds(run: Callable[[], object], calls: int) -> float:
 
 
 def serve(peer: Peer, answer: Callable[[dict[str, Any]], None]) -> None:
-    """Answers requests until there are no more."""
+    """Responds to requests until there are no more."""
     job = peer.job
     peer.build()
     one, images, labels = (
         peer.put(array)
         for array in (job.images(1), job.images(job.batch), job.labels())
     )
-    product = functools.cache(peer.product)  # Its arrays are made when it is asked for.
+    product = functools.cache(peer.product)  # Its arrays are created on first use.
     timed: dict[str, Callable[[], object]] = {
         "peak": lambda: product()(),
         "forward": lambda: peer.forward(images),
@@ -800,7 +800,7 @@ def serve(peer: Peer, answer: Callable[[dict[str, Any]], None]) -> None:
 
 
 def main() -> None:
-    """Does a job."""
+    """Runs a job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", metavar="JOB", help="a `Job` as JSON")
     parser.add_argument("--first", type=Path, metavar="FOLDER")
@@ -808,7 +808,7 @@ def main() -> None:
     options = parser.parse_args()
     job = Job(**json.loads(options.job))
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Python's prints and those of C++ alike.
+    os.dup2(2, 1)  # Redirects output of Python and C++.
 
     def answer(told: dict[str, Any]) -> None:
         print(json.dumps(told), file=channel, flush=True)

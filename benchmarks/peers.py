@@ -1,4 +1,4 @@
-"""ViT-B/16 here beside the other ViTs, on this machine and in the same run.
+"""Compares ViT-B/16 in this library and in others, on this machine in one run.
 
     make peers                        # An environment for each library, once.
     python benchmarks/peers.py
@@ -7,24 +7,25 @@
     python benchmarks/peers.py --device gpu --json gpu.json    # A sweep: see below.
     python benchmarks/peers.py --sweep --models ViT-Ti/16@64 --most 8    # On a CPU.
 
-For a machine that does nothing else: a busy one slows some libraries more than others.
+Run it on an idle machine: a busy one slows some libraries more than others.
 
-Each library is a process of its own (peer_adapters.py) that lives on while the others
-have their turn. A round asks each for a matrix product of the MLP's shape, its peak,
-then for predictions and updates, every second round in reverse order. Ratios are of one
-round, so of figures that were taken seconds or minutes apart; above 1 is faster than
-ours-tensorflow, which is what `keras_vit.vit(...)` and `compile` give by default.
-Libraries that do not fit into memory together go in groups, ours-tensorflow in each.
+Each library runs in a separate process (peer_adapters.py), which stays alive while the
+others have their turns. In a round, each computes a matrix product of the MLP's shape
+(its peak), then predictions and updates; every second round is in reverse order. Ratios
+are within a round, so their times are seconds or minutes apart. Above 1 is faster than
+ours-tensorflow, the default of `keras_vit.vit(...)` and `compile`. Libraries that do
+not fit into memory together run in groups, with ours-tensorflow in each.
 
-A GPU is for a JAX and a torch that are built for it, in .venv and in .venv-peers. There
-ours on JAX and torch, and timm, eager and compiled, with channels last and fused
-attention, run ViT-S, B and L/16 at 224 px and ViT-B/16 at 384 px in bfloat16 (autocast;
-weights are float32). The batch is swept to the largest that fits, for forward passes
-and updates (sweep.py): images/s, MFU, peak memory, and what `costs` predicts.
+A GPU requires JAX and torch with GPU support, in .venv and in .venv-peers. There, ours
+on JAX and torch, and timm, eager and compiled, with channels last and fused attention,
+run ViT-S, B and L/16 at 224 px and ViT-B/16 at 384 px in bfloat16 (autocast; weights
+are float32). The batch is swept up to the largest that fits, for forward passes and
+updates (sweep.py). The results are images/s, MFU, peak memory, and the predictions of
+`costs`.
 
-After the rounds: the most memory so far, the median of five batches of one image, and
-the start of a process until it has printed the class of one image, its weights read
-from a file in the library's own form that the system has cached.
+After the rounds come the peak memory, the median of five batches of one image, and the
+time from the start of a process until it has printed the class of one image. For this,
+the weights are read from a cached file in the library's own format.
 """
 
 import argparse
@@ -50,8 +51,8 @@ from peer_adapters import Job
 
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "benchmarks/peer_adapters.py"
-# A file of the standard library alone; the package would load TensorFlow here, too.
-# Found, not imported; it may be installed away from here.
+# A file that needs only the standard library; the package would load TensorFlow here.
+# It is located without an import, because it may be installed elsewhere.
 PACKAGE = importlib.util.find_spec("keras_vit")
 CONFIGS = Path(str(PACKAGE and PACKAGE.origin)).with_name("configs.py")
 VARIANTS = runpy.run_path(str(CONFIGS))["VIT_VARIANTS"]
@@ -63,12 +64,12 @@ PATIENCE = 1200  # Seconds; torch.compile of a large model takes minutes.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A library, and how it is run."""
+    """A library with its settings."""
 
     name: str
-    library: str  # Of peer_adapters.PEERS.
-    environment: str = ""  # Of .venv-peers; without one it is what runs this.
-    backend: str = "tensorflow"  # Of Keras.
+    library: str  # A name in peer_adapters.PEERS.
+    environment: str = ""  # A folder of .venv-peers; "" is the current environment.
+    backend: str = "tensorflow"  # Keras's backend.
     compiled: bool | str = False
     turn: tuple[str, ...] = TURN
     starts: bool = True
@@ -76,14 +77,14 @@ class Row:
 
     @property
     def side(self) -> str:
-        """Whose it is."""
+        """The group of libraries that this row belongs to."""
         if self.library in ("keras_vit", "openvino"):
             return "ours"
         return "Keras" if self.library in ("keras-hub", "vit-keras") else self.library
 
     @property
     def python(self) -> Path:
-        """What runs it."""
+        """The Python interpreter."""
         own = ROOT / ".venv-peers" / self.environment / "bin/python"
         if not self.environment or (self.side == "ours" and not own.exists()):
             return Path(sys.executable)
@@ -91,7 +92,7 @@ class Row:
 
 
 ROWS = (
-    # TensorFlow imports jax, scikit-learn and IPython where they are there.
+    # TensorFlow imports jax, scikit-learn and IPython if they are installed.
     Row(
         name="ours-tensorflow",
         library="keras_vit",
@@ -144,11 +145,11 @@ REFERENCE = "ours-tensorflow"
 
 
 class FailureError(RuntimeError):
-    """A worker that ended or does not answer, in one line."""
+    """One line about a worker that has ended or does not respond."""
 
 
 class Worker:
-    """A process that answers a line with a line, both of JSON."""
+    """A process that responds to each line with a line, both in JSON."""
 
     def __init__(
         self, command: list[str], environment: dict[str, str], errors: Path
@@ -161,11 +162,11 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                start_new_session=True,  # Its helpers, as torch.compile's, end with it.
+                start_new_session=True,  # Ends helpers, such as torch.compile's, too.
             )
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """What the process answers.
+        """Sends a request and returns the response.
 
         Raises:
             FailureError: if it ends, or takes more than PATIENCE seconds.
@@ -179,7 +180,7 @@ class Worker:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Its next line."""
+        """Returns the next line."""
         assert self.process.stdout  # noqa: S101
         if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
             raise FailureError(f"no answer within {PATIENCE} s")
@@ -197,11 +198,11 @@ class Worker:
         return told[-1] if told else f"ended with {code}, and said nothing"
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return  # It has ended by itself.
+            return  # It has already ended.
         finally:
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
@@ -211,7 +212,7 @@ class Worker:
 
 @dataclasses.dataclass
 class Figures:
-    """What was measured of a row: seconds of a call, by round."""
+    """Measurements of a row: seconds per call, by round."""
 
     name: str
     side: str
@@ -228,7 +229,7 @@ class Figures:
         return not self.failure and bool(self.seconds.get(what))
 
     def compare(self, reference: "Figures") -> None:
-        """Sets its speed over that of the reference, by round."""
+        """Sets the speed relative to the reference, by round."""
         for what in ("forward", "training"):
             both = zip(
                 reference.seconds[what], self.seconds.get(what, ()), strict=False
@@ -238,7 +239,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a call computes, in images and multiply-adds."""
+    """The amount of work in a call, in images and multiply-adds."""
 
     batch: int
     forward: int  # Multiply-adds of one image; an update has three times as many.
@@ -253,7 +254,7 @@ class Work:
         return [2 * self.product / seconds for seconds in figures.seconds["peak"]]
 
     def shares(self, figures: Figures, what: str) -> list[float]:
-        """Of the peak of the same round."""
+        """FLOP/s as a share of the peak in the same round."""
         passes = 3 if what == "training" else 1
         flops = 2 * passes * self.forward
         both = zip(self.images(figures, what), self.peak(figures), strict=True)
@@ -261,7 +262,7 @@ class Work:
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """The median, and the least and the most: "1.05 (1.02 to 1.09)"."""
+    """Formats median, minimum and maximum: "1.05 (1.02 to 1.09)"."""
     middle, *ends = (
         f"{value:.{digits}f}"
         for value in (statistics.median(values), min(values), max(values))
@@ -278,7 +279,7 @@ HEADER = (
 
 
 def line(figures: Figures, work: Work) -> str:
-    """A row of the table."""
+    """Formats a row of the table."""
     if figures.failure:
         return f"{figures.name:20}  failed: {figures.failure}"
     cells = [f"{figures.name:20}"]
@@ -300,7 +301,7 @@ def line(figures: Figures, work: Work) -> str:
 
 
 def best(measured: list[Figures], side: str, what: str) -> Figures | None:
-    """The fastest of a side's rows, by the median of its ratios to the reference."""
+    """Returns the fastest row of a side, by the median of its ratios."""
     rows = [row for row in measured if row.side == side and row.has(what)]
     return max(
         rows, key=lambda row: statistics.median(row.relative[what]), default=None
@@ -308,7 +309,7 @@ def best(measured: list[Figures], side: str, what: str) -> Figures | None:
 
 
 def verdicts(measured: list[Figures], reference: str) -> list[str]:
-    """The reference beside the best Keras peer and timm's best; our best beside it."""
+    """Compares the reference with the best Keras peer and timm; our best with timm."""
     lines = []
     default = next(row for row in measured if row.name == reference)
     for what in ("forward", "training"):
@@ -332,7 +333,7 @@ def verdicts(measured: list[Figures], reference: str) -> list[str]:
 
 
 class Bench:
-    """The processes of a run, and what they need."""
+    """The processes of a run, with their settings."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
@@ -340,7 +341,7 @@ class Bench:
         self.multiply_adds = 0
 
     def job(self, row: Row) -> Job:
-        """What a row's process does."""
+        """Returns the job of a row's process."""
         options, config = self.options, VARIANTS[self.options.variant]
         return Job(
             library=row.library,
@@ -357,22 +358,22 @@ class Bench:
         )
 
     def work(self) -> Work:
-        """What a call computes."""
+        """Returns the amount of work in a call."""
         rows, inner, columns = self.job(ROWS[0]).product
         return Work(self.options.batch, self.multiply_adds, rows * inner * columns)
 
     def start(self, row: Row, *arguments: str) -> Worker:
-        """A row's process."""
+        """Starts a row's process."""
         environment = os.environ | {
             "HF_HUB_OFFLINE": "1",
             "KERAS_BACKEND": row.backend,
             "OMP_NUM_THREADS": str(os.cpu_count()),  # torch's default is half of them.
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TMPDIR": str(self.folder),  # A process that is killed leaves files.
+            "TMPDIR": str(self.folder),  # Because a killed process leaves files.
         }
         if self.options.device == "cpu":
             environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        else:  # One process at a time has it.
+        else:  # One process at a time uses the GPU.
             environment |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
         environment.pop("PYTHONPATH", None)
         if row.side == "ours":
@@ -384,10 +385,10 @@ class Bench:
         return Worker(command, environment, self.folder / f"{row.name}.stderr")
 
     def group(self, rows: list[Row]) -> list[Figures]:
-        """Measures rows that live at the same time, the reference first.
+        """Measures rows whose processes run at the same time, the reference first.
 
         Raises:
-            SystemExit: if the reference fails; the others are compared with it.
+            SystemExit: if the reference fails, because it is needed for the ratios.
         """
         measured = {row.name: Figures(row.name, row.side, {}) for row in rows}
         workers: dict[str, Worker] = {}
@@ -434,7 +435,7 @@ class Bench:
         progress(f"{row.name} is warm after {time.perf_counter() - begun:.0f} s")
 
     def _round(self, row: Row, worker: Worker, figures: Figures) -> None:
-        worker.ask("latency", calls=1)  # Wakes it, and is not counted.
+        worker.ask("latency", calls=1)  # A warm-up, which is not counted.
         for what in row.turn:
             seconds = worker.ask(what, calls=CALLS[what])["seconds"]
             figures.seconds.setdefault(what, []).append(seconds)
@@ -449,11 +450,11 @@ class Bench:
             worker.ask("save", folder=str(self.saved(row)))
 
     def saved(self, row: Row) -> Path:
-        """Where a row's weights are."""
+        """Returns the folder of a row's weights."""
         return self.folder / row.name
 
     def first(self, row: Row) -> float:
-        """Seconds from a process's start to its first prediction."""
+        """Measures seconds from the start of a process to its first prediction."""
         begun = time.perf_counter()
         worker = self.start(row, "--first", str(self.saved(row)))
         try:
@@ -463,7 +464,7 @@ class Bench:
             worker.close()
 
     def starts(self, rows: list[Row], measured: list[Figures]) -> None:
-        """Times first predictions, in turns."""
+        """Measures first predictions, in turns."""
         by_name = {figures.name: figures for figures in measured}
         rows = [row for row in rows if row.starts and not by_name[row.name].failure]
         for number in range(self.options.starts):
@@ -477,12 +478,12 @@ class Bench:
 
 
 def progress(told: str) -> None:
-    """Says on standard error where a long run is."""
+    """Prints the progress to standard error."""
     print(f"{time.strftime('%H:%M:%S')} {told}", file=sys.stderr, flush=True)
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
-    """The rows that can be run, the reference first; says which cannot."""
+    """Returns the rows that can be run, the reference first; prints the others."""
     reference = "" if options.sweep else REFERENCE
     only = options.only or (sweep.ROWS if options.sweep else ())
     rows = []
@@ -507,7 +508,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 
 def groups(rows: list[Row], together: int) -> list[list[Row]]:
-    """At most `together` rows each, the first of all in every one."""
+    """Divides the rows into groups of at most `together`; the first is in each one."""
     reference, *others = rows
     each = together - 1
     parts = [others[start : start + each] for start in range(0, len(others), each)]
@@ -515,7 +516,7 @@ def groups(rows: list[Row], together: int) -> list[list[Row]]:
 
 
 def draw(measured: list[Figures], work: Work, path: Path, title: str) -> None:
-    """Bars of images per second, ours in another color, with shares of the peak."""
+    """Draws images per second as bars, ours in another color, with shares of peak."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -562,7 +563,7 @@ def draw(measured: list[Figures], work: Work, path: Path, title: str) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Parses the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -575,7 +576,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=[row.name for row in ROWS],
         metavar="ROW",
-        help="beside the reference: " + ", ".join(row.name for row in ROWS),
+        help="in addition to the reference: " + ", ".join(row.name for row in ROWS),
     )
     parser.add_argument(
         "--together", type=int, default=6, help="processes at a time (default 6)"
@@ -595,22 +596,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=sweep.MODELS,
         metavar="VARIANT@PIXELS",
-        help="of a sweep (default: " + " ".join(sweep.MODELS) + ")",
+        help="models of a sweep (default: " + " ".join(sweep.MODELS) + ")",
     )
     parser.add_argument(
         "--smallest", type=int, default=32, help="first batch of a sweep (default 32)"
     )
     parser.add_argument(
-        "--most", type=int, default=4096, help="largest one tried (default 4096)"
+        "--most", type=int, default=4096, help="largest batch to try (default 4096)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="at least, of a round (default 1)"
+        "--seconds", type=float, default=1.0, help="minimum of a round (default 1)"
     )
     parser.add_argument(
-        "--peak", type=float, metavar="TFLOPS", help="the device's, where it is unknown"
+        "--peak", type=float, metavar="TFLOPS", help="the device's, if it is unknown"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for figures")
     options = parser.parse_args(arguments)
     options.batch = options.batch or 8
     options.sweep |= options.device == "gpu"
@@ -635,7 +636,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def swept(options: argparse.Namespace, rows: list[Row]) -> None:
-    """Sweeps the batches of each model, a process at a time."""
+    """Sweeps the batches of each model, one process at a time."""
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
 
         def start(row: Row, model: str, batch: int) -> Worker:

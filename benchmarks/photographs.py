@@ -1,22 +1,22 @@
-"""Photographs to measure with: crops of scikit-learn's two, without a download."""
+"""Photographs for measurements: crops of scikit-learn's two, without a download."""
 
 from pathlib import Path
 
 import numpy as np
 
 CLASSES = 12
-TRAIN, TEST = 60, 20  # Of each class.
+TRAIN, TEST = 60, 20  # Per class.
 
 
 def crops(folder: Path, size: int = 224) -> Path:
     """Writes random crops of `china.jpg` and `flower.jpg` as JPEG files.
 
-    The files are `train/CLASS/NUMBER.jpg` and `test/CLASS/NUMBER.jpg`, 60 and 20 of
-    each of 12 classes. The classes mean nothing; the bytes are the same in every call.
+    The files are `train/CLASS/NUMBER.jpg` and `test/CLASS/NUMBER.jpg`, 60 and 20 for
+    each of 12 classes. The classes have no meaning; every call writes the same bytes.
 
     Args:
-        folder: to write to; it is made.
-        size: of a crop, height and width, in pixels.
+        folder: folder to create.
+        size: height and width of a crop, in pixels.
 
     Returns:
         `folder`.

@@ -1,9 +1,9 @@
-"""Each matrix product of an update of ViT-B/16 on TensorFlow, by oneDNN and by XLA.
+"""Speed of each matrix product of a ViT-B/16 update on TensorFlow, oneDNN and XLA.
 
     python benchmarks/products.py [--batch 8]
 
-What the products alone would take is the floor of a forward pass and of an update; it
-is above the time that the peak of one large product promises.
+The sum of the products' times is a lower bound for a forward pass and an update. It is
+higher than the time computed from the peak of one large product.
 """
 
 import argparse
@@ -24,7 +24,7 @@ Product: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], str]
 
 
 def products(batch: int) -> dict[str, Product]:
-    """Shapes of both sides, and which is transposed, by name."""
+    """Returns by name the shapes of both sides, and which one is transposed."""
     rows, heads = batch * TOKENS, batch * HEADS
     found: dict[str, Product] = {}
     for name, inputs, outputs in (
@@ -51,7 +51,7 @@ def products(batch: int) -> dict[str, Product]:
 
 
 def seconds(run: Any, *arguments: Any) -> float:
-    """The least of five means of ten calls."""
+    """Returns the minimum of five means of ten calls."""
     run(*arguments)
     times = []
     for _ in range(5):
@@ -64,7 +64,7 @@ def seconds(run: Any, *arguments: Any) -> float:
 
 
 def main() -> None:
-    """Prints the table, and the floors."""
+    """Prints the table and the lower bounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, default=8)
     batch = parser.parse_args().batch

@@ -1,10 +1,10 @@
-"""The files that a reader passes through on two ways through the library.
+"""Lists the files that are executed for two tasks: loading weights, and predicting.
 
     python benchmarks/rooms.py                  # This checkout.
     python benchmarks/rooms.py --package PATH   # Another copy of keras_vit.
 
-Each way is run with a small file and traced: a file counts where one of its functions
-is called, except by the import of a module.
+Each task runs with a small file and is traced. A file is listed if one of its functions
+is called, except during the import of a module.
 """
 
 import argparse
@@ -23,7 +23,7 @@ VARIANT = "ViT-Ti/16"
 
 
 def _importing(frame: Any) -> bool:
-    """Whether a call is part of importing a module."""
+    """Returns whether a call is part of importing a module."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -33,7 +33,7 @@ def _importing(frame: Any) -> bool:
 
 @contextlib.contextmanager
 def traced(package: Path) -> Iterator[dict[str, set[str]]]:
-    """The functions that are called, by file, in the order of the first calls."""
+    """Yields the called functions, by file, in the order of the first calls."""
     called: dict[str, set[str]] = {}
     root = f"{package}{os.sep}"
 
@@ -52,7 +52,7 @@ def traced(package: Path) -> Iterator[dict[str, set[str]]]:
 
 
 def weights_way(folder: Path) -> Callable[[], Any]:
-    """From a builder with a tag to assigned variables."""
+    """Returns the task from a builder with a tag to assigned variables."""
     import keras_vit
     from keras_vit.weights import registry
 
@@ -65,7 +65,7 @@ def weights_way(folder: Path) -> Callable[[], Any]:
 
 
 def image_way(folder: Path) -> Callable[[], Any]:
-    """From an image file to its printed class, in a run's model."""
+    """Returns the task from an image file to its printed class, for a run's model."""
     import numpy as np
     import tensorflow as tf
     from typer.testing import CliRunner

@@ -23,7 +23,7 @@ SIZES = (10**4, 10**6, 14_197_122, 10**8, 3 * 10**8)
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Returns the bytes of this process in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -63,7 +63,7 @@ def first_batch(size: int, batch: int, step: int) -> float:
 
 
 def measure(size: int, batch: int) -> None:
-    """Prints the row of one N."""
+    """Prints the row for one N."""
     first_batch(100, batch, 0)
     before = resident()
     starts = (0, (7 * size + size // 2) // batch)

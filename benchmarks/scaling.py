@@ -1,19 +1,19 @@
-"""The time of a training step on 8 to 512 devices, on paper.
+"""Estimates the time of a training step on 8 to 512 devices.
 
     python benchmarks/scaling.py
     python benchmarks/scaling.py --device h100 --devices 8 64 512 --storage 50
 
-    step = max(compute, input) + what of the all-reduce is not hidden
+    step = max(compute, input) + the part of the all-reduce that is not hidden
 
-- compute: the FLOPs of a device's share of the batch, three times those of a forward
-  pass, over its peak times a utilization. That is the paper's own: the FLOPs of Table
-  2's models over what Table 2's core-days could have done.
-- input: the JPEGs of a batch over what the storage gives to all devices together.
+- compute: three times the forward FLOPs of a device's share of the batch, divided by
+  its peak times a utilization. The utilization is the paper's: the FLOPs of Table 2's
+  models divided by those at peak in Table 2's core-days.
+- input: the JPEGs of a batch, divided by the storage bandwidth for all devices.
 - all-reduce: on a ring of N each device sends 2 (N - 1) / N times the gradients, four
-  bytes a parameter, over its slowest link.
+  bytes per parameter, over its slowest link.
 
-Not in it: decoding, small shares of a batch that fill a device badly, evaluation,
-checkpoints, and a network that others use too.
+Not included: decoding, the lower utilization of small shares of a batch, evaluation,
+checkpoints, and other traffic on the network.
 """
 
 import argparse
@@ -34,19 +34,19 @@ TPU_V3_CORE, A100, H100 = (  # FLOP/s.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """What computes; bytes per second are those of one direction."""
+    """A device; bytes per second are in one direction."""
 
     peak: float  # FLOP/s in bfloat16, dense.
     link: float  # Bytes/s between two devices of a machine.
-    machine: int  # Devices in one.
+    machine: int  # Number of devices in a machine.
     network: float  # Bytes/s between two machines.
 
     def slowest(self, devices: int) -> float:
-        """Bytes/s of the slowest link of a ring of `devices`."""
+        """Returns the bytes/s of the slowest link in a ring of `devices`."""
         return self.link if devices <= self.machine else min(self.link, self.network)
 
 
-DEVICES = {  # docs/scaling.md has the sources.
+DEVICES = {  # Sources are in docs/scaling.md.
     # One of a chip's four links: 340 TB/s of all-reduce by 1024 chips.
     "tpu-v3": Device(peak=TPU_V3_CORE, link=83e9, machine=8, network=83e9),
     "a100": Device(peak=A100, link=300e9, machine=8, network=12.5e9),
@@ -56,7 +56,7 @@ DEVICES = {  # docs/scaling.md has the sources.
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training: a model, a recipe and the data it is for."""
+    """A training run: a model, a recipe and its data."""
 
     variant: str
     recipe: Recipe
@@ -72,37 +72,37 @@ class Run:
 
     @property
     def step_flops(self) -> float:
-        """FLOPs of an update: 2 a multiply-add, 3 passes; a head of 1000 classes."""
+        """FLOPs of an update: 2 per multiply-add, 3 passes, a head of 1000 classes."""
         one_image = costs(self.variant, self.recipe.image_size)
         return 6 * self.recipe.batch_size * one_image.multiply_adds
 
     @property
     def flops(self) -> float:
-        """FLOPs of the whole training."""
+        """FLOPs of the whole training run."""
         return self.steps * self.step_flops
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients in float32."""
+        """Bytes of all gradients in float32."""
         size, classes = self.recipe.image_size, CLASSES[self.data]
         return 4 * costs(self.variant, size, num_classes=classes).parameters
 
 
 def ring_bytes(gradients: float, devices: int) -> float:
-    """Bytes that each device sends in a ring all-reduce: scatter, then gather."""
+    """Returns the bytes a device sends in a ring all-reduce: scatter, then gather."""
     return 2 * (devices - 1) / devices * gradients
 
 
 def pretraining(variant: str, data: str, epochs: int) -> Run:
-    """A row of Table 3."""
+    """Returns a row of Table 3."""
     row = f"{variant}-{data}"
     recipe = PRETRAIN.get(row) or PRETRAIN[f"{row}-{epochs}ep"]
     return Run(variant, dataclasses.replace(recipe, epochs=epochs), data)
 
 
-# Table 2's TPUv3-core-days of pre-training. On JFT both are Table 6's 14 epochs (the
-# accuracies are Table 5's); on ImageNet-21k 90 of Table 3's "30/90": a third of the
-# FLOPs in as many core-days would be a third of the others' utilization.
+# Table 2's TPUv3-core-days of pre-training. On JFT both have Table 6's 14 epochs (the
+# accuracies are Table 5's). On ImageNet-21k it is 90 of Table 3's "30/90", because with
+# 30 epochs the utilization would be a third of the others'.
 TABLE_2 = {
     "ViT-H/14, JFT-300M": (
         pretraining("ViT-H/14", "jft300m", 14),
@@ -129,14 +129,14 @@ ROWS = (
 
 
 def utilization(*left_out: str) -> float:
-    """The share of its peak that a TPUv3 core of Table 2's rows computed with."""
+    """Returns the share of its peak that a TPUv3 core reached in Table 2's rows."""
     rows = [row for name, row in TABLE_2.items() if name not in left_out]
     available = sum(days for _, days in rows) * DAY * TPU_V3_CORE
     return sum(run.flops for run, _ in rows) / available
 
 
 def core_days(name: str) -> float:
-    """TPUv3-core-days of a row of Table 2, from the utilization of the others."""
+    """Returns TPUv3-core-days of a row of Table 2, from the others' utilization."""
     run, _ = TABLE_2[name]
     return run.flops / (utilization(name) * TPU_V3_CORE * DAY)
 
@@ -148,7 +148,7 @@ class Step:
     compute: float
     input: float
     all_reduce: float
-    hidden: float  # Of the all-reduce, under the backward pass.
+    hidden: float  # The part of the all-reduce during the backward pass.
 
     @property
     def seconds(self) -> float:
@@ -158,15 +158,15 @@ class Step:
 def step(
     run: Run, devices: int, device: Device, storage: float, overlap: float
 ) -> Step:
-    """An update of `run` on so many devices.
+    """Estimates an update of `run` on a number of devices.
 
     Args:
-        run: the training.
+        run: training run.
         devices: N.
-        device: of which kind.
+        device: kind of device.
         storage: bytes/s for all devices together.
-        overlap: share of the backward pass, two thirds of the compute, that an
-            all-reduce may run under.
+        overlap: share of the backward pass, two thirds of the compute, during which an
+            all-reduce may run.
     """
     compute = run.step_flops / (devices * device.peak * utilization())
     sent = ring_bytes(run.gradient_bytes, devices)
@@ -180,7 +180,7 @@ def step(
 
 
 def print_check() -> None:
-    """The model beside Tables 6 and 2."""
+    """Compares the model with Tables 6 and 2."""
     print(f"{'FLOPs':24}{'counted':>10}{'Table 6':>10}")
     for (variant, epochs), exa in TABLE_6.items():
         counted = pretraining(variant, "jft300m", epochs).flops / 1e18
@@ -194,7 +194,7 @@ def print_check() -> None:
 
 
 def print_row(run: Run, device: Device, options: argparse.Namespace) -> None:
-    """A training on every number of devices."""
+    """Prints a training run on every number of devices."""
     recipe = run.recipe
     print(
         f"\n{run.variant}, {recipe.image_size[0]} px, batch {recipe.batch_size}, "
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--device",
         choices=DEVICES,
         default="tpu-v3",
-        help="what trains; a tpu-v3 is a core, two to a chip (default tpu-v3)",
+        help="kind of device; a tpu-v3 is a core, two to a chip (default tpu-v3)",
     )
     parser.add_argument(
         "--devices",
@@ -232,33 +232,33 @@ def main(arguments: list[str] | None = None) -> None:
         nargs="+",
         default=[8, 16, 32, 64, 128, 256, 512],
         metavar="N",
-        help="how many (default 8 16 32 64 128 256 512)",
+        help="numbers of devices (default 8 16 32 64 128 256 512)",
     )
     parser.add_argument(
         "--peak",
         type=float,
         metavar="TFLOP/s",
-        help="of a device in bfloat16, instead of that of --device",
+        help="peak of a device in bfloat16, instead of that of --device",
     )
     parser.add_argument(
         "--link",
         type=float,
         metavar="GB/s",
-        help="of the ring's slowest link, one way, instead of those of --device",
+        help="bandwidth of the ring's slowest link, one way, instead of --device's",
     )
     parser.add_argument(
         "--storage",
         type=float,
         default=10,
         metavar="GB/s",
-        help="that the storage gives to all devices together (default 10)",
+        help="storage bandwidth for all devices together (default 10)",
     )
     parser.add_argument(
         "--overlap",
         type=float,
         default=0,
         metavar="SHARE",
-        help="of the backward pass that the all-reduce may run under, 0 to 1 "
+        help="share of the backward pass in which the all-reduce may run, 0 to 1 "
         "(default 0, the worst case: it waits for the last gradient)",
     )
     options = parser.parse_args(arguments)

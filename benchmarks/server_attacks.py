@@ -1,16 +1,16 @@
-"""HTTP servers under connections that never finish, with few file descriptors.
+"""Attacks HTTP servers that have few file descriptors with unfinished connections.
 
-    pip install hypercorn granian         # Those that are not installed are left out.
+    pip install hypercorn granian         # Servers that are missing are left out.
     python benchmarks/server_attacks.py
     python benchmarks/server_attacks.py --only ours uvicorn --seconds 30
 
-Each server runs the same small application with 128 file descriptors, deadlines of 3 s
-and at most 64 connections, where it has such options. 150 connections attack at once:
-"half-open" sends nothing, "half a header" one byte more every quarter of a second, and
-"kept alive" one request and then nothing. Meanwhile a good client connects every
-quarter of a second, and waits for an answer for a second. Prints how many of its
-requests were answered, and the size of the server's log. "ours" is uvicorn with
-keras_vit/serving/connections.py. Linux only.
+Each server runs the same small application with 128 file descriptors and, if it has
+such options, deadlines of 3 s and at most 64 connections. 150 connections attack at
+once: "half-open" sends nothing, "half a header" sends another byte every quarter of a
+second, and "kept alive" sends one request and then nothing. Meanwhile a legitimate
+client connects every quarter of a second and waits up to a second for a response.
+Prints the number of responses that it gets, and the size of the server's log. "ours" is
+uvicorn with keras_vit/serving/connections.py. Linux only.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from typing import Any
 
 ATTACKS = ("half-open", "half a header", "kept alive")
 CONNECTIONS, DESCRIPTORS, MOST, SECONDS = 150, 128, 64, 3
-PAUSE = 0.25  # Seconds between two requests of the good client.
+PAUSE = 0.25  # Seconds between two requests of the legitimate client.
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Reads a body, and answers "ok"."""
+    """Reads a body and responds "ok"."""
     if scope["type"] != "http":
         return
     while (message := await receive()).get("more_body"):
@@ -47,7 +47,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 def uvicorn(port: int, **options: Any) -> None:
-    """Uvicorn with its own bounds, unless others are given."""
+    """Runs uvicorn with its own limits, unless others are given."""
     import uvicorn
 
     own = {"timeout_keep_alive": SECONDS, "limit_concurrency": MOST}
@@ -56,7 +56,7 @@ def uvicorn(port: int, **options: Any) -> None:
 
 
 def ours(port: int) -> None:
-    """Uvicorn with the bounds of `keras-vit serve`."""
+    """Runs uvicorn with the limits of `keras-vit serve`."""
     from keras_vit.serving import connections
 
     protocol = connections.bounded(MOST, SECONDS, 10)
@@ -65,7 +65,7 @@ def ours(port: int) -> None:
 
 
 def hypercorn(port: int) -> None:
-    """Hypercorn, which has no number of connections."""
+    """Runs hypercorn, which has no limit on connections."""
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 
@@ -77,7 +77,7 @@ def hypercorn(port: int) -> None:
 
 
 def granian(port: int) -> None:
-    """Granian's embedded server."""
+    """Runs Granian's embedded server."""
     from granian.constants import Interfaces
     from granian.http import HTTP1Settings
     from granian.server.embed import Server
@@ -99,7 +99,7 @@ SERVERS = {at.__name__: at for at in (uvicorn, hypercorn, granian, ours)}
 
 @contextlib.contextmanager
 def serving(name: str, log: Path) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+    """Starts a server in a separate process; yields its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -122,7 +122,7 @@ def serving(name: str, log: Path) -> Iterator[int]:
 
 
 def answers(port: int) -> bool:
-    """Whether a request is answered within a second."""
+    """Returns whether a request gets a response within a second."""
     request = (
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nConnection: close\r\n"
     )
@@ -135,14 +135,14 @@ def answers(port: int) -> bool:
 
 
 def send(attackers: list[socket.socket], data: bytes) -> None:
-    """To those that are still connected."""
+    """Sends data to the attackers that are still connected."""
     for one in attackers:
         with contextlib.suppress(OSError):
             one.sendall(data)
 
 
 def attacked(port: int, attack: str, seconds: float) -> tuple[int, int]:
-    """The good client's requests that were answered, and all of them."""
+    """Returns the legitimate client's responses, and its requests."""
     attackers = [socket.socket() for _ in range(CONNECTIONS)]
     for one in attackers:
         one.setblocking(False)

@@ -1,15 +1,15 @@
-"""`keras-vit serve` under three attacks at full size, and what a good client sees.
+"""Runs three attacks on `keras-vit serve` and measures a legitimate client.
 
     python benchmarks/server_limits.py
     python benchmarks/server_limits.py --only images --max-request-seconds 10
 
-"images": 8 requests at once of 16 PNGs of 8192x8192 pixels, 65 KB each. "bodies": 100
-requests at once of 32 MiB that are no JSON. "half-open": 1,100 connections that send
-nothing, against 1,024 file descriptors. Meanwhile a good client classifies a small JPEG
-every quarter of a second, and waits for up to 5 s. Prints for each attack its seconds,
-the statuses of the attackers, the answers of the good client with the slowest, the
-largest resident memory of the server, what it had before, and the size of its log.
-Each attack has a server of its own. Linux only.
+"images" sends 8 requests at once with 16 PNGs of 8192x8192 pixels, 65 KB each. "bodies"
+sends 100 requests at once with 32 MiB that are not JSON. "half-open" opens 1,100
+connections that send nothing, with a limit of 1,024 file descriptors. Meanwhile a
+legitimate client classifies a small JPEG every quarter of a second and waits up to 5 s.
+For each attack, prints its seconds, the statuses of the attackers, the responses to the
+client with the slowest one, the server's resident memory before and at most, and the
+size of its log. Each attack has a separate server. Linux only.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 5.0  # Seconds that the good client waits.
+PATIENCE = 5.0  # Seconds that the legitimate client waits.
 PAUSE = 0.25  # Seconds between two of its requests.
 sys.path.insert(0, str(ROOT))
 
@@ -39,7 +39,7 @@ from tests.serving import hostile, served  # noqa: E402
 
 
 def post(server: Any, body: bytes, timeout: float) -> str:
-    """The status of an answer, or why there is none."""
+    """Returns the status of a response, or the reason why there is none."""
     connection = http.client.HTTPConnection("localhost", server.port, timeout=timeout)
     try:
         connection.request("POST", f"/v1/models/{server.name}:predict", body)
@@ -51,25 +51,25 @@ def post(server: Any, body: bytes, timeout: float) -> str:
 
 
 def at_once(server: Any, bodies: list[bytes]) -> list[str]:
-    """Statuses of requests that are sent side by side."""
+    """Returns the statuses of requests that are sent concurrently."""
     with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(lambda body: post(server, body, 300), bodies))
 
 
 def images(server: Any) -> list[str]:
-    """Few bytes that are many pixels."""
+    """Sends small files with many pixels."""
     file = io.BytesIO()
     Image.new("L", (8192, 8192)).save(file, "PNG", compress_level=9)
     return at_once(server, [hostile.row(*16 * [file.getvalue()])] * 8)
 
 
 def bodies(server: Any) -> list[str]:
-    """Bodies as long as the server takes them."""
+    """Sends bodies of the maximum length that the server accepts."""
     return at_once(server, [b" " * 2**25] * 100)
 
 
 def half_open(server: Any) -> list[str]:
-    """Connections that stay silent for 20 seconds."""
+    """Opens connections that send nothing for 20 seconds."""
     attackers = [socket.socket() for _ in range(1100)]
     for one in attackers:
         one.setblocking(False)
@@ -88,7 +88,7 @@ ATTACKS: dict[str, Callable[[Any], list[str]]] = {
 
 
 class Watch(threading.Thread):
-    """A good client, and the server's memory, until `ended` is set."""
+    """Runs a legitimate client and records the server's memory until `ended` is set."""
 
     def __init__(self, server: Any) -> None:
         super().__init__(daemon=True)
@@ -114,7 +114,7 @@ class Watch(threading.Thread):
 
 
 def exported(folder: Path) -> Path:
-    """A small model's export, which costs next to nothing to run."""
+    """Exports a small model that is cheap to run."""
     import keras_vit
     from keras_vit import serving
 
@@ -127,7 +127,7 @@ def exported(folder: Path) -> Path:
 
 
 def told(statuses: collections.Counter[str]) -> str:
-    """Statuses with their numbers."""
+    """Formats statuses with their counts."""
     return ", ".join(f"{count} x {status}" for status, count in statuses.most_common())
 
 

@@ -1,22 +1,22 @@
-"""Latency and images per second of `keras-vit serve`, beside `model.predict`.
+"""Latency and images per second of `keras-vit serve`, compared with `model.predict`.
 
     python benchmarks/serving.py [--run RUN] [--images FOLDER] [--clients 1 2 4 8 16 32]
                                  [--requests N] [--protocols REST gRPC]
 
-RUN is a folder of `keras-vit finetune`; without one it is a ViT-S/16 of random weights
-and 12 classes. It is exported, served by a process of its own, without and with
-batching, and asked by 1 to 32 clients at once, threads of this process. Each sends one
-photo's file in a request and the next one when it has the answer. Without --images the
-photos are crops of scikit-learn's two, 224x224.
+RUN is a folder of `keras-vit finetune`; without one, a ViT-S/16 with random weights and
+12 classes is used. The model is exported and served by a separate process, without and
+with batching. 1 to 32 clients, threads of this process, send requests concurrently.
+Each request contains one photo's file; a client sends the next one after the response.
+Without --images, the photos are crops of scikit-learn's two, 224x224.
 
-A request's time is the client's, from before it is sent until the answer is read:
-base64 (REST), the network of this machine, JPEG decoding, resizing, the model, names of
-classes. What it is compared with does the same without a server: `model.predict` on a
-batch of 32, fed by a tf.data pipeline that decodes and resizes the same files. It runs
-before and after each line of the table, and its ratio is to those two. "alone" has the
-images decoded already.
+The time of a request is measured by the client, from before it is sent until the
+response is read. It includes base64 (REST), the local network, JPEG decoding, resizing,
+the model, and names of classes. The comparison does the same without a server:
+`model.predict` on batches of 32 from a tf.data pipeline that decodes and resizes the
+same files. It runs before and after each line of the table, which shows the ratio to
+these two. "alone" is for images that are already decoded.
 
-Everything shares this machine's cores, clients included.
+Everything shares this machine's cores, including the clients.
 """
 
 import argparse
@@ -47,7 +47,7 @@ Ask = Callable[[bytes], None]
 
 
 def opened(run: Path | None) -> Any:
-    """A run's model, or ViT-S/16 with random weights."""
+    """Returns a run's model, or ViT-S/16 with random weights."""
     import keras
 
     import keras_vit
@@ -58,7 +58,7 @@ def opened(run: Path | None) -> Any:
 
 
 class InProcess:
-    """`model.predict` on the files, in images per second."""
+    """Runs `model.predict` on the files, in images per second."""
 
     def __init__(self, model: Any, files: list[bytes]) -> None:
         import tensorflow as tf
@@ -83,19 +83,19 @@ class InProcess:
         self.model.predict(self.encoded, verbose=0)  # Compiles.
 
     def measure(self) -> None:
-        """Once more."""
+        """Measures again."""
         begun = time.perf_counter()
         self.model.predict(self.encoded, verbose=0)
         self.with_decoding.append(len(self.images) / (time.perf_counter() - begun))
 
     def measure_alone(self) -> float:
-        """Likewise of images that are decoded already."""
+        """Measures with images that are already decoded."""
         begun = time.perf_counter()
         self.model.predict(self.images, batch_size=BATCH, verbose=0)
         return len(self.images) / (time.perf_counter() - begun)
 
     def beside(self, taken: list[float], wall: float) -> str:
-        """Requests, their percentiles, their rate, and its share of the last two."""
+        """Formats requests, percentiles, rate, and the ratio to the last two runs."""
         p50, p95, p99 = np.percentile(np.multiply(taken, 1000), [50, 95, 99])
         rate = len(taken) / wall
         share = rate / statistics.mean(self.with_decoding[-2:])
@@ -114,7 +114,7 @@ class InProcess:
 
 @contextmanager
 def served(path: Path, batching: bool) -> Iterator[None]:
-    """`keras-vit serve PATH`, until the block ends."""
+    """Runs `keras-vit serve PATH` until the block ends."""
     command = [sys.executable, "-m", "keras_vit.cli", "serve", str(path)]
     command += ["--port", str(PORT), "--grpc-port", str(GRPC_PORT)]
     command += ["--batching"] * batching
@@ -134,7 +134,7 @@ def served(path: Path, batching: bool) -> Iterator[None]:
 
 
 def rest(name: str) -> Ask:
-    """Asks by REST, on a connection that stays."""
+    """Sends requests by REST on a persistent connection."""
     session = requests.Session()
     url = f"http://localhost:{PORT}/v1/models/{name}:predict"
 
@@ -147,7 +147,7 @@ def rest(name: str) -> Ask:
 
 
 def grpc(name: str) -> Ask:
-    """Asks by gRPC, on a channel that stays."""
+    """Sends requests by gRPC on a persistent channel."""
     import tensorflow as tf
     from grpc import insecure_channel
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
@@ -178,8 +178,8 @@ def _require(right: bool, answer: str) -> None:
 def seconds_of(
     connect: Callable[[], Ask], files: list[bytes], clients: int, count: int
 ) -> tuple[list[float], float]:
-    """Seconds of each of `count` requests, and of all together."""
-    queue = iter(range(count))  # Its next() is one step of the interpreter.
+    """Returns the seconds of each of `count` requests, and of all together."""
+    queue = iter(range(count))  # next() is atomic in the interpreter.
     connected = threading.Barrier(clients)
 
     def work(place: int) -> list[tuple[float, float]]:
@@ -199,7 +199,7 @@ def seconds_of(
 
 
 def first_to_median(ask: Ask, files: list[bytes]) -> float:
-    """The first request's time after the warm-up, over the median of 20 others."""
+    """Divides the first request's time after the warm-up by the median of 20 others."""
     taken = []
     for place in range(21):
         begun = time.perf_counter()
@@ -209,22 +209,25 @@ def first_to_median(ask: Ask, files: list[bytes]) -> float:
 
 
 def photographs(folder: Path | None) -> list[bytes]:
-    """The bytes of every third JPEG of a folder; without one, of crops made here."""
+    """Returns the bytes of every third JPEG of a folder, or of generated crops."""
     with tempfile.TemporaryDirectory() as name:
         images = folder or crops(Path(name, "crops")) / "test"
         return [path.read_bytes() for path in sorted(images.rglob("*.jpg"))[::3]]
 
 
 def main() -> None:
-    """Exports, serves, asks, and prints the table."""
+    """Exports, serves, measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, help="a folder of `keras-vit finetune`")
     parser.add_argument(
-        "--images", type=Path, help="folder of JPEG files (default: made photographs)"
+        "--images", type=Path, help="folder of JPEG files (default: generated crops)"
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument(
-        "--requests", type=int, default=48, help="a line, or 2 a client (default 48)"
+        "--requests",
+        type=int,
+        default=48,
+        help="per line, at least 2 per client (default 48)",
     )
     parser.add_argument(
         "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS)

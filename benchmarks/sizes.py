@@ -1,14 +1,14 @@
-"""Time and memory against image size, batch and depth, attention in parts or whole.
+"""Time and memory by image size, batch and depth, with attention in parts or whole.
 
     python benchmarks/sizes.py                             # 224 to 1024 px, forward
     python benchmarks/sizes.py --training --sizes 224 512
     python benchmarks/sizes.py --sizes 224 --batch 1 2 4 8 16 --layers 6 12 24
 
-Each row is a process of its own. Memory is what it held at most (VmHWM) beyond what it
-held before its first step: activations, and in training gradients and the compiler's.
-"whole" has P, [B, k, T, T], at once; "derived", of an update, keeps it too, and what
-else TensorFlow does by itself (no gradient written out). Seconds are the least of
-`--repeats`.
+Each row runs in a separate process. Memory is its peak (VmHWM) minus its memory before
+the first step: activations, and in training gradients and the compiler's memory.
+"whole" computes P, [B, k, T, T], at once. "derived", for an update, keeps P and
+everything else that TensorFlow keeps by default, without hand-written gradients.
+Seconds are the minimum of `--repeats`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ KINDS = ("parts", "whole", "derived")
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Prints seconds, and GiB beyond those before the first step."""
+    """Prints seconds, and GiB minus those before the first step."""
     import keras
     import numpy as np
     from memory import held
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 384, 512, 1024])
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--layers", type=int, nargs="+", default=[12])
-    parser.add_argument("--training", action="store_true", help="not a forward pass")
+    parser.add_argument("--training", action="store_true", help="measure an update")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()

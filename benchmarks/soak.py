@@ -1,14 +1,14 @@
-"""Damages files, images and requests by the hundred thousand, and prints the totals.
+"""Tests large numbers of damaged files, images and requests; prints the totals.
 
     python benchmarks/soak.py checkpoints                 # 1,000,000 damaged copies.
     python benchmarks/soak.py images                      # 100,000, every decoder.
     python benchmarks/soak.py requests                    # 100,000, a third hostile.
     python benchmarks/soak.py images --count 1000 --seed 7
 
-Takes hours. Kills of trainings are in kill_resume.py. Exits with 1 after a crash, a
-hang, an error that is not one of ours, an array that differs where a hash or a CRC
-guards it, an image whose pixels depend on the decoder, or a wrong answer of the server.
-The damages are those of tests/weights/fuzzing.py and tests/serving/hostile.py.
+Takes hours. Kills of training runs are in kill_resume.py. Exits with 1 after a crash, a
+hang, an error that is not one of ours, an array that differs although a hash or a CRC
+protects it, an image with pixels that depend on the decoder, or a wrong response of the
+server. The damage is that of tests/weights/fuzzing.py and tests/serving/hostile.py.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[1]
 FUZZING = ROOT / "tests/weights/fuzzing.py"
-PART = 500  # Damaged images that one call of the graph decodes.
-SECONDS = 120.0  # For a part; a sound one takes less than a tenth.
+PART = 500  # Damaged images per call of the graph.
+SECONDS = 120.0  # Limit for a part; normally it takes less than a tenth.
 Outcomes = collections.Counter[str]
 sys.path.insert(0, str(ROOT))
 
 
 def checkpoints(options: argparse.Namespace) -> tuple[Outcomes, list[str]]:
-    """Reads damaged copies of a checkpoint in every format, as the test does."""
+    """Reads damaged copies of a checkpoint in every format, as in the test."""
     from tests.weights import dialects
 
     copies = -(-options.count // (2 * len(dialects.DIALECTS)))
@@ -110,7 +110,7 @@ def images(options: argparse.Namespace) -> tuple[Outcomes, list[str]]:
 
 
 def decode_part(part: int, send: Any) -> None:
-    """Sends the outcomes of the damaged images of a part, and what differs."""
+    """Sends the outcomes for the damaged images of a part, and the differences."""
     import numpy as np
     import tensorflow as tf
 
@@ -149,7 +149,7 @@ def decode_part(part: int, send: Any) -> None:
 
 
 def requests(options: argparse.Namespace) -> tuple[Outcomes, list[str]]:
-    """Runs the server's hostile requests; its test compares answers and memory."""
+    """Runs the server's hostile requests; the test compares responses and memory."""
     test = "tests/serving/test_server.py"
     command = [
         sys.executable,
@@ -186,10 +186,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=KINDS, help="of what is damaged")
-    parser.add_argument("--count", type=int, help="damages; see above for the defaults")
+    parser.add_argument("kind", choices=KINDS, help="kind of data to damage")
+    parser.add_argument("--count", type=int, help="cases; see above for the defaults")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the damages (default 0)"
+        "--seed", type=int, default=0, help="seed of the damage (default 0)"
     )
     options = parser.parse_args()
     run, count = KINDS[options.kind]

@@ -1,11 +1,11 @@
-"""Measures the wait before the first image: imports, building, and a whole prediction.
+"""Measures the time to the first image: imports, building, and a whole prediction.
 
     python benchmarks/startup.py
 
-Imports are timed in fresh processes, in turn, and the medians compared; ViT-B/16 is
-built and filled from an npz of its full size, written to a temporary folder first.
-`keras-vit predict` is timed from process start to its end, for that file and for the
-model exported to each runtime.
+Imports are timed in fresh processes, in turn, and the medians are compared. ViT-B/16 is
+built and loaded from an npz of its full size, which is first written to a temporary
+folder. `keras-vit predict` is timed from start to end of the process, for that file and
+for the model exported to each runtime.
 """
 
 import os
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def import_seconds(statement: str) -> float:
-    """Seconds a fresh process takes to run an import statement."""
+    """Returns the seconds that an import statement takes in a fresh process."""
     code = (
         f"import time; start = time.perf_counter(); {statement}; "
         "print(time.perf_counter() - start)"
@@ -33,7 +33,7 @@ def import_seconds(statement: str) -> float:
 
 
 def prediction_seconds(photo: Path, *words: str) -> float:
-    """Seconds of `keras-vit predict` for one photo, from process start to end."""
+    """Returns the seconds of `keras-vit predict` for one photo, from start to end."""
     command = [sys.executable, "-m", "keras_vit_command", "predict", str(photo), *words]
     start = time.perf_counter()
     subprocess.run(command, capture_output=True, check=True)

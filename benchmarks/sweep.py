@@ -1,12 +1,13 @@
-"""The batch of each model and library, swept to the largest that fits; for peers.py.
+"""Sweeps the batch of each model and library to the largest that fits; for peers.py.
 
-A process for each batch, so that its peak memory is that of this batch only. Batches
-double until one does not fit; bisection then finds the largest to an eighth.
+Each batch runs in a separate process, so that the peak memory belongs to this batch.
+Batches are doubled until one does not fit; bisection then finds the largest to within
+an eighth.
 
-MFU is the model's own FLOPs, two for each multiply-add that `costs` counts and three
-times as many in an update, over the device's peak in `keras_vit.inspection.DEVICES`
-(Chowdhery et al., arXiv:2204.02311, appendix B). "of product" has the fastest product
-of the MLP's shape in its place, measured in the same process.
+MFU is the model's FLOPs (two for each multiply-add counted by `costs`, and three times
+as many in an update) divided by the device's peak in `keras_vit.inspection.DEVICES`
+(Chowdhery et al., arXiv:2204.02311, appendix B). "of product" divides by the fastest
+product of the MLP's shape instead, measured in the same process.
 """
 
 import argparse
@@ -34,7 +35,7 @@ OUT_OF_MEMORY = re.compile(
 
 
 class Process(Protocol):
-    """A `peers.Worker`."""
+    """The interface of `peers.Worker`."""
 
     errors: Path
 
@@ -45,17 +46,17 @@ class Process(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What was measured at one batch."""
+    """Measurements for one batch size."""
 
     batch: int
-    seconds: list[float]  # Of a call, by round.
-    memory: int  # Bytes at most; on a CPU, of the process.
+    seconds: list[float]  # Per call, by round.
+    memory: int  # Peak bytes; on a CPU, of the process.
     product: float  # FLOP/s of the product of the MLP's shape.
     device: str
 
     @property
     def images_per_second(self) -> float:
-        """The median of the rounds."""
+        """Median over the rounds."""
         return self.batch / statistics.median(self.seconds)
 
 
@@ -64,7 +65,7 @@ class Series:
     """All batches of a library, a model and a call."""
 
     row: str
-    model: str  # A variant, "@", and pixels a side.
+    model: str  # A variant, "@", and pixels per side.
     what: str
     points: list[Point] = dataclasses.field(default_factory=list)
     largest: int = 0
@@ -78,7 +79,7 @@ class Series:
         return max(self.points, key=lambda point: point.images_per_second)
 
     def shown(self) -> Iterator[tuple[str, Point]]:
-        """The fastest batch, and the largest if it is a different one."""
+        """Yields the fastest batch, and the largest if it is a different one."""
         yield self.row, self.best
         last = max(self.points, key=lambda point: point.batch)
         if last is not self.best:
@@ -86,10 +87,10 @@ class Series:
 
 
 def split(model: str) -> tuple[str, int]:
-    """A variant and its pixels a side: "ViT-B/16@384".
+    """Splits a variant and its pixels per side: "ViT-B/16@384".
 
     Raises:
-        ValueError: if that is not what it is.
+        ValueError: if it has a different form.
     """
     variant, _, pixels = model.partition("@")
     if not pixels.isdecimal():
@@ -99,11 +100,11 @@ def split(model: str) -> tuple[str, int]:
 
 
 def search(fits: Callable[[int], bool], smallest: int, most: int) -> tuple[int, Any]:
-    """The largest batch that fits, up to an eighth, and the smallest that does not.
+    """Returns the largest batch that fits, to an eighth, and the smallest that doesn't.
 
     Args:
-        fits: tries a batch.
-        smallest: the first one; if it does not fit, its half and so on are tried.
+        fits: function that tries a batch.
+        smallest: first batch; if it does not fit, its half and so on are tried.
         most: larger batches are not tried.
     """
     batch, best, failed = smallest, 0, None
@@ -132,7 +133,7 @@ def measure(
     options: argparse.Namespace,
     report: Callable[[str], None],
 ) -> None:
-    """Fills a series, by a process of `start(batch)` for each batch."""
+    """Fills a series; `start(batch)` starts a process for each batch."""
 
     def fits(batch: int) -> bool:
         worker = start(batch)
@@ -170,7 +171,7 @@ def _point(
     once = worker.ask(series.what, calls=1)["seconds"]
     calls = min(1000, max(1, math.ceil(least / once)))
     seconds = [worker.ask(series.what, calls=calls)["seconds"] for _ in range(ROUNDS)]
-    memory = worker.ask("memory")["bytes"]  # Before the product's own arrays.
+    memory = worker.ask("memory")["bytes"]  # Before the product allocates its arrays.
     worker.ask("peak", calls=2)
     product = min(worker.ask("peak", calls=10)["seconds"] for _ in range(ROUNDS))
     multiplied = math.prod(facts["product"])
@@ -180,43 +181,43 @@ def _point(
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What measurements are compared with."""
+    """Reference values for the measurements."""
 
     peak: float | None  # FLOP/s of the device, if it is known.
     dtype: str  # "bfloat16" on a GPU.
 
     def counted(self, model: str, batch: int = 1) -> Costs:
-        """The `Costs` of a model, with the memory of a batch."""
+        """Returns the `Costs` of a model, with the memory of a batch."""
         variant, side = split(model)
         return costs(variant, (side, side), batch, dtype=self.dtype, optimizer="sgd")
 
     def flops(self, series: Series) -> float:
-        """FLOPs of one image."""
+        """Returns the FLOPs of one image."""
         return 2 * PASSES[series.what] * self.counted(series.model).multiply_adds
 
     def mfu(self, series: Series, point: Point) -> float | None:
-        """The model's FLOPs a second over the device's peak."""
+        """Returns the model's FLOP/s divided by the device's peak."""
         done = point.images_per_second * self.flops(series)
         return None if self.peak is None else done / self.peak
 
     def share(self, series: Series, point: Point) -> float:
-        """The same over the measured product's."""
+        """Returns the model's FLOP/s divided by those of the measured product."""
         return point.images_per_second * self.flops(series) / point.product
 
     def memory(self, series: Series, point: Point) -> int:
-        """Bytes, as `costs` predicts."""
+        """Returns the bytes predicted by `costs`."""
         used = self.counted(series.model, point.batch).memory
         return used.inference_total if series.what == "forward" else used.training_total
 
     def images_per_second(self, series: Series) -> float | None:
-        """Of training, at the share of the peak that `costs --plan` assumes."""
+        """Returns images/s of training at the utilization assumed by `costs --plan`."""
         if series.what == "forward" or self.peak is None:
             return None
         return self.peak * PAPERS_UTILISATION / self.flops(series)
 
 
 def peak_of(device: str) -> float | None:
-    """FLOP/s of a device by the name that its driver gives; None if it is unknown."""
+    """Returns the FLOP/s of a device by its driver's name; None if it is unknown."""
     name = re.sub(r"[^A-Z0-9]", "", device.upper())
     for known in sorted(DEVICES, key=len, reverse=True):
         if all(part in name for part in known.upper().split("-")):
@@ -233,7 +234,7 @@ HEADER = (
 
 
 def table(measured: list[Series], scale: Scale) -> str:
-    """A table for each model; a ratio is measured over predicted."""
+    """Formats a table for each model; ratios are measured over predicted."""
     lines: list[str] = []
     for model in dict.fromkeys(series.model for series in measured):
         variant, side = split(model)
@@ -273,7 +274,7 @@ def _number(value: float | None, width: int, digits: int = 2) -> str:
 
 
 def told(measured: list[Series], scale: Scale, title: str) -> dict[str, Any]:
-    """Every figure, for JSON."""
+    """Returns every figure, for JSON."""
     rows = []
     for series in measured:
         points = [
@@ -300,10 +301,10 @@ def run(
     """Measures every row and model, prints the table, writes JSON.
 
     Args:
-        options: of peers.py.
-        rows: of peers.py.
-        start: a process of (row, model, batch).
-        report: called with a line of progress.
+        options: options of peers.py.
+        rows: rows of peers.py.
+        start: function of (row, model, batch) that starts a process.
+        report: function called with a line of progress.
     """
     measured: list[Series] = []
     dtype = "bfloat16" if options.device == "gpu" else "float32"
@@ -327,7 +328,7 @@ def run(
                 scale = Scale(peak, dtype)
                 known = "peak unknown" if peak is None else f"{peak / 1e12:g} TFLOP/s"
                 title = f"{device} ({known}), {dtype}"
-                if options.json:  # After each series: a run takes hours.
+                if options.json:  # After each series, because a run takes hours.
                     text = json.dumps(told(measured, scale, title), indent=2)
                     options.json.write_text(text + "\n")
     print(title, table(measured, scale), sep="\n")

@@ -1,10 +1,10 @@
-"""Where a step's time goes on TensorFlow: its profiler's trace, by operation, as text.
+"""Prints the time of a TensorFlow step by operation, from its profiler's trace.
 
     python benchmarks/trace.py                 # An update of ViT-B/16, batch 8
     python benchmarks/trace.py --forward --xla
 
-Times are those of the threads that ran an operation; two that run side by side wait for
-each other's cores, so they add up to more than the step.
+Times are those of the threads that ran an operation. Concurrent operations wait for
+each other's cores, so that the sum exceeds the time of the step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from keras_vit.training.optim import MomentumSGD
 
 
 def seconds_by_operation(run: Any) -> tuple[float, dict[str, tuple[float, int]]]:
-    """Of one call: its seconds, and seconds and number of each operation, by kind."""
+    """Returns the seconds of one call, and seconds and count by kind of operation."""
     total: dict[str, float] = collections.defaultdict(float)
     number: dict[str, int] = collections.defaultdict(int)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--variant", default="ViT-B/16")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--forward", action="store_true", help="not an update")
+    parser.add_argument("--forward", action="store_true", help="only a forward pass")
     parser.add_argument("--xla", action="store_true", help="jit_compile=True")
     parser.add_argument("--rows", type=int, default=25)
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Images per second of a ViT, forward and training, against the machine's matmul peak.
+"""Images per second of a ViT, forward and training, relative to the matmul peak.
 
     python benchmarks/vit.py                       # ViT-B/16, 224 px, batch 8, float32
     python benchmarks/vit.py --no-xla --variant ViT-S/16
 
-The peak is what this same process reaches on one float32 matrix product of the MLP's
-shape, [batch * T, D] x [D, MLP]; a fraction of it does not depend on the machine's
-speed that day. Each figure is the best of `--repeats` timed windows, taken in turn
-(peak, forward, training, peak, ...).
+The peak is the speed of this process on one float32 matrix product of the MLP's shape,
+[batch * T, D] x [D, MLP]. A fraction of it does not depend on the machine's current
+speed. Each figure is the best of `--repeats` timed windows, taken in turn (peak,
+forward, training, peak, ...).
 """
 
 import argparse
@@ -25,7 +25,7 @@ from keras_vit.training.optim import MomentumSGD
 
 
 def seconds(run: Callable[[], object], calls: int) -> float:
-    """Mean seconds of `calls` calls of `run`."""
+    """Returns the mean seconds of `calls` calls of `run`."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -35,7 +35,7 @@ def seconds(run: Callable[[], object], calls: int) -> float:
 def matmul_peak(
     rows: int, inner: int, columns: int
 ) -> tuple[Callable[[], object], int]:
-    """A compiled float32 product and its multiply-adds."""
+    """Returns a compiled float32 product and its multiply-adds."""
     import tensorflow as tf
 
     a, b = tf.random.normal((rows, inner)), tf.random.normal((inner, columns))
@@ -59,7 +59,7 @@ def main() -> None:
     model.compile(
         MomentumSGD(0.01, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False if options.no_xla else "auto",  # "auto": what users get.
+        jit_compile=False if options.no_xla else "auto",  # "auto" is the default.
     )
     images = np.random.default_rng(0).uniform(-1, 1, (options.batch, *size, 3))
     images = images.astype("float32")

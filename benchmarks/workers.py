@@ -1,11 +1,11 @@
-"""What several processes cost beside one that has all the cores.
+"""Compares several training processes with one that has all the cores.
 
     python benchmarks/workers.py [--workers 2] [--model ViT-Ti/16] [--batch-size 16]
 
-Each trains the same batches with the same total of cores: one process with all of them,
-then as many as `--workers`, started by `keras-vit launch`, with an equal share. They
-take turns, `--rounds` times; ratios are of one round, times the median of all updates
-but the first three: neither start nor compilation counts, nor is anything evaluated.
+Both train on the same batches with the same total number of cores: one process with all
+of them, then `--workers` processes, started by `keras-vit launch`, with equal shares.
+They take turns, `--rounds` times. Ratios are within a round; a time is the median of
+all updates except the first three, without start, compilation and evaluation.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 LAUNCHER = Path(__file__).parents[1] / "keras_vit/launching.py"
-FIRST = 3  # Updates that compile, and are not counted.
+FIRST = 3  # Updates that compile and are not counted.
 
 
 def work(folder: Path, options: argparse.Namespace) -> None:
-    """Trains on random images, and leaves its seconds an update in `folder`."""
+    """Trains on random images and writes the seconds per update to `folder`."""
     import keras
 
     import keras_vit
@@ -62,13 +62,13 @@ def work(folder: Path, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """One process and several, in turns."""
+    """Runs one process and several, in turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--model", default="ViT-Ti/16", help="default ViT-Ti/16")
     parser.add_argument("--batch-size", type=int, default=16, help="default 16")
     parser.add_argument("--image-size", type=int, default=224, help="default 224")
-    parser.add_argument("--steps", type=int, default=15, help="updates that count")
+    parser.add_argument("--steps", type=int, default=15, help="updates to measure")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

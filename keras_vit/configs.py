@@ -1,10 +1,11 @@
 """Table 1 and the variants around it, as values (arXiv:2010.11929v2, section 4.1).
 
-One row of a table is one config; `dataclasses.replace` is the override. Plain ViTs of
-later papers have a config of their own, `PlainViTConfig`. Standard library only.
+Each row of a table is one config; use `dataclasses.replace` to change fields. Plain
+ViTs of later papers have a separate config, `PlainViTConfig`. Standard library only.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
@@ -26,6 +27,7 @@ __all__ = [
     "VIT_VARIANTS",
     "ViTConfig",
     "builder_name",
+    "find_variant",
     "numerics_of",
 ]
 
@@ -45,14 +47,14 @@ Norm = Literal["layer_norm", "rms_norm"]
 QKVBias = Literal["full", "qv", "none"]
 RotaryKind = Literal["grid", "centered", "mixed"]
 
-_CHOICES = {  # Fields of `ViTConfig` that are words.
+_CHOICES = {  # Fields of `ViTConfig` with a fixed set of strings.
     "classifier": Classifier,
     "gelu": Gelu,
     "position": Position,
     "position_at": PositionAt,
     "attention": Attention,
 }
-CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
+CLASS_TOKENS = {  # Classifier: number of tokens before the patches for the head.
     "token": 1,
     "gap": 0,
     "map": 0,
@@ -60,34 +62,34 @@ CLASS_TOKENS = {  # Classifier: tokens before the patches that are the head's.
     "token_unpooled": 1,
     "distilled": 2,
 }
-PLAIN_CLASS_TOKENS = CLASS_TOKENS | {"token_gap": 1}  # Of a `PlainViTConfig`.
+PLAIN_CLASS_TOKENS = CLASS_TOKENS | {"token_gap": 1}  # For a `PlainViTConfig`.
 GELUS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 """`ViTConfig.gelu` as `PlainViTConfig.activation`."""
 
 
 def _validate(config: Any, check: Callable[..., Any], *fields: str, **how: Any) -> None:
-    """Sets each field to the plain value that `check` makes of it."""
+    """Validates each field and sets it to the plain value that `check` returns."""
     for field in fields:
         value = check(field, getattr(config, field), **how)
         object.__setattr__(config, field, value)
 
 
 def _units(name: str, value: Any) -> tuple[int, ...]:
-    """The units of each stage, positive integers, none for a root."""
+    """The units of each stage, positive integers; empty for the root only."""
     valid = isinstance(value, tuple | list) and all(
         arguments.is_integer(units) and 0 < units <= arguments.LARGEST_INTEGER
         for units in value
     )
     if not valid:
         raise ValueError(
-            f"Expected {name} to be positive integers, the units of each stage. "
+            f"Expected {name}, the units of each stage, to be positive integers. "
             f"Received: {name}={arguments.shown(value)}"
         )
     return tuple(int(units) for units in value)
 
 
 class ModelConfig:
-    """What the configs of every family answer."""
+    """The common interface of all configs."""
 
     @property
     def family(self) -> str:
@@ -106,31 +108,31 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNetConfig(ModelConfig):
-    """A ResNet of bottleneck units, group-normalized, with standardized kernels (4.1).
+    """A ResNet of bottleneck units with group norms and standardized kernels (4.1).
 
-    The stem of a hybrid is of units "v1" (vit_jax/models_resnet.py), a BiT model of
-    "v2" (pre-activation, big_transfer); "axial" is "v2" with row and column attention
-    in the place of the 3x3 convolution (D.6). The families differ in every epsilon:
-    the defaults are BiT's.
+    The stem of a hybrid has the unit "v1" (vit_jax/models_resnet.py). A BiT has "v2"
+    (pre-activation, big_transfer). "axial" is "v2" with row and column attention
+    instead of the 3x3 convolution (D.6). The families have different epsilons; the
+    defaults are BiT's.
 
     Attributes:
-        num_layers: units of each stage; () is the root alone.
+        num_layers: units of each stage; (): only the root.
         width: channels of the root; stage i, from 0, has 4 * width * 2^i. A multiple
-            of 32, the groups of a norm, and of an axial unit's heads.
+            of 32 (the groups of a norm) and of an axial unit's heads.
         unit: "v1", "v2" or "axial".
-        kernel_epsilon: what keeps the standardization of a kernel finite, see
-            `StdConv2D`; above 0.
-        epsilon_outside: whether kernels are w / (std + epsilon), as the hybrids', or
-            w / sqrt(variance + epsilon), as BiT's.
-        group_norm_epsilon: added to the variance of the 32 groups; above 0.
-        pool_padding: padding of the root's max-pool: "zero", BiT's, which is "subtly
-            not the same" as "inf", big_vision's minus infinity. "v1" always has minus
-            infinity.
-        num_heads: k of every "axial" unit; the others have none.
-        head_bias_init: what the head's bias starts at; big_vision's.
+        kernel_epsilon: epsilon of the standardization of a kernel, see `StdConv2D`;
+            above 0.
+        epsilon_outside: whether kernels are w / (std + epsilon), as in the hybrids, or
+            w / sqrt(variance + epsilon), as in BiT.
+        group_norm_epsilon: epsilon added to the variance of the 32 groups; above 0.
+        pool_padding: padding of the root's max-pool: "zero", as in BiT, which is
+            "subtly not the same" as "inf", minus infinity, as in big_vision. "v1"
+            always has minus infinity.
+        num_heads: k of every "axial" unit; not used by the others.
+        head_bias_init: initial value of the head's bias, as in big_vision.
 
     Raises:
-        ValueError: if a size is not positive or a choice is unknown, or `width` is no
+        ValueError: if a size is not positive, a choice is unknown, or `width` is not a
             multiple of 32 or of an axial unit's heads.
     """
 
@@ -155,7 +157,7 @@ class ResNetConfig(ModelConfig):
         heads = self.num_heads if self.unit == "axial" else 1
         if self.width % 32 or self.width % heads:
             raise ValueError(
-                "Expected width to be a multiple of 32, the groups of a norm, and of "
+                "Expected width to be a multiple of 32 (the groups of a norm) and of "
                 f"an axial unit's heads. Received: width={self.width}, "
                 f"num_heads={self.num_heads}"
             )
@@ -167,11 +169,11 @@ class ResNetConfig(ModelConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels to a place of the feature map: 4 after the root, then 2 a stage."""
+        """Pixels per cell of the feature map: 4 after the root, doubled per stage."""
         return 4 << max(len(self.num_layers) - 1, 0)
 
     def numerics_by(self, library: str) -> dict[str, Any]:
-        """Its fields as a library computes (section 3.1's GELU and norms).
+        """Its fields in a library's numerics (section 3.1's GELU and norms).
 
         Args:
             library: "paper", "timm" or "hf": see `numerics_of`.
@@ -183,7 +185,7 @@ class ResNetConfig(ModelConfig):
 
 
 class TransformerConfig(ModelConfig):
-    """What the configs of ViTs share: Table 1's sizes, tokens before the patches."""
+    """The common part of ViT configs: Table 1's sizes, tokens before the patches."""
 
     hidden_size: int
     num_heads: int
@@ -191,7 +193,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: the class tokens, if any, then registers."""
+        """Number of tokens before the patches: class tokens, then registers."""
         return self.num_class_tokens + self.num_registers
 
     def _check_sizes(self) -> None:
@@ -219,41 +221,44 @@ class TransformerConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig(TransformerConfig):
-    """One row of Table 1, a patch size, and what B.1 and D.2 to D.6 vary.
+    """One row of Table 1, a patch size, and the options of B.1 and D.2 to D.6.
 
     Attributes:
-        patch_size: patch size P (3.1) in pixels; in a hybrid, in places of the feature
+        patch_size: patch size P (3.1) in pixels; in a hybrid, in cells of the feature
             map.
         num_layers: number of layers L (Table 1).
-        hidden_size: hidden size D (Table 1); a multiple of `num_heads`, of 2 for
-            position "2d", of 4 and at least 8 for "sincos2d".
+        hidden_size: hidden size D (Table 1); a multiple of `num_heads`; for position
+            "2d" also of 2; for "sincos2d" also of 4, and at least 8.
         mlp_dim: MLP size (Table 1).
         num_heads: number of heads k (Table 1).
         dropout_rate: Table 3's "Dropout" (B.1), in [0, 1).
         attention_dropout_rate: dropout rate of the attention probabilities, in [0, 1);
             0 in every published config.
         stochastic_depth_rate: drop rate of the last block, in [0, 1); block i of L,
-            from 0, has i / (L - 1) of it (AugReg; big_vision's models/mlp_mixer.py and
-            timm alike).
-        classifier: what the head reads (D.3). "token": z_L^0 of Equation 4; "gap": the
+            from 0, has i / (L - 1) of it (AugReg; as in big_vision's
+            models/mlp_mixer.py and timm).
+        classifier: input of the head (D.3). "token": z_L^0 of Equation 4; "gap": the
             mean of the patches; "map": big_vision's attention pooling; "unpooled" and
             "token_unpooled": every token, without and with a class token; "distilled":
-            the class and the distillation token side by side (DeiT's two heads in one).
+            the class and the distillation token, concatenated (DeiT's two heads in
+            one).
         representation_size: units of the tanh layer `pre_logits` before the head (3.1,
             "one hidden layer"), or None.
-        head_bias_init: what the head's bias starts at; big_vision's.
+        head_bias_init: initial value of the head's bias, as in big_vision.
         gelu: "tanh", the approximation that the published weights were trained with
-            (Flax's default), or "erf", torch's and Keras's default (up to 8e-4 apart
-            in the logits).
-        layer_norm_epsilon: added to the variance; Flax's default. Keras's is 1e-3.
-        resnet: the ResNet of a hybrid (3.1), of units "v1": patches are cut from its
-            feature map.
+            (Flax's default), or "erf", the default of torch and Keras (logits differ by
+            up to 8e-4).
+        layer_norm_epsilon: epsilon added to the variance; Flax's default. Keras's is
+            1e-3.
+        resnet: the ResNet of a hybrid (3.1), with the unit "v1"; patches are cut from
+            its feature map.
         position: position embedding (D.4); "sincos2d" is big_vision's and not learned.
-        position_at: where positions are added (D.4); "relative" is in every layer
-            whatever this says.
-        attention: "full", or "axial": rows, then columns (D.6), which leaves no place
-            for a class token or registers.
-        num_registers: learned tokens of no class (DINOv2), after the class token.
+        position_at: layers in which positions are added (D.4); no effect for
+            "relative", which is in every layer.
+        attention: "full", or "axial": rows, then columns (D.6), without a class token
+            or registers.
+        num_registers: number of learned tokens after the class token that are not
+            classified (DINOv2).
 
     Raises:
         ValueError: if a size is not positive, a rate is not in [0, 1), a choice is
@@ -296,26 +301,26 @@ class ViTConfig(TransformerConfig):
             raise ValueError(
                 f"Expected hidden_size to be a multiple of {divisor}, at least "
                 f"{least}, for "
-                f"position={self.position!r} (D.4: halves for X and Y). "
+                f"position={self.position!r} (D.4: one half each for X and Y). "
                 f"Received: hidden_size={self.hidden_size}"
             )
         if self.resnet is not None:
             arguments.instance("resnet", self.resnet, ResNetConfig)
         if self.resnet is not None and self.resnet.unit != "v1":
             raise ValueError(
-                "Expected a hybrid's resnet to have unit='v1' (3.1; the official "
-                f"code's post-activation unit). Received: unit={self.resnet.unit!r}"
+                "Expected unit='v1' in a hybrid's resnet (3.1; the official code's "
+                f"post-activation unit). Received: unit={self.resnet.unit!r}"
             )
         if self.attention == "axial" and self.stochastic_depth_rate:
             raise ValueError(
                 "Expected stochastic_depth_rate=0 for attention='axial': its blocks "
-                "see rows and columns, not images (D.6). Received: "
+                "process rows and columns, not images (D.6). Received: "
                 f"stochastic_depth_rate={self.stochastic_depth_rate}"
             )
         if self.attention == "axial" and self.num_prefix_tokens:
             raise ValueError(
                 "Expected a classifier without a class token, and no registers, for "
-                "attention='axial': rows and columns have no place for them (D.6). "
+                "attention='axial': they belong to no row or column (D.6). "
                 f"Received: classifier={self.classifier!r}, "
                 f"num_registers={self.num_registers}"
             )
@@ -329,7 +334,7 @@ class ViTConfig(TransformerConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels to a patch: P, in a hybrid times those to a place of its map."""
+        """Pixels per patch: P, in a hybrid times the stride of its feature map."""
         return self.patch_size * (1 if self.resnet is None else self.resnet.stride)
 
     @property
@@ -338,7 +343,7 @@ class ViTConfig(TransformerConfig):
         return CLASS_TOKENS[self.classifier]
 
     def numerics_by(self, library: str) -> dict[str, Any]:
-        """Its fields as a library computes (section 3.1's GELU and norms).
+        """Its fields in a library's numerics (section 3.1's GELU and norms).
 
         Args:
             library: "paper", "timm" or "hf": see `numerics_of`.
@@ -361,26 +366,26 @@ class ViTConfig(TransformerConfig):
 class RotaryConfig:
     """Rotary positions (arXiv:2104.09864) of patches in a grid; other tokens have none.
 
-    Queries and keys are turned by the angle position * frequency, half of the
-    frequencies for the row and half for the column.
+    Queries and keys are rotated by the angle position * frequency. Half of the
+    frequencies are for the row and half for the column.
 
     Attributes:
         kind: "grid": positions count patches and frequencies are
             temperature^(-i / (D_h / 4)) (EVA-02, PE, arXiv:2303.11331); "centered":
-            positions are in [-1, 1] and frequencies 2 pi of those (DINOv3,
-            arXiv:2508.10104); "mixed": frequencies are learned, of each head for row
-            and column together (arXiv:2403.13298).
-        temperature: base of the frequencies, above 0; what "mixed" starts from.
-        reference_grid: (rows, columns) that positions are scaled to, of the grid that a
-            model was pre-trained on ("grid" only); None: not scaled.
-        offset: what is added to a position, in patches ("grid" and "centered").
+            positions are in [-1, 1] and frequencies are 2 pi times those (DINOv3,
+            arXiv:2508.10104); "mixed": frequencies are learned for each head, jointly
+            for row and column (arXiv:2403.13298).
+        temperature: base of the frequencies, above 0; of the initial ones for "mixed".
+        reference_grid: (rows, columns) of the grid in pre-training, to which positions
+            are scaled ("grid" only); None: not scaled.
+        offset: value added to a position, in patches ("grid" and "centered").
         order: whether the row ("yx") or the column ("xy") has the first frequencies.
-        half: whether unit i of a head is turned with i + D_h / 2, or with its
-            neighbor. "mixed" turns neighbors.
+        half: whether unit i of a head is rotated together with unit i + D_h / 2, or
+            with its neighbor. "mixed" uses neighbors.
 
     Raises:
-        ValueError: if a choice is unknown, the temperature is not positive or the grid
-            is no pair of positive integers.
+        ValueError: if a choice is unknown, the temperature is not positive, or the grid
+            is not a pair of positive integers.
     """
 
     kind: RotaryKind = "grid"
@@ -405,55 +410,58 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainViTConfig(TransformerConfig):
-    """A plain ViT of a later paper: Table 1's sizes and what its block has otherwise.
+    """A plain ViT of a later paper: Table 1's sizes, and the changes to its block.
 
-    The defaults are the paper's block with the exact GELU. `ViTConfig` is the paper's
-    own; this one is for checkpoints that it cannot express.
+    The defaults are the paper's block with the exact GELU. Use `ViTConfig` for the
+    paper's models, and this class for checkpoints that it cannot express.
 
     Attributes:
-        patch_size: P in pixels.
+        patch_size: patch size P in pixels.
         num_layers: number of blocks L.
-        hidden_size: D; a multiple of `num_heads`.
+        hidden_size: hidden size D; a multiple of `num_heads`.
         mlp_dim: width of the MLP's hidden layer, after the gate.
-        num_heads: k.
-        dropout_rate: after each dense layer but query, key and value, in [0, 1).
+        num_heads: number of heads k.
+        dropout_rate: dropout rate after each dense layer except query, key and value,
+            in [0, 1).
         attention_dropout_rate: dropout rate of the attention probabilities, in [0, 1).
         stochastic_depth_rate: drop rate of the last block, in [0, 1); see `ViTConfig`.
-        classifier: what the head reads: as `ViTConfig` has it, or "token_gap", the
-            class token and the mean of the patches side by side (DINOv2).
-        num_registers: learned tokens after the class token that are not pooled, unless
-            `pool_prefix`; also a class token that "gap" or "map" does not need.
-        pool_prefix: whether "gap" and "map" read the tokens before the patches, too.
+        classifier: input of the head: as in `ViTConfig`, or "token_gap", the class
+            token and the mean of the patches, concatenated (DINOv2).
+        num_registers: number of learned tokens after the class token, which are pooled
+            only with `pool_prefix`; includes a class token that "gap" or "map" does not
+            use.
+        pool_prefix: whether "gap" and "map" include the tokens before the patches.
         map_heads: heads of "map"; None: `num_heads`.
         map_mlp_dim: width of the hidden layer of "map"; None: `mlp_dim`.
         norm: "layer_norm", or "rms_norm", which subtracts no mean and adds no bias.
-        layer_norm_epsilon: added to the variance by every norm.
+        layer_norm_epsilon: epsilon added to the variance in every norm.
         post_norm: whether a block's norms follow attention and MLP, z + LN(f(z)).
         embedding_norm: whether a norm follows the patch embedding (AIMv2).
         pre_norm: whether a norm precedes the blocks (CLIP, PE).
         final_norm: whether a norm follows the blocks, before the pooling.
         head_norm: whether a norm follows the pooling (timm's fc_norm).
-        activation: activation of the MLP: "gelu", "gelu_tanh", "quick_gelu", x
-            sigmoid(1.702 x) (CLIP), or "silu", x sigmoid(x).
+        activation: activation of the MLP: "gelu", "gelu_tanh", "quick_gelu" (CLIP's
+            x sigmoid(1.702 x)), or "silu" (x sigmoid(x)).
         gated_mlp: whether the MLP's hidden layer is multiplied by an activated gate
             (SwiGLU with "silu", arXiv:2002.05202).
         mlp_norm: whether a norm follows the MLP's activation (EVA-02).
         attention_norm: whether a norm follows attention, before its output layer.
-        qk_norm: whether queries and keys are normalized, head by head.
-        qkv_bias: biases of query, key and value: "full", "qv" (none of the key) or
+        qk_norm: whether queries and keys are normalized, separately in each head.
+        qkv_bias: biases of query, key and value: "full", "qv" (not of the key) or
             "none".
         out_bias: whether attention's output layer has a bias.
         mlp_bias: whether the MLP's layers have biases.
         patch_bias: whether the patch embedding has a bias.
         head_bias: whether the head has a bias.
-        layer_scale: what LayerScale (arXiv:2103.17239) starts at; None: there is none.
-        position: positions that are added: "1d", learned, or "none".
-        position_tokens: how many of the tokens before the patches have a position;
+        layer_scale: initial value of LayerScale (arXiv:2103.17239); None: no
+            LayerScale.
+        position: position embedding: "1d" (learned) or "none".
+        position_tokens: number of tokens before the patches that have a position;
             None: all.
         rotary: rotary positions, or None.
-        relative_position: whether each block adds a learned bias of every offset
-            between two patches to its attention (BEiT, arXiv:2106.08254). The class
-            token has three of its own.
+        relative_position: whether each block adds a learned bias for the offset of two
+            patches to its attention (BEiT, arXiv:2106.08254). The class token has three
+            separate biases.
 
     Raises:
         ValueError: if a size is not positive, a rate is not in [0, 1), a choice is
@@ -518,8 +526,8 @@ class PlainViTConfig(TransformerConfig):
             arguments.instance("rotary", self.rotary, RotaryConfig)
             if self.hidden_size // self.num_heads % 4:
                 raise ValueError(
-                    "Expected heads of a multiple of 4 units for rotary positions: "
-                    "pairs for rows and columns. Received: "
+                    "Expected a multiple of 4 units in each head for rotary positions "
+                    "(pairs for rows and columns). Received: "
                     f"hidden_size={self.hidden_size}, num_heads={self.num_heads}"
                 )
         if self.pool_prefix and self.classifier not in ("gap", "map"):
@@ -535,13 +543,13 @@ class PlainViTConfig(TransformerConfig):
             )
         if self.post_norm and self.layer_scale is not None:
             raise ValueError(
-                "Expected layer_scale=None with post_norm=True, whose norms scale. "
+                "Expected layer_scale=None with post_norm=True: its norms scale. "
                 f"Received: layer_scale={self.layer_scale}"
             )
         if (self.position_tokens or 0) > self.num_prefix_tokens:
             raise ValueError(
-                "Expected position_tokens of at most the "
-                f"{self.num_prefix_tokens} tokens before the patches. "
+                "Expected position_tokens to be at most "
+                f"{self.num_prefix_tokens}, the number of tokens before the patches. "
                 f"Received: position_tokens={self.position_tokens}"
             )
 
@@ -552,7 +560,7 @@ class PlainViTConfig(TransformerConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels to a patch."""
+        """Pixels per patch."""
         return self.patch_size
 
     @property
@@ -562,16 +570,16 @@ class PlainViTConfig(TransformerConfig):
 
     @property
     def resnet(self) -> None:
-        """No plain ViT has a stem (3.1)."""
+        """None: plain ViTs have no stem (3.1)."""
 
     @property
     def attention(self) -> Attention:
-        """Every token attends to all, as in `ViTConfig`'s "full"."""
+        """Always "full": every token attends to all tokens."""
         return "full"
 
     @property
     def position_at(self) -> PositionAt:
-        """Positions are added once, as in `ViTConfig`'s "stem" (D.4)."""
+        """Always "stem": positions are added once (D.4)."""
         return "stem"
 
     @property
@@ -580,7 +588,7 @@ class PlainViTConfig(TransformerConfig):
         return self.map_heads or self.num_heads
 
     def numerics_by(self, library: str) -> dict[str, Any]:
-        """Its fields as a library computes, where a file does not state them.
+        """Its fields in a library's numerics, for files that do not state them.
 
         Args:
             library: "paper", "timm" or "hf": see `numerics_of`.
@@ -599,14 +607,14 @@ class PlainViTConfig(TransformerConfig):
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the config of plain values, as `dataclasses.asdict` makes them.
+        """Returns the config from plain values, such as those of `dataclasses.asdict`.
 
         Args:
-            fields: by name.
+            fields: values by field name.
 
         Raises:
             TypeError: if a name is unknown.
-            ValueError: if a value is impossible.
+            ValueError: if a value is invalid.
         """
         fields = dict(fields)
         if fields.get("rotary") is not None:
@@ -614,7 +622,7 @@ class PlainViTConfig(TransformerConfig):
         return cls(**fields)
 
 
-_PLAIN_CHOICES: dict[str, tuple[str, ...]] = {  # Fields of it that are words.
+_PLAIN_CHOICES: dict[str, tuple[str, ...]] = {  # Its fields with a set of strings.
     "classifier": get_args(PlainClassifier),
     "norm": get_args(Norm),
     "activation": get_args(Activation),
@@ -640,8 +648,7 @@ TABLE_1 = {
     "L": _row(24, 1024, 4096, 16),
     "H": _row(32, 1280, 5120, 16),
 }
-"""Table 1 by size, at P = 16: B, L and H are the paper's, Ti and S DeiT's, as AugReg's.
-"""
+"""Table 1 by size, at P = 16. B, L and H are the paper's; Ti and S are from DeiT."""
 
 
 def builder_name(variant: str) -> str:
@@ -655,6 +662,25 @@ def builder_name(variant: str) -> str:
         'R50_ViT_B16'
     """
     return variant.replace("/", "").replace("-", "_").replace("+", "_")
+
+
+def find_variant(name: str) -> str | None:
+    """The paper's spelling of a variant in any spelling; None for other names.
+
+    Args:
+        name: the name; only its letters and digits count, in either case.
+
+    Examples:
+        >>> find_variant("keras_vit.vit_b16")
+        'ViT-B/16'
+    """
+    key = _letters(name.lower().removeprefix("keras_vit."))
+    return next((at for at in VARIANTS if "-" in at and _letters(at) == key), None)
+
+
+def _letters(name: str) -> str:
+    """The letters and digits of a name, in lower case."""
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 VIT_VARIANTS = {
@@ -675,16 +701,16 @@ VIT_VARIANTS = {
         ("H", 14),
     )
 }
-"""The ViTs of 4.1 and AugReg's: `ViTConfig`s by the paper's spelling, "ViT-B/16".
+"""The ViTs of 4.1 and of AugReg: `ViTConfig`s by the paper's spelling, "ViT-B/16".
 
-L/16 and H/14 have dropout 0.1, the others none: vit_jax/configs/models.py.
+L/16 and H/14 have dropout 0.1, the others none (vit_jax/configs/models.py).
 """
 
 
 def _hybrid(
     size: str, units: tuple[int, ...], patch_size: int = 1, dropout_rate: float = 0.0
 ) -> ViTConfig:
-    """Patches of a feature map (3.1): of one place, but for R+ViT-Ti/16's 8x8."""
+    """Patches of a feature map (3.1): one cell each, except R+ViT-Ti/16's 8x8."""
     resnet = ResNetConfig(
         num_layers=units,
         unit="v1",
@@ -708,14 +734,14 @@ HYBRID_VARIANTS = {
 }
 """The hybrids of 3.1 and 4.1: `ViTConfig`s with a `resnet`, by the paper's spelling.
 
-The /16 ones move stage 4's units into stage 3 (4.1), which makes their sequence four
-times as long. Sizes and dropout (0.1 with an R50) are vit_jax/configs/models.py's;
-R50+ViT-B/32 and R50+ViT-L/16 are Table 6's: the official code lists neither, so they
-follow their siblings. R+ViT-Ti/16 cuts 8x8 patches of the root's map: 32 pixels,
-despite its name.
+The /16 hybrids move stage 4's units into stage 3 (4.1), which makes their sequence four
+times as long. Sizes and dropout (0.1 with an R50) are from vit_jax/configs/models.py.
+R50+ViT-B/32 and R50+ViT-L/16 are in Table 6 but not in the official code, so they
+follow the other hybrids. R+ViT-Ti/16 cuts 8x8 patches from the root's feature map,
+which are 32 pixels despite its name.
 """
 
-BIT_DEPTHS = {  # 200 is big_vision's (bit.py); the others are big_transfer's.
+BIT_DEPTHS = {  # 200 is from big_vision (bit.py); the others are from big_transfer.
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
@@ -739,7 +765,7 @@ BIT_VARIANTS = {
 }
 """BiT's ResNets (4.1, Table 6; R152x4 is Table 2's BiT-L): `ResNetConfig`s by name.
 
-"BiT-R50x3" has 50 layers, three times as wide; R50x3 and R101x3 are from
+"BiT-R50x3" has 50 layers of three times the width. R50x3 and R101x3 are from
 big_transfer, not from the paper.
 """
 
@@ -751,7 +777,7 @@ AXIAL_VARIANTS = {
 }
 """Axial-ViT-B/16 and B/32 (D.6, Figure 13): `ViTConfig`s by name.
 
-Rows and columns leave no place for a class token, so the tokens are averaged.
+There is no class token, which would belong to no row or column: tokens are averaged.
 """
 
 AXIAL_RESNETS = {
@@ -765,12 +791,12 @@ class EfficientNetConfig(ModelConfig):
     """One scaling of EfficientNet-B0 (arXiv:1905.11946), the other system of Table 2.
 
     Attributes:
-        width_coefficient: multiplies B0's filters.
-        depth_coefficient: multiplies B0's repeats of a block.
-        image_size: "Resolution": pixels a side.
-        dropout_rate: before the head, in [0, 1).
-        drop_connect_rate: in [0, 1); in training, block i of n, from 0, leaves its
-            part of an image out with i / n of this probability.
+        width_coefficient: factor of B0's filters.
+        depth_coefficient: factor of B0's repeats of a block.
+        image_size: "Resolution": pixels per side.
+        dropout_rate: dropout rate before the head, in [0, 1).
+        drop_connect_rate: drop rate in training, in [0, 1); block i of n, from 0, is
+            skipped for an image with i / n of this probability.
 
     Raises:
         ValueError: if a coefficient or the size is not positive, or a rate is not in
@@ -814,13 +840,13 @@ EFFICIENTNET_VARIANTS = {
         ("L2", 4.3, 5.3, 800, 0.5),  # 480 million parameters.
     )
 }
-"""EfficientNet-B0 to B7 (arXiv:1905.11946) and L2, Table 2's (arXiv:1911.04252).
+"""EfficientNet-B0 to B7 (arXiv:1905.11946) and Table 2's L2 (arXiv:1911.04252).
 
-`EfficientNetConfig`s by name: `efficientnet_params` of google-research/noisystudent,
-efficientnet_builder.py.
+These are `EfficientNetConfig`s by name, from `efficientnet_params` in
+google-research/noisystudent, efficientnet_builder.py.
 """
 
-VARIANTS: dict[str, Any] = {  # Their kinds are those of the tables above.
+VARIANTS: dict[str, Any] = {  # Types as in the tables above.
     **VIT_VARIANTS,
     **HYBRID_VARIANTS,
     **BIT_VARIANTS,
@@ -830,19 +856,19 @@ VARIANTS: dict[str, Any] = {  # Their kinds are those of the tables above.
 }
 """Every model's config, under the paper's spelling (4.1) and its builder's name.
 
-"ViT-B/16" and "ViT_B16" are the same `ViTConfig`; the BiT's are `ResNetConfig`s, the
-EfficientNets (Table 2), which have no builder, `EfficientNetConfig`s.
+"ViT-B/16" and "ViT_B16" are the same `ViTConfig`. BiTs have `ResNetConfig`s. The
+EfficientNets (Table 2), which have no builder, have `EfficientNetConfig`s.
 """
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
 
 
 CheckpointConfig: TypeAlias = ViTConfig | ResNetConfig | PlainViTConfig
-"""The config of a checkpoint that is read or written, of the paper or of a later one.
+"""The config of a checkpoint that can be read or written, of the paper or a later one.
 """
 
 
 class Overrides(TypedDict, total=False):
-    """Every field of the configs of checkpoints (Table 1), for type checkers."""
+    """Every field of the checkpoint configs (Table 1), for type checkers."""
 
     patch_size: int
     num_layers: int | tuple[int, ...]
@@ -919,24 +945,24 @@ NUMERICS: dict[str, dict[str, dict[str, Any]]] = {
         "v2": _TORCH,
     },
 }
-"""What libraries compute with, where a file's tensors do not say: fields of configs.
+"""The numerics of libraries, which tensors do not show, as fields of configs.
 
-By library ("paper" is vit_jax, big_vision and big_transfer; "hf" is transformers), then
-"vit", "v1" (a hybrid's kernels) or "v2" (a BiT's).
+The keys are the library ("paper" is vit_jax, big_vision and big_transfer; "hf" is
+transformers), then "vit", "v1" (a hybrid's kernels) or "v2" (a BiT's kernels).
 """
 
 
 def numerics_of(config: CheckpointConfig, numerics: str) -> dict[str, Any]:
-    """The fields of `config` that a library's numerics set: a row of `NUMERICS`.
+    """The fields of `config` in a library's numerics: a row of `NUMERICS`.
 
     Args:
-        config: a ViT's, a hybrid's or a ResNet's.
+        config: config of a ViT, a hybrid or a ResNet.
         numerics: "paper" (vit_jax, big_vision, big_transfer), "timm" or "hf"
             (transformers).
 
     Returns:
-        Values by field, for `dataclasses.replace`; a hybrid's has "resnet", its whole
-        `ResNetConfig`.
+        Values by field, for `dataclasses.replace`; for a hybrid also "resnet", its
+        whole `ResNetConfig`.
 
     Raises:
         ValueError: if `numerics` is unknown.
@@ -946,15 +972,14 @@ def numerics_of(config: CheckpointConfig, numerics: str) -> dict[str, Any]:
 
 
 def numerics_from(told: Any, config: Any) -> dict[str, Any]:
-    """The fields of `config` that set its numerics, as another config has them.
+    """The fields that set the numerics of `config`, with another config's values.
 
     Args:
-        told: the config to take them from.
-        config: a ViT's, a hybrid's or a ResNet's.
+        told: the config with the values.
+        config: config of a ViT, a hybrid or a ResNet.
 
     Returns:
-        Values by field, for `dataclasses.replace`; none if the two are of different
-        classes.
+        Values by field, for `dataclasses.replace`; empty if the classes differ.
     """
     if type(told) is not type(config):
         return {}
@@ -968,11 +993,11 @@ def numerics_from(told: Any, config: Any) -> dict[str, Any]:
 def patch_grid(
     image_size: tuple[int, int], patch_size: int, crop: bool = False
 ) -> tuple[int, int]:
-    """The patches along each side, (H / P, W / P), rounded down where `crop`.
+    """The patches along each side, (H / P, W / P), rounded down if `crop`.
 
     Raises:
         ValueError: if a side is not a positive multiple of `patch_size`; with `crop`,
-            if it is smaller.
+            if a side is smaller.
     """
     height, width = image_size
     whole = crop or not (height % patch_size or width % patch_size)

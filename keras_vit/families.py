@@ -1,7 +1,7 @@
-"""A table of families of models, one row each.
+"""The table of model families, with one row for each.
 
-Adding a family is adding its config (`keras_vit.configs`), its modules and its row.
-Nothing outside this table asks for the class of a config.
+To add a family, add its config (`keras_vit.configs`), its modules and its row. No code
+outside this table depends on the class of a config.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from keras_vit.configs import (
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """A function that is imported by its first call: reading the table needs no Keras.
+    """A function that is imported on its first call: the table requires no Keras.
 
     Attributes:
-        module: where it is, within `keras_vit`.
+        module: path of the function's module within `keras_vit`.
         name: name of the function.
     """
 
@@ -38,7 +38,7 @@ class Late:
 
 
 def _nothing(*_: Any) -> None:
-    """The default of a function that a family does not have."""
+    """The default for functions that a family does not have."""
 
 
 def _always(*_: Any) -> bool:
@@ -50,30 +50,30 @@ class Family:
     """A kind of model: its graph, its checkpoints and its costs.
 
     Attributes:
-        title: in messages, with its article, and where the paper has it.
-        config: the class of its configs.
-        model_name: name of its models, unless they are named.
-        sizes: the fields of a config that tell one variant from another.
-        build: (config, image_size=, num_classes=, name=) -> `VisionModel`; of a family
+        title: name in messages, with an article and the paper's section.
+        config: class of its configs.
+        model_name: default name of its models.
+        sizes: fields of a config that distinguish the variants.
+        build: (config, image_size=, num_classes=, name=) -> `VisionModel`; for a family
             of the paper also num_channels=.
         encode: images [B, H, W, C], config -> features, tokens or a feature map.
-        classify: features, config, K or None, activation -> logits, or what the head
-            would read.
-        check_size: the argument's name, (H, W), config; raises for an impossible size.
+        classify: features, config, K or None, activation -> logits, or the input of
+            the head.
+        check_size: the argument's name, (H, W), config; raises for an invalid size.
         any_size: whether H and W may be None.
-        has_patches: whether images are cut into patches: positions, attention.
+        has_patches: whether images are cut into patches, with positions and attention.
         resizes: whether its positions can be resized in the graph, for images of any
             size.
-        tensor: the name of a tensor that every checkpoint of it has and no family above
-            it has; None if `infer` cannot read it.
-        shown: canonical tensors, hints -> whether they are of it, where `tensor` is
-            another family's, too.
-        infer: canonical tensors, where they are from, hints -> `ParsedCheckpoint`.
+        tensor: name of a tensor that all its checkpoints have and no family above it
+            has; None if `infer` cannot read it.
+        shown: canonical tensors, hints -> whether they belong to this family, if
+            another family also has `tensor`.
+        infer: canonical tensors, their origin, hints -> `ParsedCheckpoint`.
         sizes_shown: config -> the sizes that tensors show and a config.json may state.
         npz: whether the official code's npz has names for it.
         layouts: (config, tensors, (H, W), K) -> the tensors and the JSON of another
             library's checkpoint, by `format`.
-        parts: config, (H, W), K, C -> what each layer computes and holds.
+        parts: config, (H, W), K, C -> operations and memory of each layer.
     """
 
     title: str
@@ -97,7 +97,7 @@ class Family:
 
     @property
     def of_the_paper(self) -> bool:
-        """Whether it has recipes, checkpoints and costs; else it is Table 2's rival."""
+        """Whether it has recipes, checkpoints and costs; no for Table 2's baseline."""
         return self.tensor is not None
 
 
@@ -162,7 +162,7 @@ _PLAIN_VIT = dataclasses.replace(
     parts=Late("inspection.parts", "plain_vit"),
 )
 FAMILIES: dict[str, Family] = {
-    "plain ViT": _PLAIN_VIT,  # First: its checkpoints have a ViT's tensors, too.
+    "plain ViT": _PLAIN_VIT,  # First: its checkpoints also have a ViT's tensors.
     "ViT": _VIT,
     "hybrid": dataclasses.replace(_VIT, title="a hybrid (3.1)"),
     "axial ViT": dataclasses.replace(_VIT, title="an axial ViT (D.6)", resizes=False),
@@ -189,12 +189,12 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def sizes_of(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields that tell one variant of a family from another."""
+    """Returns the fields that distinguish the variants of a family, with values."""
     return {field: getattr(config, field) for field in family_of(config).sizes}
 
 
 def variant_of(config: ModelConfig) -> str | None:
-    """Returns the published model of a config's sizes, as `VARIANTS` names it."""
+    """Returns the name in `VARIANTS` of the published model with a config's sizes."""
     own = _shape(config)
     return next((name for name, at in VARIANTS.items() if _shape(at) == own), None)
 
@@ -207,10 +207,10 @@ def _shape(config: ModelConfig) -> tuple[str, list[Any]]:
 
 
 def with_options(config: Any, options: Mapping[str, Any]) -> Any:
-    """Returns the config with the fields that a recipe or a command asks for.
+    """Returns the config with the fields that a recipe or a command sets.
 
-    A field that a family does not have may be asked to be zero or None: a ResNet has no
-    dropout to leave out.
+    A field that a family does not have may be zero or None, such as the dropout of a
+    ResNet.
 
     Raises:
         ValueError: if the family has no such field, or is not of the paper.
@@ -225,7 +225,7 @@ def with_options(config: Any, options: Mapping[str, Any]) -> Any:
         )
     if unknown:
         raise ValueError(
-            f"Expected options that {family.title} has. Received: "
+            f"Expected options of {family.title}. Received: "
             f"{', '.join(unknown)}. Set them to None"
         )
     changes = {name: options[name] for name in options.keys() & known}

@@ -477,7 +477,7 @@ def test_layer_scale_folds(tmp_path):
         ({"rotary": RotaryConfig(), "num_heads": 8}, "multiple of 4 units"),
         ({"relative_position": True, "num_registers": 1}, "one token before"),
         ({"post_norm": True, "layer_scale": 0.1}, "layer_scale=None"),
-        ({"position_tokens": 2}, "at most the 1 tokens"),
+        ({"position_tokens": 2}, "at most 1, the number of tokens"),
         ({"pool_prefix": True}, "'gap' or 'map'"),
         ({"activation": "relu"}, "activation"),
         ({"norm": "batch_norm"}, "norm"),

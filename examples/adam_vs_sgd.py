@@ -1,21 +1,22 @@
 """Table 7 (D.1), small: a ResNet pre-trained with Adam or with SGD, then fine-tuned.
 
 The paper pre-trains ResNets on JFT-300M with Table 3's Adam and with the SGD that BiT
-recommends (arXiv:1912.11370), fine-tunes both as Table 4 has it, and finds Adam's the
-better ones on average. That is why section 4.1 trains ResNets with Adam.
+recommends (arXiv:1912.11370), and fine-tunes both as in Table 4. Adam's are better on
+average, which is why section 4.1 trains ResNets with Adam.
 
-Here a ResNet of 120,000 parameters is pre-trained on CIFAR-10's airplanes, birds, deer,
-frogs and ships, 400 steps of 64 images, by Adam with Table 3's linear decay, and by SGD
-with momentum 0.9 and BiT's staircase for ImageNet (a tenth of the rate after epochs 30,
-60 and 80 of 90). Each is fine-tuned on other classes: 100 steps of SGD with a cosine,
-clipped at 1, the rate swept on a held-out tenth. A small model wants higher rates than
-the paper's: those here pre-train best of 3e-3, 1e-2, 3e-2 (Adam) and 0.03, 0.1, 0.3
-(SGD). Weights decay apart from the gradient; BiT's decay is a part of the loss.
+Here a ResNet with 120,000 parameters is pre-trained on CIFAR-10's airplanes, birds,
+deer, frogs and ships for 400 steps of 64 images, by Adam with Table 3's linear decay,
+and by SGD with momentum 0.9 and BiT's staircase for ImageNet (a tenth of the rate after
+epochs 30, 60 and 80 of 90). Each is fine-tuned on other classes for 100 steps of SGD
+with cosine decay, clipping at 1, and a rate chosen on a held-out tenth. A small model
+needs higher rates than the paper's: those here are the best of 3e-3, 1e-2, 3e-2 (Adam)
+and 0.03, 0.1, 0.3 (SGD) in pre-training. Weight decay is decoupled from the gradient;
+in BiT it is a part of the loss.
 
     python examples/cifar10.py
     python examples/adam_vs_sgd.py
 
-A killed run goes on: the same command finds every training in its folder.
+To resume an interrupted run, run the same command again.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import numpy as np
 import keras_vit
 from keras_vit import ResNetConfig, data, recipes, training
 
-CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
+CIFAR10 = "cifar10-6k.npz"  # Written by examples/cifar10.py.
 UPSTREAM = ("airplane", "bird", "deer", "frog", "ship")
 TASKS = (
     ("automobile", "truck"),
@@ -101,7 +102,7 @@ def main(
 
 
 def of_classes(source: data.Source, names: Sequence[str]) -> data.Source:
-    """The images of some classes, which are numbered from 0."""
+    """Returns the images of some classes, renumbered from 0."""
     numbers = [source.classes.index(name) for name in names]
 
     def only(split):
@@ -136,7 +137,7 @@ def fit(
 
 
 def table(accuracy: dict[str, dict[str, float]]) -> str:
-    """Table 7: a line for each task and their average, a column for each optimizer."""
+    """Formats Table 7: a line per task and for the average, a column per optimizer."""
     lines = [f"{'ResNet':<36}" + "".join(f"{name:>8}" for name in accuracy)]
     rows = [
         (task, [of_tasks[task] for of_tasks in accuracy.values()])
@@ -154,7 +155,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--data", default=CIFAR10, help="CIFAR-10's .npz: %(default)s")
     parser.add_argument(
-        "--output", default="runs/adam_vs_sgd", help="a folder for it all: %(default)s"
+        "--output", default="runs/adam_vs_sgd", help="output folder: %(default)s"
     )
     given = parser.parse_args()
     main(given.data, given.output)

@@ -3,15 +3,16 @@
 - D.2, Figure 8: the shape. A base is scaled in depth, width, MLP width, patch size, and
   in all of them; 5-shot accuracy against multiply-adds.
 - D.3, Figure 9: the class token against global average pooling, at two rates.
-- D.4, Figure 10: how alike positions become, of other kinds and trainings.
+- D.4, Figure 10: similarity of learned positions, of several kinds and training runs.
 - D.6, Figure 13: axial attention; 5-shot accuracy against compute and speed.
 - D.4, Table 8: kinds of positions and where they are added; 5-shot accuracy, next to
   the paper's.
 
-What differs from the paper: 5,000 images of 32 px for a few epochs, not JFT-300M at
-224 px for 7, so the base has 4 layers of D = 48 with patches of 8, not 8 of 1024 with
-32; 5-shot accuracy is that of frozen features on the classes trained on, not on
-ImageNet. Nothing is tuned to a shape. Look at the arrangement, not at the digits.
+Differences from the paper: 5,000 images of 32 px for a few epochs instead of JFT-300M
+at 224 px for 7, so the base has 4 layers of D = 48 with patches of 8, instead of 8 of
+1024 with 32. 5-shot accuracy is for frozen features on the classes of the training,
+instead of on ImageNet. Nothing is tuned to a shape. Compare the order of the results,
+not their values.
 
     python examples/cifar10.py
     python examples/appendix_d.py --figure 8
@@ -26,7 +27,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from inside import neighbours  # The example beside this one.
+from inside import neighbours  # From the example inside.py.
 
 from keras_vit import (
     ResNetConfig,
@@ -43,19 +44,19 @@ from keras_vit.families import family_of
 from keras_vit.inspection import plots
 from keras_vit.training import optim
 
-CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
+CIFAR10 = "cifar10-6k.npz"  # Written by examples/cifar10.py.
 FIGURES = ("8", "9", "10", "13", "table8")
 SIZE = (32, 32)
 BASE = ViTConfig(
     patch_size=8, num_layers=4, hidden_size=48, mlp_dim=96, num_heads=2
-)  # As the paper's: an MLP of 2 D.
+)  # As in the paper: an MLP of 2 D.
 RECIPE = recipes.PRETRAIN["cifar10-scratch"]
 
 
 def scaled(
     layers: float = 1, width: float = 1, mlp: float = 1, patch: float = 1
 ) -> ViTConfig:
-    """The base with each dimension multiplied; a head stays as wide as it is."""
+    """Returns the base with each dimension multiplied; the width of a head is fixed."""
     return dataclasses.replace(
         BASE,
         num_layers=int(BASE.num_layers * layers),
@@ -66,7 +67,7 @@ def scaled(
     )
 
 
-SHAPES = {  # Figure 8: what is scaled, beside the base.
+SHAPES = {  # Figure 8: the scaled configs, in addition to the base.
     "all": (scaled(0.5, 0.5, 0.5, 2), scaled(1.5, 1.5, 1.5, 0.5)),
     "depth": (scaled(layers=0.5), scaled(layers=2)),
     "patch size": (scaled(patch=2), scaled(patch=0.5)),
@@ -108,7 +109,7 @@ MODELS: dict[str, ViTConfig | ResNetConfig] = {  # Figure 13.
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What all trainings have in common."""
+    """The settings that all training runs share."""
 
     source: Source
     epochs: int
@@ -116,11 +117,11 @@ class Study:
     smoke: bool = False
 
     def few(self, given: dict[Any, Any]) -> dict[Any, Any]:
-        """All of them; the first one of a smoke test."""
+        """Returns all items; in a smoke test, the first one."""
         return dict([*given.items()][: 1 if self.smoke else None])
 
     def length(self, times: int = 1) -> tuple[int, int]:
-        """Epochs of a training and steps of an epoch: whole batches alone."""
+        """Returns the epochs of a training run and the steps per epoch."""
         if self.smoke:
             return 1, 2
         return self.epochs * times, len(self.source.train) // RECIPE.batch_size
@@ -132,7 +133,7 @@ class Study:
         times: int = 1,
         after_epoch: Callable[[keras.Model], None] | None = None,
     ) -> keras.Model:
-        """A model from random weights, trained with `model.fit`."""
+        """Trains a model from random weights with `model.fit`."""
         keras.utils.set_random_seed(0)
         if self.smoke and family_of(config).has_patches:
             config = dataclasses.replace(config, num_layers=1)
@@ -155,7 +156,7 @@ class Study:
         model.compile(
             optim.optimizer(recipe, base_lr, model),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=False,  # Compiling so small a model takes longer than training.
+            jit_compile=False,  # For a small model, it takes longer than training.
             run_eagerly=self.smoke,
         )
         told = keras.callbacks.LambdaCallback(
@@ -172,7 +173,7 @@ class Study:
         return model
 
     def five_shot(self, model: keras.Model) -> float:
-        """In [0, 1], the mean of ten draws of five images a class."""
+        """Returns the accuracy in [0, 1], averaged over ten draws of 5 per class."""
         found = evaluation.fewshot(
             model, self.source, shots=(5,), seeds=range(10), verbose=False
         )
@@ -186,7 +187,7 @@ def main(
     output: str = "runs/appendix_d",
     smoke: bool = False,
 ) -> dict[str, Any]:
-    """Returns the numbers of each figure that is asked for; accuracies in [0, 1]."""
+    """Returns the numbers of each requested figure; accuracies are in [0, 1]."""
     study = Study(data.open_source(path), epochs, Path(output), smoke)
     draw = {
         "8": figure_8,
@@ -207,7 +208,7 @@ def main(
 
 
 def figure_8(study: Study) -> dict[str, list[tuple[float, float]]]:
-    """Shapes: (compute over the base's, accuracy) by what is scaled."""
+    """Measures shapes: (compute over the base's, accuracy) by scaled dimension."""
     counted = inspection.costs(BASE, SIZE, num_classes=10).multiply_adds
     base = (1.0, study.five_shot(study.train(BASE)))
     print(
@@ -227,7 +228,7 @@ def figure_8(study: Study) -> dict[str, list[tuple[float, float]]]:
 
 
 def figure_9(study: Study) -> dict[str, dict[float, float]]:
-    """Heads: accuracy by epochs."""
+    """Measures heads: accuracy by epochs."""
     lines: dict[str, dict[float, float]] = {}
     for name, (classifier, base_lr) in study.few(HEADS).items():
         config = dataclasses.replace(BASE, classifier=classifier)
@@ -245,7 +246,7 @@ def figure_9(study: Study) -> dict[str, dict[float, float]]:
 
 
 def figure_10(study: Study) -> dict[str, np.ndarray]:
-    """Positions: [8, 8, 8, 8] by title."""
+    """Computes positions: [8, 8, 8, 8] by title."""
     found = {}
     print(f"{'cosine to the patch':<28}{'below':>7}{'right':>7}{'any':>7}")
     for title, (config, base_lr, times) in study.few(POSITIONS).items():
@@ -259,7 +260,7 @@ def figure_10(study: Study) -> dict[str, np.ndarray]:
 
 
 def figure_13(study: Study) -> dict[str, tuple[float, float, float]]:
-    """Axial models: (exaFLOPs, images per second, accuracy) by name."""
+    """Measures axial models: (exaFLOPs, images per second, accuracy) by name."""
     found = {}
     print(f"{'':<14}{'teraFLOPs':>10}{'images/s':>10}{'5-shot':>8}")
     for name, config in study.few(MODELS).items():
@@ -275,7 +276,7 @@ def figure_13(study: Study) -> dict[str, tuple[float, float, float]]:
 
 
 def table_8(study: Study) -> dict[tuple[str, str], float]:
-    """Positions: accuracy by kind and place, next to ViT-B/16's on ImageNet."""
+    """Measures positions: accuracy by kind and place, with ViT-B/16's on ImageNet."""
     found = {}
     print(f"{'position':<10}{'added at':<20}{'5-shot':>8}{'Table 8':>9}")
     for (kind, place), printed in study.few(paper.TABLE_8).items():
@@ -287,9 +288,9 @@ def table_8(study: Study) -> dict[tuple[str, str], float]:
 
 
 def speed(model: keras.Model, batch: int = 256) -> float:
-    """Images per second of inference here, the best of five."""
+    """Returns images per second of inference on this machine, the best of five."""
     images = np.zeros((batch, *SIZE, 3), np.float32)
-    model.predict_on_batch(images)  # Traced.
+    model.predict_on_batch(images)  # Traces the model.
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -312,18 +313,18 @@ if __name__ == "__main__":
         nargs="+",
         choices=FIGURES,
         default=FIGURES,
-        help="which to draw [default: all]",
+        help="figures to draw [default: all]",
     )
     parser.add_argument(
         "--epochs",
         type=int,
         default=4,
-        help="of a training; Figure 9 has twice as many: %(default)s",
+        help="epochs of a training run; Figure 9 has twice as many: %(default)s",
     )
     parser.add_argument(
         "--output",
         default="runs/appendix_d",
-        help="a folder for the pictures: %(default)s",
+        help="folder for the pictures: %(default)s",
     )
     given = parser.parse_args()
     main(given.data, given.figure, given.epochs, given.output)

@@ -1,7 +1,7 @@
-"""Writes the small CIFAR-10 that the other studies train on, as one .npz.
+"""Writes a small CIFAR-10 for the other studies, as one .npz.
 
-It has the first 500 training and the first 100 test images of each class: 6,000 in all.
-Keras downloads the data set (170 MB) on first use:
+It has the first 500 training and the first 100 test images of each class, 6,000 in
+total. Keras downloads the data set (170 MB) on first use:
 
     python examples/cifar10.py
 """
@@ -38,5 +38,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default=OUTPUT, help="a file: %(default)s")
+    parser.add_argument("--output", default=OUTPUT, help="output file: %(default)s")
     main(parser.parse_args().output)

@@ -1,22 +1,22 @@
 """Figure 4, small: few-shot accuracy against the number of pre-training images.
 
 A ViT and a ResNet are pre-trained from random weights on random, nested subsets of
-CIFAR-10's training images, each for the same number of updates: every subset costs the
-same compute. As in Figure 4, nothing is tuned to a subset (4.3: "the same
+CIFAR-10's training images. Each uses the same number of updates, so every subset costs
+the same compute. As in Figure 4, nothing is tuned to a subset (4.3: "the same
 hyper-parameters for all settings"), and training is stopped early: of ten evaluations
 the best one on a held-out tenth of the training images is kept. Its frozen features
 are measured once, by 5-shot linear accuracy on the test images.
 
-What differs: CIFAR-10 at 32 px, for the pre-training and for the shots, not JFT-300M
-at 224 px and ImageNet. Table 3's Adam, linear decay and weight decay for JFT, but
-higher rates, as small models want them, for 300 updates of 64 images; the softmax for
-the sigmoid; flips only. Look at the lines, not the digits.
+Differences from the paper: CIFAR-10 at 32 px, for the pre-training and for the shots,
+instead of JFT-300M at 224 px and ImageNet. Table 3's Adam, linear decay and weight
+decay for JFT are used, but with higher rates, which small models need, for 300 updates
+of 64 images; softmax instead of sigmoid; flips only. Compare the lines, not the values.
 
     python examples/cifar10.py
     python examples/data_size.py
 
-If it is interrupted, run the same command again to resume. A TFDS name has to be packed
-first: keras-vit data pack cifar10 cifar10-packed.
+To resume an interrupted run, run the same command again. A TFDS data set has to be
+packed first: keras-vit data pack cifar10 cifar10-packed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pathlib import Path
 from keras_vit import ResNetConfig, ViTConfig, data, evaluation, recipes
 from keras_vit.inspection import plots
 
-CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
+CIFAR10 = "cifar10-6k.npz"  # Written by examples/cifar10.py.
 IMAGES = (500, 1000, 2000, 4500)
 MODELS = {  # Name: (config, base learning rate, the best of three on 5,000 images).
     "ViT": (
@@ -84,7 +84,7 @@ def main(
 
 
 def table(accuracy: dict[str, dict[int, float]]) -> str:
-    """A line for each number of images, a column for each model."""
+    """Formats a line for each number of images, with a column for each model."""
     lines = ["images" + "".join(f"{name:>10}" for name in accuracy)]
     for count in next(iter(accuracy.values())):
         cells = "".join(f"{points[count]:>10.1%}" for points in accuracy.values())
@@ -110,7 +110,7 @@ if __name__ == "__main__":
         help="training images of each subset: %(default)s",
     )
     parser.add_argument(
-        "--output", default="runs/data_size", help="a folder for it all: %(default)s"
+        "--output", default="runs/data_size", help="output folder: %(default)s"
     )
     given = parser.parse_args()
     main(given.data, given.images, given.output)

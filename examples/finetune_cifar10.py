@@ -1,7 +1,7 @@
-"""Table 4, row CIFAR-10: 10,000 steps of 512 images at 384 px, the rate swept.
+"""Table 4, row CIFAR-10: 10,000 steps of 512 images at 384 px, with a rate sweep.
 
-The paper reports 98.95 % for ViT-B/16 from ImageNet-21k (Table 5). Needs an
-accelerator, `pip install 'keras-vit-paper[tfds]'` and a network for data and weights:
+The paper reports 98.95 % for ViT-B/16 from ImageNet-21k (Table 5). Requires an
+accelerator, `pip install 'keras-vit-paper[tfds]'`, and a network for data and weights:
 
     python examples/finetune_cifar10.py
 """
@@ -16,7 +16,7 @@ def main(data: str = "cifar10", smoke: bool = False) -> float:
     """Fine-tunes ViT-B/16; returns the test accuracy."""
     recipe = dataclasses.replace(
         recipes.FINETUNE["cifar10"],
-        accumulation_steps=8,  # As vit_jax/configs/common.py: 64 images at a time.
+        accumulation_steps=8,  # As in vit_jax/configs/common.py: 64 images at a time.
     )
     if smoke:
         recipe = dataclasses.replace(

@@ -14,7 +14,7 @@ from keras_vit import data, recipes, training
 
 
 def main(folder: str, weights: str, smoke: bool = False) -> float:
-    """Fine-tunes the model a weights file holds; returns the test accuracy."""
+    """Fine-tunes the model in a weights file; returns the test accuracy."""
     source = data.open_source(folder)
     model = keras_vit.from_checkpoint(weights)
     model = keras_vit.for_task(model, len(source.classes))

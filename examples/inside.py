@@ -1,19 +1,19 @@
-r"""Section 4.5, D.4, D.7, D.8: what a trained ViT has learnt, on your own photos.
+r"""Section 4.5, D.4, D.7, D.8: inspection of a trained ViT on your own photos.
 
-Draws Figures 6, 7, 10, 11 and 14 of a weights file (anything `from_checkpoint` reads)
-and a folder of photos, and Figure 5 of the paper's own accuracies with the exaFLOPs
-that `inspection.costs` counts. The paper has ViT-L/16, in Figure 7 ViT-L/32, and
-R50+ViT-L/16 next to it in Figure 11. Without options it is the model of `make demo`:
+Draws Figures 6, 7, 10, 11 and 14 for a weights file (anything that `from_checkpoint`
+reads) and a folder of photos. Also draws Figure 5, from the paper's accuracies and the
+exaFLOPs counted by `inspection.costs`. The paper uses ViT-L/16, ViT-L/32 in Figure 7,
+and also R50+ViT-L/16 in Figure 11. The default is the model of `make demo`:
 
     keras-vit convert demo/model.keras demo.npz --to npz
     python examples/inside.py
 
     python examples/inside.py --weights ViT-B_16.npz --name ViT-B/16 --photos photos
 
-As in Figures 11 and 14, distances are the mean over 128 photos, and as many are shown.
-DINOv2's models look at single patches of no interest more than at all else
-(arXiv:2309.16588): with --quantile 0.97 the brightest 3 % of a map are drawn alike,
-where the paper scales by the maximum. Their other options are --gelu erf
+As in Figures 11 and 14, distances are averaged over 128 photos, which are all shown.
+In DINOv2's models, single uninformative patches get most of the attention
+(arXiv:2309.16588). With --quantile 0.97 the top 3 % of a map have the same brightness,
+whereas the paper scales by the maximum. Their other options are --gelu erf
 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225.
 """
 
@@ -74,7 +74,7 @@ def main(
 def some_images(
     photos: str, count: int, model: keras_vit.models.VisionModel
 ) -> np.ndarray:
-    """Test photos drawn at random, all if they are fewer: [N, H, W, C]."""
+    """Returns random test photos, or all if there are fewer: [N, H, W, C]."""
     split = data.open_source(photos).test
     drawn = np.random.default_rng(0).permutation(len(split))[:count]
     batches = pipelines.eval_pipeline(
@@ -87,7 +87,7 @@ def some_images(
 
 
 def figure_5() -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Panels of Table 6's accuracies, by the compute that we count."""
+    """Returns the panels of Table 6's accuracies, with the compute that we count."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     exaflops = table_6()
     for (model, epochs), percents in paper.figure_5().items():
@@ -115,7 +115,7 @@ def tell(maps: np.ndarray, positions: np.ndarray, distances: np.ndarray) -> None
 
 
 def neighbours(positions: np.ndarray) -> tuple[float, float]:
-    """Mean likeness to the patch below, and to the patch at the right."""
+    """Returns the mean similarity to the patch below, and to the patch on the right."""
     rows, columns = positions.shape[:2]
     down = [positions[i, j, i + 1, j] for i, j in np.ndindex(rows - 1, columns)]
     across = [positions[i, j, i, j + 1] for i, j in np.ndindex(rows, columns - 1)]
@@ -127,16 +127,16 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--weights", default=WEIGHTS, help="a checkpoint of any dialect: %(default)s"
+        "--weights", default=WEIGHTS, help="checkpoint in any format: %(default)s"
     )
     parser.add_argument(
         "--photos", default=PHOTOS, help="a folder, an .npz or a name: %(default)s"
     )
     parser.add_argument(
-        "--name", default=NAME, help="of the model, in titles: %(default)s"
+        "--name", default=NAME, help="name of the model in titles: %(default)s"
     )
     parser.add_argument(
-        "--count", type=int, default=128, help="photos at most: %(default)s"
+        "--count", type=int, default=128, help="maximum number of photos: %(default)s"
     )
     parser.add_argument(
         "--gelu", default="tanh", choices=("tanh", "erf"), help="%(default)s"
@@ -151,16 +151,16 @@ if __name__ == "__main__":
             nargs=3,
             metavar="X",
             default=OFFICIAL.mean,
-            help="of the input, by channel, in the 0..1 range: %(default)s",
+            help="statistics of the input by channel, in the 0..1 range: %(default)s",
         )
     parser.add_argument(
         "--quantile",
         type=float,
         default=1.0,
-        help="of a rollout, from which it is drawn in full light: %(default)s",
+        help="quantile of a rollout that has full brightness: %(default)s",
     )
     parser.add_argument(
-        "--output", default="runs/inside", help="a folder for the pictures: %(default)s"
+        "--output", default="runs/inside", help="folder for the pictures: %(default)s"
     )
     given = vars(parser.parse_args())
     main(**given | {key: tuple(given[key]) for key in ("mean", "std")})

@@ -1,21 +1,21 @@
-"""Section 4.6, small: what masked patch prediction is worth where labels are few.
+"""Section 4.6, small: the benefit of masked patch prediction if there are few labels.
 
-A ViT learns to predict the mean colors of patches that it does not see, on CIFAR-10's
-training images without their labels (B.1.2). Then it is fine-tuned on 500 labels,
-beside the same ViT from random weights: the same images, order, steps and head. A seed
-draws the labelled images, the random weights and the order.
+A ViT learns to predict the mean colors of masked patches, on CIFAR-10's training images
+without their labels (B.1.2). Then it is fine-tuned on 500 labels and compared with the
+same ViT from random weights, with the same images, order, steps and head. A seed
+determines the labeled images, the random weights and the order.
 
-What differs from the paper: 5,000 images of 32 px in patches of 4, not JFT-300M's at
-224 in patches of 16; for so few updates a higher rate, weight decay and clipping. The
-head reads the mean of the patches, which is what was trained, not the class token.
-Each is fine-tuned with Adam at the best of five rates, which were tried once, on the
-labels of another seed, and judged on 2,000 other training images.
+Differences from the paper: 5,000 images of 32 px in patches of 4, instead of JFT-300M's
+at 224 in patches of 16; a higher rate, weight decay and clipping for so few updates.
+The head reads the mean of the patches, which are the trained outputs, instead of the
+class token. Each model is fine-tuned with Adam at the best of five rates, which were
+tried once, on the labels of another seed, and evaluated on 2,000 other training images.
 
     python examples/cifar10.py
     python examples/masked_patches.py
 
-A killed study goes on: the same command finds every training in its folder. A TFDS name
-for --data has to be packed first: keras-vit data pack cifar10 cifar10-packed.
+To resume an interrupted study, run the same command again. A TFDS data set for --data
+has to be packed first: keras-vit data pack cifar10 cifar10-packed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from keras_vit.inspection import plots
 from keras_vit.self_supervision import MaskedPatchPredictor
 from keras_vit.training import callbacks
 
-CIFAR10 = "cifar10-6k.npz"  # Of examples/cifar10.py.
+CIFAR10 = "cifar10-6k.npz"  # Written by examples/cifar10.py.
 CONFIG = ViTConfig(
     patch_size=4,
     num_layers=4,
@@ -62,7 +62,7 @@ FINETUNING = dataclasses.replace(
     total_steps=300,
     warmup_steps=30,
 )
-RATES = {"from scratch": 2e-3, "pre-trained": 5e-4}  # Of 2.5e-4, 5e-4, ..., 4e-3.
+RATES = {"from scratch": 2e-3, "pre-trained": 5e-4}  # From 2.5e-4, 5e-4, ..., 4e-3.
 
 
 def main(
@@ -101,12 +101,12 @@ def main(
 
 
 def build() -> keras.Model:
-    """The ViT without a head."""
+    """Builds the ViT without a head."""
     return keras_vit.vit(CONFIG, image_size=(32, 32), num_classes=None)
 
 
 def pretrain(source: Source, folder: Path, few: dict[str, int]) -> MaskedPatchPredictor:
-    """Trains without labels; prints the loss beside what frequencies alone allow."""
+    """Trains without labels; prints the loss and the entropy of the frequencies."""
     keras.utils.set_random_seed(0)
     predictor = MaskedPatchPredictor(build())
     recipe = dataclasses.replace(PRETRAINING, **few)
@@ -122,7 +122,7 @@ def pretrain(source: Source, folder: Path, few: dict[str, int]) -> MaskedPatchPr
 
 
 def entropy(predictor: MaskedPatchPredictor, source: Source) -> float:
-    """Of the test images' colors, in nats: what a guess by frequency costs at least."""
+    """Returns the entropy of the test images' colors, in nats: the loss of guessing."""
     colors = keras.ops.convert_to_numpy(predictor.targets(test_images(source)))
     counts = np.bincount(colors.ravel())
     shares = counts[counts > 0] / colors.size
@@ -130,13 +130,13 @@ def entropy(predictor: MaskedPatchPredictor, source: Source) -> float:
 
 
 def test_images(source: Source) -> np.ndarray:
-    """[N, 32, 32, 3] in [-1, 1]."""
+    """Returns test images, [N, 32, 32, 3] in [-1, 1]."""
     batches = pipelines.eval_pipeline(source.test, image_size=(32, 32), batch_size=256)
     return np.concatenate([images for images, _ in batches.as_numpy_iterator()])
 
 
 def table(seeds: Sequence[int], accuracy: dict[str, list[float]]) -> str:
-    """A line for each seed and their mean, a column for each start."""
+    """Formats a line for each seed and their mean, with a column for each start."""
     rows = {
         str(seed): [a[i] for a in accuracy.values()] for i, seed in enumerate(seeds)
     }
@@ -149,7 +149,7 @@ def table(seeds: Sequence[int], accuracy: dict[str, list[float]]) -> str:
 
 
 def draw(folder: Path, predictor: MaskedPatchPredictor, source: Source) -> None:
-    """Reconstructions of eight test images, and every training's curves."""
+    """Draws reconstructions of eight test images, and the curves of all runs."""
     images = test_images(source)
     chosen = np.linspace(0, len(images) - 1, 8).astype(int)
     pictures = predictor.reconstruct(images[chosen])
@@ -170,7 +170,7 @@ if __name__ == "__main__":
         help="an .npz or a folder, packed or not: %(default)s",
     )
     parser.add_argument(
-        "--labels", type=int, default=500, help="to fine-tune on: %(default)s"
+        "--labels", type=int, default=500, help="labels for fine-tuning: %(default)s"
     )
     parser.add_argument(
         "--seeds",
@@ -178,12 +178,12 @@ if __name__ == "__main__":
         nargs="+",
         metavar="SEED",
         default=(0, 1, 2),
-        help="of the labelled images, weights and order: %(default)s",
+        help="seeds of the labeled images, weights and order: %(default)s",
     )
     parser.add_argument(
         "--output",
         default="runs/masked_patches",
-        help="a folder for it all: %(default)s",
+        help="output folder: %(default)s",
     )
     given = parser.parse_args()
     main(given.data, given.labels, given.seeds, given.output)

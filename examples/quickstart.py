@@ -1,8 +1,8 @@
 """Section 3.2 in twenty lines: fine-tune a ViT with `model.fit`, export it, serve it.
 
 Trains ViT-Ti/16 on scikit-learn's digits at 32 px from random weights, so that it runs
-anywhere; with a network, `weights="augreg-imagenet21k"` starts from the published ones.
-Not tuned. About a minute on two cores:
+without a download. With a network, `weights="augreg-imagenet21k"` starts from the
+published weights. Not tuned. Takes about a minute on two cores:
 
     python examples/quickstart.py
 """

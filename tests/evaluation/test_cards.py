@@ -105,7 +105,7 @@ def test_what_a_card_says(card, task):
     assert card.data["images"] == 60
     scaled = card.scaled["nll"].value
     assert scaled < card.results["nll"].value
-    facts = card._facts("")
+    facts = card.as_dict()
     assert sum(facts["per_class"]["right"]) == card.images.right.sum()
     assert sum(facts["reliability"]["images"]) == 60
     assert None in facts["reliability"]["accuracy"]
@@ -275,7 +275,7 @@ def test_nothing_is_written_if_anything_fails(card, tmp_path, monkeypatch):
         (lambda p: (p / "images.npz").unlink(), "images.npz', No such file"),
         (
             lambda p: (p / "images.npz").write_bytes(b"PK\x03\x04"),
-            "not the one of card.json",
+            "does not match card.json",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_outputs_that_do_not_compete_and_sets_of_answers(model, source):
 @pytest.mark.parametrize(
     ("logits", "message"),
     [
-        (lambda x: keras.layers.Dense(10)(x), "10 outputs, 3 classes in colors"),
+        (lambda x: keras.layers.Dense(10)(x), "10 outputs for the 3 classes of colors"),
         (lambda x: keras.layers.Dense(3, activation="softmax")(x), "ends in softmax"),
         (lambda x: keras.layers.Reshape((3, 1))(x), re.escape("output (None, 3, 1)")),
         (lambda x: x / 0.0, "NaN or infinity for image 0"),

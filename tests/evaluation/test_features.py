@@ -111,7 +111,7 @@ def test_features_that_are_not_finite_name_the_image(split):
 def test_extract_needs_a_known_size(split):
     images = keras.Input((None, None, 3))
     model = keras.Model(images, keras.layers.GlobalAveragePooling2D()(images))
-    with pytest.raises(ValueError, match="of a known size"):
+    with pytest.raises(ValueError, match="with a fixed image size"):
         extract(model, split)
 
 
@@ -125,12 +125,12 @@ BAD = {
     "float labels": ((X, Y, X, Y.astype(float)), "test_y float64 (4,)"),
     "a list": ((X, Y, X, [0, 1, 0, 1]), "test_y list"),
     "none": ((X[:0], Y[:0], X, Y), "train_x float32 (0, 2)"),
-    "other width": ((X, Y, X[:, :1], Y), "one width"),
+    "other width": ((X, Y, X[:, :1], Y), "same width"),
     "NaN": ((X, Y, NOT_A_NUMBER, Y), "infinity in test_x[2]"),
     "infinity": ((INFINITE, Y, X, Y), "infinity in train_x[1]"),
     "one class": ((X, 0 * Y, X, 0 * Y), "at least two classes"),
     "negative label": ((X, Y - 1, X, Y, ("a", "b")), "train_y from -1 to 0"),
-    "unknown label": ((X, Y, X, Y + 1), "from 0 to 1, of the training images' classes"),
+    "unknown label": ((X, Y, X, Y + 1), "from 0 to 1, the training images' classes"),
     "unnamed label": ((X, Y, X, 2 * Y, ("a", "b")), "test_y from 0 to 2"),
 }
 
@@ -157,8 +157,8 @@ def test_gather_takes_a_source_or_ready_features(model, split):
     [
         ({"test": None}, "test images. Received: 'three' without"),
         ({"classes": ("a", "b")}, "'three', train: from 0 to 2"),
-        ({"classes": ("a",)}, "at least two classes. Received: a$"),
-        ({"train": Arrays(np.zeros((0, 4, 4, 3), np.uint8), [])}, "train: none"),
+        ({"classes": ("a",)}, "at least two classes. Received: a"),
+        ({"train": Arrays(np.zeros((0, 4, 4, 3), np.uint8), [])}, "train is empty"),
     ],
 )
 def test_a_source_that_cannot_be_is_an_error_before_images_are_read(

@@ -205,7 +205,7 @@ def test_a_class_with_fewer_images_than_shots_is_named(clouds):
         clouds, train_x=clouds.train_x[rows], train_y=clouds.train_y[rows]
     )
     with pytest.raises(
-        ValueError, match=r"Expected 10 .* class 'dog' with 8\. Up to 8"
+        ValueError, match=r"Expected 10 .* class 'dog' with 8\. Use at most 8"
     ):
         few_shot.fewshot(None, few, shots=(5, 10))
     rows = [i for i in range(100) if i % 5 != 3]

@@ -358,7 +358,7 @@ def test_tfds_has_real_labels_inside(model, mocked):
         found = evaluate_imagenet(model, "real", **PLAIN)
         assert found.images.rank.tolist() == [2, 0]
         assert found.without_label == 1
-        with pytest.raises(ValueError, match="imagenet2012_real has them"):
+        with pytest.raises(ValueError, match="imagenet2012_real, which contains them"):
             open_task("real", labels="real.json")
 
 
@@ -391,9 +391,9 @@ def test_real_json_goes_with_tfds_imagenet_by_file_names(model, mocked, tmp_path
         (json.dumps([[1]] * 49_999), "50,000 lists.* with 49,999"),
         (json.dumps({"a": [1]}), "with dict"),
         ("[[1], [2", "which is not JSON"),
-        (json.dumps([[1]] * 49_999 + [[1000]]), r"with \[1000\] at place 49999"),
-        (json.dumps([[True]] + [[1]] * 49_999), r"with \[True\] at place 0"),
-        (json.dumps([3] * 50_000), "with 3 at place 0"),
+        (json.dumps([[1]] * 49_999 + [[1000]]), r"with \[1000\] at position 49999"),
+        (json.dumps([[True]] + [[1]] * 49_999), r"with \[True\] at position 0"),
+        (json.dumps([3] * 50_000), "with 3 at position 0"),
         (None, "No such file"),
     ],
     ids=["short", "dict", "cut", "out of range", "bool", "flat", "missing"],
@@ -430,7 +430,7 @@ def test_real_images_of_other_names(names, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("c", {}, "Expected one of val, real, .* no known classes"),
+        ("c", {}, "Expected one of val, real, .* with unknown classes"),
         ("objectnet", {}, "Expected a folder for 'objectnet'"),
         ("objectnet", {"data": "objectnet"}, "'objectnet', no folder"),
         ("objectnet", {"data": "."}, "alarm_clock, backpack, banana.* without any"),

@@ -107,7 +107,7 @@ def test_bad_input_of_the_probe_is_an_error(clouds, monkeypatch):
     with pytest.raises(ValueError, match="l2 above 0"):
         linear_probe(None, clouds, l2=0)
     alike = dataclasses.replace(clouds, train_y=np.full(300, 2), classes=tuple("abcd"))
-    with pytest.raises(ValueError, match="Received: those of 'c' alone"):
+    with pytest.raises(ValueError, match="Received: only those of 'c'"):
         linear_probe(None, alike)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match=r"keras-vit-paper\[demo\]"):

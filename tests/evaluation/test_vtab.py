@@ -213,7 +213,7 @@ def test_absent_data_is_named_and_stops_nothing(
     assert "4 of 19 tasks" in text
     assert [*vtab.read(output).failures] == ["Retinopathy"]
     remarks = (output / "table.md").read_text().partition("\n\n")[2]
-    assert remarks.startswith("- 4 of 19 tasks; ")
+    assert remarks.startswith("- 4 of 19 tasks. ")
     assert "- Retinopathy: Expected" in remarks
     code, _, _ = shell("vtab", "retinopathy", *options)
     assert code == 0

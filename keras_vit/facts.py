@@ -1,7 +1,7 @@
-"""What a model knows about itself besides its graph. Standard library only.
+"""Facts about a model that are stored with its graph. Standard library only.
 
 Facts are plain values, so that `.keras` files, JSON and an exported model's assets can
-hold them.
+contain them.
 """
 
 import dataclasses
@@ -25,20 +25,21 @@ CONFIGS: dict[str, Any] = {at.__name__: at for at in get_args(Config)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes a model's input: resize, then (x / 255 - mean) / std.
+    """Turns an image into a model's input: resize, then (x / 255 - mean) / std.
 
     The defaults are the official code's evaluation (vit_jax): both sides are resized,
     bilinearly and without antialiasing, and pixels are scaled to [-1, 1].
 
     Attributes:
-        mean: mean of each channel, in units of the 0..1 range; one value serves all.
+        mean: mean of each channel, in units of the 0..1 range; one value applies to all
+            channels.
         std: standard deviation of each channel, in the same units; above 0.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
         antialias: whether the filter grows with the reduction, as in Pillow, timm and
             transformers.
-        crop: None to resize both sides to the model's (H, W). A share in (0, 1] to
-            resize at the image's own aspect ratio to (H, W) / `crop`, and to cut (H, W)
-            out of the middle (timm's `crop_pct`).
+        crop: None: both sides are resized to the model's (H, W). A share in (0, 1]: the
+            image is resized to (H, W) / `crop` with its aspect ratio, and the center of
+            (H, W) is cropped (timm's `crop_pct`).
 
     Raises:
         ValueError: if `mean` or `std` is not finite, a `std` is not positive, the
@@ -61,22 +62,22 @@ class Preprocessing:
             crop = arguments.positive("crop", self.crop)
             if crop > 1:
                 raise ValueError(
-                    "Expected crop, the share of each side that is kept, in (0, 1]. "
+                    "Expected crop, the share of each side to keep, in (0, 1]. "
                     f"Received: crop={self.crop}"
                 )
             object.__setattr__(self, "crop", crop)
 
     def for_channels(self, channels: int) -> "Preprocessing":
-        """The same with a mean and a deviation for each channel.
+        """The same preprocessing with a mean and a deviation for each channel.
 
         Args:
             channels: number of channels of the images.
 
         Returns:
-            A `Preprocessing` of the same resizing (timm's `crop_pct` is its `crop`).
+            A `Preprocessing` with the same resizing (timm's `crop_pct` is its `crop`).
 
         Raises:
-            ValueError: if there are neither `channels` values nor one.
+            ValueError: if the number of values is neither `channels` nor one.
         """
         mean, std = (
             normalization.per_channel(getattr(self, name), channels, name)
@@ -89,11 +90,11 @@ class Preprocessing:
         return dataclasses.replace(self, mean=(0.0,), std=(1 / 255,))
 
     def identity(self) -> dict[str, Any]:
-        """Plain values that tell two preprocessings apart.
+        """Plain values that identify the preprocessing.
 
         Returns:
-            Mean and std, and the fields that differ from the official code's (vit_jax):
-            keras_vit 0.1 had only these two.
+            Mean and std (the only fields in keras_vit 0.1), and the fields that differ
+            from those of the official code (vit_jax).
         """
         values = dataclasses.asdict(self)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -114,7 +115,7 @@ class Preprocessing:
         shape = (
             "both sides"
             if self.crop is None
-            else f"the middle {self.crop:.3g} of each side"
+            else f"the center {self.crop:.3g} of each side"
         )
         return f"{self.interpolation} {smooth} antialiasing, {shape}"
 
@@ -125,24 +126,26 @@ OFFICIAL = Preprocessing()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a model's weights came from, and what was done to load them.
+    """The origin of a model's weights, and how they were loaded.
 
     Attributes:
-        variant: architecture in the paper's spelling, "ViT-B/16", of a published tag.
-        tag: training of a published checkpoint, "imagenet21k"; None for other files.
-        source: path of the file or folder that was read, its URL, or its repository,
+        variant: architecture of a published tag in the paper's spelling, such as
+            "ViT-B/16".
+        tag: tag of a published checkpoint, such as "imagenet21k"; None for other files.
+        source: path of the file or folder, its URL, or its repository,
             "hf://ORG/NAME".
         revision: commit of the repository.
         file: name of the weights file, or of the index of its shards, in a repository
-            or behind a URL.
+            or at a URL.
         sha256: hash of the weights file, in hexadecimal; None for shards.
-        license: license of the weights, as their repository states it.
+        license: license of the weights that their repository states.
         dialect: naming of the file's tensors: "official", "timm", "hf", ...
-        numerics: what the weights are computed with, and what was assumed.
-        loaded: number of tensors that were taken over as they are.
-        resized: names of tensors that were adapted to another size.
-        fresh: names of tensors of a new head, which the file did not fill.
-        left_out: names of tensors of the file that the model has no place for.
+        numerics: the GELU and the epsilons that the weights require, and assumptions
+            that were made.
+        loaded: number of tensors that were loaded unchanged.
+        resized: names of tensors that were resized.
+        fresh: names of tensors in a new head, which were not loaded.
+        left_out: names of tensors in the file that the model does not have.
     """
 
     variant: str | None = None
@@ -174,14 +177,14 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that a `VisionModel` knows about itself besides its graph.
+    """The facts about a `VisionModel` that are stored with its graph.
 
     Attributes:
-        config: what the model was built from (3.1, 4.1); None for a model that was put
-            together from layers.
-        preprocessing: how images become its input.
+        config: config of the model (3.1, 4.1); None for a model that was assembled from
+            layers.
+        preprocessing: the preprocessing of its images.
         labels: name of each class, in the head's order; None if unknown.
-        provenance: where its weights came from.
+        provenance: the origin of its weights.
     """
 
     config: Config | None = None
@@ -194,7 +197,7 @@ class Facts:
             object.__setattr__(self, "labels", check_labels(self.labels))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values that JSON can hold."""
+        """Returns plain values for JSON."""
         plain = dataclasses.asdict(self)
         if self.config is not None:
             plain["config"] = {"kind": type(self.config).__name__, **plain["config"]}
@@ -202,13 +205,13 @@ class Facts:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Facts":
-        """Returns the facts that `to_json` wrote.
+        """Returns the facts from values of `to_json`.
 
         Args:
-            values: as `to_json` returned them, or as JSON returned them.
+            values: values that `to_json` returned, directly or through JSON.
 
         Raises:
-            ValueError: if a value is missing, unknown or impossible.
+            ValueError: if a value is missing, unknown or invalid.
         """
         try:
             plain = _tuples(values)
@@ -220,9 +223,9 @@ class Facts:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                "Expected a model's facts, as this version of keras_vit writes them. "
-                f"Received: {type(error).__name__}: {error}. A newer version may have "
-                "written them: upgrade keras_vit"
+                "Expected a model's facts, as written by this version of keras_vit. "
+                f"Received: {type(error).__name__}: {error}. If a newer version wrote "
+                "them, upgrade keras_vit"
             ) from error
 
 
@@ -237,19 +240,19 @@ def check_labels(labels: Iterable[str], name: str = "labels") -> tuple[str, ...]
     """The names of classes as a tuple.
 
     Raises:
-        ValueError: if one is not text.
+        ValueError: if one is not a string.
     """
     names = () if isinstance(labels, str) else tuple(labels)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"Expected {name} to be names, one for each class. "
+            f"Expected {name} to be strings, one for each class. "
             f"Received: {name}={arguments.shown(labels)}"
         )
     return names
 
 
 def _config(fields: Mapping[str, Any] | None) -> Config | None:
-    """A config out of its plain fields, with a hybrid's stem as a config again."""
+    """The config from its plain fields; a hybrid's stem becomes a config again."""
     if fields is None:
         return None
     kind, fields = fields["kind"], {k: v for k, v in fields.items() if k != "kind"}
@@ -262,7 +265,7 @@ def _config(fields: Mapping[str, Any] | None) -> Config | None:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples, inside dictionaries too."""
+    """Converts JSON's lists to tuples, also inside dictionaries."""
     if isinstance(value, Mapping):
         return {key: _tuples(at) for key, at in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
 """The meaning and the valid values of every field of a `Recipe`.
 
-`check` is the only place that validates a single field: `Recipe`, `dataclasses.replace`
-and the command line all pass through it. Standard library only.
+Only `check` validates single fields: `Recipe`, `dataclasses.replace` and the command
+line all call it. Standard library only.
 """
 
 import numbers
@@ -12,16 +12,16 @@ from keras_vit import arguments
 
 
 class Field(NamedTuple):
-    """A field of a recipe: its meaning, its valid values in words, and their test."""
+    """A field of a recipe: its meaning, its valid values in words, and a test."""
 
     meaning: str
     valid: str
     holds: Callable[[Any], bool]
-    least: int | None = None  # Of a whole number.
+    least: int | None = None  # The minimum, for an integer.
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: lists as tuples, NumPy's numbers as Python's."""
+    """A plain value: lists become tuples, NumPy's numbers Python's."""
     if isinstance(value, tuple | list):
         return tuple(map(plain, value))
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -36,7 +36,7 @@ def check(values: Mapping[str, Any]) -> None:
         values: every field of a recipe by name.
 
     Raises:
-        ValueError: naming the field, its meaning, its valid values and the value.
+        ValueError: with the field, its meaning, its valid values and the value.
     """
     for name, field in FIELDS.items():
         if not field.holds(values[name]):
@@ -121,7 +121,7 @@ def _are_rates(value: Any) -> bool:
 
 
 def _are_boundaries(value: Any) -> bool:
-    """Whether they are increasing updates, or increasing shares of a training."""
+    """Whether they are increasing updates, or increasing shares of all updates."""
     if not isinstance(value, tuple):
         return False
     are_updates = all(_is_int(step, 1) for step in value)
@@ -131,14 +131,14 @@ def _are_boundaries(value: Any) -> bool:
 
 FIELDS = {
     "base_lr": Field(
-        "the learning rates after the warm-up, of which several are swept",
+        "the learning rate after the warm-up, or several for a sweep",
         "a tuple of at least one learning rate, each positive, finite and different "
         "from the others, such as (0.01,)",
         _are_rates,
     ),
     "total_steps": _or_none(_whole("the number of updates", 1)),
     "epochs": _or_none(_positive("the passes over the training set")),
-    "held_out": _share("the share of the training set that the sweep is judged on"),
+    "held_out": _share("the share of the training set that is held out for the sweep"),
     "warmup_steps": _whole("the updates in which the learning rate rises from 0", 0),
     "batch_size": _whole("the images of one update", 1),
     "image_size": Field(
@@ -152,7 +152,7 @@ FIELDS = {
     "boundaries": Field(
         "the updates at which a staircase changes the learning rate",
         "a tuple of increasing whole numbers of 1 or more, or of increasing shares of "
-        "the training in (0, 1)",
+        "all updates in (0, 1)",
         _are_boundaries,
     ),
     "optimizer": _choice("the optimizer", "sgd", "adam", "adafactor"),
@@ -165,7 +165,7 @@ FIELDS = {
     "momentum_dtype": _choice("the dtype of the momentum", "float32", "bfloat16"),
     "layer_decay": _or_none(
         Field(
-            "the factor of the learning rate from layer to layer",
+            "the factor between the learning rates of successive layers",
             "a number above 0 and at most 1",
             lambda value: _is_number(value) and 0 < value <= 1,
         )
@@ -179,8 +179,8 @@ FIELDS = {
         )
     ),
     "sam_rho": _or_none(_positive("the radius of SAM")),
-    "accumulation_steps": _whole("the parts that a batch is cut into", 1),
-    "remat": _flag("whether activations are computed again for the gradient"),
+    "accumulation_steps": _whole("the parts into which a batch is split", 1),
+    "remat": _flag("whether activations are rematerialized for the gradient"),
     "freeze": _flag("whether only the head is trained"),
     "lora_rank": _or_none(_whole("the rank of LoRA", 1)),
     "loss": _choice("the loss", "softmax", "sigmoid"),

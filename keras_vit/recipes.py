@@ -1,8 +1,8 @@
-"""Tables 3 and 4 and the recipes around them as values. Standard library only.
+"""Tables 3 and 4 and related recipes as values. Standard library only.
 
-`FINETUNE` is Table 4, `PRETRAIN` Table 3 and what the other published checkpoints were
-trained with, `bit_hyperrule` and `augreg` are the rules that name a recipe for a task.
-`dataclasses.replace` changes one. What the tables do not say is a comment.
+`FINETUNE` is Table 4. `PRETRAIN` is Table 3 and the recipes of the other published
+checkpoints. `bit_hyperrule` and `augreg` compute a recipe for a task. Use
+`dataclasses.replace` to change one. Comments cite sources outside the tables.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _UPDATE_STAYS = ("accumulation_steps", "remat")
-# Fields that other optimizers than these ignore.
+# Fields and the optimizers that use them.
 _OPTIMIZERS_OF = {
     "momentum": ("sgd", "adafactor"),
     "beta1": ("adam",),
@@ -35,38 +35,38 @@ _OPTIMIZERS_OF = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained: one row of Table 3 or 4 with what its caption shares.
+    """The training of a model: one row of Table 3 or 4, with the table's caption.
 
     The defaults are Table 4's: SGD with momentum, cosine decay, no weight decay,
-    gradients clipped at global norm 1, the learning rate chosen on a held-out share of
-    the training set.
+    gradients clipped at global norm 1, and a learning rate chosen on a held-out share
+    of the training set.
 
     Attributes:
-        base_lr: learning rate after the warm-up (Tables 3 and 4), or several to try on
-            held-out training images.
-        total_steps: number of updates (Table 4's "Steps"); this or `epochs`.
-        epochs: passes over all training images (Table 3's "Epochs"); `for_images` makes
-            steps of them.
-        held_out: share of the training set that the sweep is judged on (B.1.1), above
-            0 and below 1 with several rates.
+        base_lr: learning rate after the warm-up (Tables 3 and 4), or several to compare
+            on held-out training images.
+        total_steps: number of updates (Table 4's "Steps"); set either this or `epochs`.
+        epochs: passes over all training images (Table 3's "Epochs"); `for_images`
+            converts them to steps.
+        held_out: share of the training set for the sweep of several rates (B.1.1),
+            above 0 and below 1.
         warmup_steps: updates in which the learning rate rises from 0: 10k in Table 3;
-            with Table 4 those of vit_jax/configs.
+            for Table 4 from vit_jax/configs.
         batch_size: images per update: 4096 in Table 3, 512 in Table 4.
         image_size: height and width (H, W) in pixels: 224 in Table 3, 384 in Table 4.
-        decay: "cosine" (Table 4), "linear" (Table 3) or "staircase" (BiT-HyperRule):
-            a tenth after each boundary but the first.
-        boundaries: for "staircase": updates, of which the first ends the warm-up; or
-            shares of all updates, in (0, 1), after `warmup_steps` of warm-up.
-        optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor", big_vision's.
+        decay: "cosine" (Table 4), "linear" (Table 3) or "staircase" (BiT-HyperRule): a
+            factor of 0.1 at each boundary except the first.
+        boundaries: boundaries of a "staircase": updates, the first of which ends the
+            warm-up; or shares of all updates, in (0, 1), after `warmup_steps`.
+        optimizer: "sgd" (Table 4), "adam" (Table 3) or "adafactor" (big_vision).
         momentum: momentum of "sgd" and "adafactor", in [0, 1).
-        beta1: decay of "adam", Table 3's, in [0, 1).
-        beta2: decay of "adam", Table 3's, in [0, 1); with "adafactor" the cap of its
-            decay (arXiv:2106.04560).
-        weight_decay: decay of kernels, relative to the learning rate, Table 3's "Weight
-            decay"; big_vision's configs have the product with the rate for `wd`.
-        momentum_dtype: "float32", or "bfloat16", as vit_jax/train.py keeps SGD's and
-            big_vision all of them.
-        layer_decay: BEiT's factor of the rate from layer to layer; see
+        beta1: decay of the first moment for "adam" (Table 3), in [0, 1).
+        beta2: decay of the second moment for "adam" (Table 3), in [0, 1); the maximum
+            decay for "adafactor" (arXiv:2106.04560).
+        weight_decay: decay of kernels, relative to the learning rate (Table 3's "Weight
+            decay"). `wd` in big_vision's configs is its product with the rate.
+        momentum_dtype: "float32" or "bfloat16"; vit_jax/train.py uses bfloat16 for SGD,
+            big_vision for all optimizers.
+        layer_decay: BEiT's factor between the rates of successive layers; see
             `optim.layer_rates`. None: one rate.
         clip_norm: largest global norm of the gradients (Tables 3 and 4); None: any.
         ema: factor of Polyak averaging, 0.9999 in Table 2's ImageNet rows (4.1); None:
@@ -75,35 +75,36 @@ class Recipe:
             ema^T times the first update after T updates. With a warm-up there is no
             difference, because its first rate is 0.
         sam_rho: radius of SAM (arXiv:2010.01412), or None.
-        accumulation_steps: parts that a batch is cut into to save memory.
-        remat: whether to keep only the inputs of blocks in training and compute the
-            rest again, to save memory.
+        accumulation_steps: number of parts into which a batch is split, to save memory.
+        remat: whether to keep only the inputs of blocks in training and rematerialize
+            the rest, to save memory.
         freeze: whether to train only the head.
         lora_rank: rank of the LoRA (arXiv:2106.09685) that is trained in the encoder,
             together with the head; None: no LoRA. At most one of `freeze`, `lora_rank`
             and `layer_decay`.
-        loss: "softmax", or "sigmoid", one for every class: big_vision's.
+        loss: "softmax", or "sigmoid" (one for every class, as in big_vision).
         label_smoothing: share of the labels spread over all classes (4.3), in [0, 1);
-            of the softmax.
-        head_bias_init: what the head's bias starts at (big_vision's `init_head_bias`);
-            of the model, as the next two: None leaves it as it is built.
+            for the softmax.
+        head_bias_init: initial value of the head's bias (big_vision's
+            `init_head_bias`). For this and the next two fields, which change the model,
+            None keeps the model's value.
         dropout_rate: Table 3's "Dropout", in [0, 1), or None.
         stochastic_depth: drop rate of the last block, in [0, 1) (AugReg, section 3.3),
             or None.
         augment: augmentation of training images: "inception" crops and flips (vit_jax);
-            "crop" is BiT's, which flips
-            too; "crop_only" is for VTAB's labels of direction; "flip"; "none".
+            "crop" is BiT's crop with flips; "crop_only", without flips, is for VTAB's
+            labels of direction; "flip"; "none".
         resize: (H, W) in pixels before a "crop" (BiT-HyperRule), at least `image_size`;
-            None with the others. For a model of another size it is scaled, `at_size`.
-        randaugment: (layers, magnitude), AugReg's, or None.
-        mixup: both parameters of the beta distribution (AugReg, BiT); 0 is without.
+            None for other augmentations. `at_size` scales it with the image size.
+        randaugment: (layers, magnitude) of RandAugment (AugReg), or None.
+        mixup: both parameters of mixup's beta distribution (AugReg, BiT); 0: no mixup.
         cutmix: both parameters of CutMix's beta distribution (arXiv:1905.04899).
-        random_erasing: probability, in [0, 1] (arXiv:1708.04896).
+        random_erasing: probability of Random Erasing, in [0, 1] (arXiv:1708.04896).
 
     Raises:
         ValueError: if a value is not valid for its field, two fields contradict each
-            other, or the optimizer would ignore a value: a `momentum`, `beta1` or
-            `beta2` that is not the default.
+            other, or the optimizer would ignore a `momentum`, `beta1` or `beta2` that
+            is not the default.
     """
 
     base_lr: tuple[float, ...]
@@ -145,7 +146,7 @@ class Recipe:
     random_erasing: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # From JSON and NumPy, too.
+        for field in dataclasses.fields(self):  # Values may come from JSON or NumPy.
             plain = recipe_fields.plain(getattr(self, field.name))
             object.__setattr__(self, field.name, plain)
         recipe_fields.check(vars(self))
@@ -168,7 +169,7 @@ class Recipe:
         )
         self._expect(
             len(self.base_lr) == 1 or self.held_out > 0,
-            "a share of the training set between 0 and 1 to judge several learning "
+            "a share of the training set between 0 and 1 to compare several learning "
             "rates on",
             "held_out",
             "base_lr",
@@ -177,25 +178,25 @@ class Recipe:
     def _check_together(self) -> None:
         self._expect(
             (self.decay == "staircase") == bool(self.boundaries),
-            "boundaries for decay='staircase', and for no other",
+            "boundaries for decay='staircase', and only for it",
             "decay",
             "boundaries",
         )
         self._expect(
             not (self.boundaries and self.warmup_steps) or self._has_shares,
-            "the first of boundaries to be the warm-up, unless they are shares",
+            "warmup_steps=0 with boundaries in updates (the first ends the warm-up)",
             "warmup_steps",
             "boundaries",
         )
         self._expect(
             self.augment.startswith("crop") == (self.resize is not None),
-            "resize for augment='crop' or 'crop_only', and for no other",
+            "resize for augment='crop' or 'crop_only', and only for them",
             "augment",
             "resize",
         )
         self._expect(
             self.resize is None or all(map(operator.ge, self.resize, self.image_size)),
-            "resize of at least image_size, which is cut out of it (Recipe.at_size "
+            "resize of at least image_size, the size of the crop (Recipe.at_size "
             "changes both)",
             "resize",
             "image_size",
@@ -223,7 +224,7 @@ class Recipe:
             self._expect(
                 self.optimizer in users or getattr(self, field.name) == field.default,
                 f"{field.name} only with optimizer {' or '.join(map(repr, users))}, "
-                f"else its default of {field.default}",
+                f"otherwise its default, {field.default}",
                 "optimizer",
                 field.name,
             )
@@ -237,20 +238,20 @@ class Recipe:
 
     @property
     def freezes(self) -> bool:
-        """Whether the head trains alone, or with LoRA."""
+        """Whether only the head is trained, or the head and LoRA."""
         return self.freeze or self.lora_rank is not None
 
     @property
     def steps(self) -> int:
-        """`total_steps`, in updates, where they are known.
+        """`total_steps`, in updates.
 
         Raises:
-            ValueError: if the recipe has epochs still.
+            ValueError: if the recipe has epochs instead.
         """
         if self.total_steps is None:
             raise ValueError(
-                "Expected a recipe of steps. Received: "
-                f"epochs={self.epochs}. Recipe.for_images(count) makes steps of them"
+                "Expected a recipe with total_steps. Received: "
+                f"epochs={self.epochs}. Convert them with Recipe.for_images(count)"
             )
         return self.total_steps
 
@@ -260,11 +261,11 @@ class Recipe:
 
     @property
     def staircase(self) -> tuple[int, ...]:
-        """The end of the warm-up and each fall of a "staircase", in updates.
+        """The end of the warm-up and each drop of a "staircase", in updates.
 
         Raises:
-            ValueError: if the recipe has epochs still, or too few updates for the
-                shares in `boundaries`.
+            ValueError: if the recipe has epochs instead of steps, or too few updates
+                for the shares in `boundaries`.
         """
         if not self._has_shares:
             return tuple(int(update) for update in self.boundaries)
@@ -272,8 +273,8 @@ class Recipe:
         updates = (max(self.warmup_steps, 1), *falls)
         self._expect(
             list(updates) == sorted(set(updates)),
-            "a warm-up that ends before the first of boundaries, each in an update of "
-            "its own",
+            "a warm-up that ends before the first of boundaries, and boundaries at "
+            "different updates",
             "total_steps",
             "warmup_steps",
             "boundaries",
@@ -281,10 +282,11 @@ class Recipe:
         return updates
 
     def identity(self) -> dict[str, Any]:
-        """What a training is, as plain values: all fields but two.
+        """The fields that define a training run, as plain values: all but two.
 
-        `accumulation_steps` and `remat` cost memory or time alone, and another number
-        of devices wants others: a run resumes with any (B.1.1's batch stays 512).
+        `accumulation_steps` and `remat` affect only memory and time. A run can resume
+        with other values, such as on a different number of devices (B.1.1's batch
+        stays 512).
 
         Returns:
             The values by field.
@@ -295,14 +297,14 @@ class Recipe:
         }
 
     def for_images(self, count: int) -> "Recipe":
-        """The recipe with Table 3's epochs as steps, for a training set.
+        """The recipe with Table 3's epochs converted to steps, for a training set.
 
         Args:
-            count: its images; see `IMAGES`.
+            count: number of training images; see `IMAGES`.
 
         Returns:
-            A recipe of `total_steps`, rounded to the nearest step, as big_vision does
-            (utils.py, `steps`), at least 1. A recipe of steps is returned as it is.
+            A recipe with `total_steps`, rounded to the nearest step as in big_vision
+            (utils.py, `steps`), at least 1. A recipe with steps is returned unchanged.
 
         Raises:
             ValueError: if there are no images.
@@ -320,17 +322,17 @@ class Recipe:
         return dataclasses.replace(self, total_steps=steps, epochs=None)
 
     def at_size(self, image_size: tuple[int, int]) -> "Recipe":
-        """The recipe for images of another size, with crops that show the same share.
+        """The recipe for images of a different size, with the same relative crops.
 
         Args:
             image_size: (H, W) in pixels.
 
         Returns:
-            A copy in which each side of `resize`, where there is one, is scaled by the
-            same ratio as that side of `image_size` and rounded to whole pixels.
+            A copy in which each side of `resize`, if set, is scaled by the same ratio
+            as that side of `image_size` and rounded to whole pixels.
 
         Raises:
-            ValueError: if the size is not two whole numbers of 1 or more.
+            ValueError: if the size is not two positive integers.
 
         Examples:
             >>> recipe = bit_hyperrule(1000, 32 * 32)  # Crops 128 px out of 160.
@@ -339,7 +341,7 @@ class Recipe:
         """
         if self.resize is None:
             return dataclasses.replace(self, image_size=image_size)
-        # Without `resize`, which has to be at least as large as the new image size.
+        # First without `resize`, which must be at least as large as the new size.
         plain = dataclasses.replace(
             self, image_size=image_size, augment="none", resize=None
         )
@@ -355,7 +357,7 @@ class Recipe:
         """The fields of a `ViTConfig` that the recipe sets (Table 3: dropout).
 
         Returns:
-            Values by field, for `dataclasses.replace`; those that are None left out.
+            Values by field, for `dataclasses.replace`, without those that are None.
 
         Examples:
             >>> import dataclasses, keras_vit
@@ -397,11 +399,11 @@ FINETUNE = {
     ),
     "vtab": Recipe(total_steps=2_500, base_lr=(0.01,), held_out=0.2, warmup_steps=500),
 }
-"""Table 4 (B.1.1) as `Recipe`s, by TFDS's name of the data set.
+"""Table 4 (B.1.1) as `Recipe`s, by the data set's name in TFDS.
 
 "vtab" is for each of the 19 tasks. The warm-ups are those of the official configs
-(vit_jax). "imagenet2012-512" and "imagenet2012-518" are Table 2's rows of ViT-L/16 and
-ViT-H/14 (4.1): pixels a side, and Polyak averaging.
+(vit_jax). "imagenet2012-512" and "imagenet2012-518" are for ViT-L/16 and ViT-H/14 in
+Table 2 (4.1), with 512 and 518 pixels per side and Polyak averaging.
 """
 FINETUNE |= {
     f"imagenet2012-{side}": dataclasses.replace(
@@ -415,12 +417,12 @@ IMAGES = {
     "imagenet21k": 14_197_122,
     "imagenet2012": 1_281_167,
 }
-"""Training images by data set: of Table 6; image-net.org, 2011; ILSVRC-2012."""
+"""Training images by data set, from Table 6, image-net.org (2011) and ILSVRC-2012."""
 
-# Table 3's caption: Adam, batches of 4096, 10k steps of warm-up, 224 px. It does not
-# name the loss: with labels of several classes an image (JFT, ImageNet-21k) it is the
-# sigmoid, with the head's bias of big_vision's vit_i21k.py, else the softmax. Gradients
-# are clipped on ImageNet alone, as the caption says.
+# Table 3's caption: Adam, batches of 4096, 10k steps of warm-up, 224 px, gradients
+# clipped on ImageNet only. It does not name the loss. Images with several labels (JFT,
+# ImageNet-21k) have the sigmoid here, with the head's bias of big_vision's vit_i21k.py;
+# others have the softmax.
 _TABLE_3 = Recipe(
     epochs=7,
     base_lr=(8e-4,),
@@ -454,7 +456,7 @@ def _table_3() -> dict[str, Recipe]:
         (("ViT-B/16", "ViT-B/32"), (90,), 1e-3),
         (("ViT-L/16", "ViT-L/32"), (30, 90), 1e-3),
     )
-    # "ViT-*": those that Table 5 has for ImageNet.
+    # "ViT-*": the models with ImageNet pre-training in Table 5.
     imagenet = ((("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"), (300,), 3e-3),)
     regularized: dict[str, Any] = {"weight_decay": 0.03, "dropout_rate": 0.1}
     scratch: dict[str, Any] = {
@@ -479,8 +481,8 @@ def _table_3() -> dict[str, Recipe]:
     return rows
 
 
-# AugReg (arXiv:2106.10270), section 3.2; big_vision's configs/vit_i1k.py has it as
-# RANDAUG_DEF and MIXUP_DEF. Magnitude 0 is "actually not nothing".
+# AugReg (arXiv:2106.10270), section 3.2; RANDAUG_DEF and MIXUP_DEF in big_vision's
+# configs/vit_i1k.py. Magnitude 0 is "actually not nothing".
 _AUGREG: dict[str, dict[str, Any]] = {
     "none": {},
     "light1": {"randaugment": (2, 0)},
@@ -500,19 +502,19 @@ def augreg(
     weight_decay: float = 0.1,
     epochs: float = 300,
 ) -> Recipe:
-    """A place of AugReg's grid (arXiv:2106.10270, section 3; big_vision's configs).
+    """A recipe of AugReg's grid (arXiv:2106.10270, section 3; big_vision's configs).
 
     Args:
         augmentation: "none", "light1", "light2", "medium1", "medium2", "strong1" or
             "strong2".
         regularization: whether dropout and stochastic depth are both 0.1, or both 0.
         data: "imagenet21k" or "imagenet2012".
-        weight_decay: 0.1 or 0.03 in the published checkpoints' names, relative to the
-            learning rate: big_vision's `wd` of 1e-4 is 0.1 of its 1e-3.
-        epochs: 300 of the checkpoints; the study has 30 as well.
+        weight_decay: weight decay relative to the learning rate; 0.1 or 0.03 in the
+            published checkpoints' names. big_vision's `wd` of 1e-4 is 0.1 of its 1e-3.
+        epochs: number of epochs; 300 for the checkpoints, also 30 in the study.
 
     Returns:
-        A `Recipe` of epochs: Adam, batches of 4096, 224 px, the sigmoid loss.
+        A `Recipe` with epochs: Adam, batches of 4096, 224 px, the sigmoid loss.
 
     Raises:
         ValueError: if the augmentation or the data set is unknown.
@@ -520,7 +522,7 @@ def augreg(
     heads = {"imagenet21k": -10.0, "imagenet2012": -6.9}  # vit_i21k.py, vit_i1k.py.
     if augmentation not in _AUGREG or data not in heads:
         raise ValueError(
-            f"Expected augmentation to be one of {', '.join(_AUGREG)}, and data of "
+            f"Expected augmentation to be one of {', '.join(_AUGREG)}, and data one of "
             f"{', '.join(heads)}. Received: augmentation={augmentation!r}, "
             f"data={data!r}"
         )
@@ -550,10 +552,10 @@ AUGREG: dict[str, Recipe] = {
     for augmentation in _AUGREG
     for suffix in ("", "-reg")
 }
-"""AugReg's grid (arXiv:2106.10270) as `Recipe`s: 28 of `augreg`'s, at 300 epochs.
+"""AugReg's grid (arXiv:2106.10270) as `Recipe`s: 28 recipes of `augreg`, 300 epochs.
 
 "augreg-imagenet21k-medium1-reg" is augmentation "medium1" with dropout and stochastic
-depth; without "-reg" there are none. All are in `PRETRAIN`.
+depth. Names without "-reg" have neither. All are in `PRETRAIN`.
 """
 
 
@@ -562,18 +564,19 @@ def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
 
     Args:
         num_images: number of training images.
-        image_area: H * W of its images, in pixels.
+        image_area: H * W of the images, in pixels.
 
     Returns:
-        A `Recipe` of steps at one learning rate, 0.003: 128 px (of 160) for images
-        smaller than 96 x 96, else 480 (of 512); mixup from 20,000 images on.
+        A `Recipe` with steps and the learning rate 0.003. Crops are 128 px (of 160) for
+        images smaller than 96 x 96, else 480 px (of 512). Mixup is used for 20,000
+        images or more.
 
     Raises:
         ValueError: if either is not positive.
     """
     if num_images < 1 or image_area < 1:
         raise ValueError(
-            "Expected a training set of images. Received: "
+            "Expected positive num_images and image_area. Received: "
             f"num_images={num_images}, image_area={image_area}"
         )
     if num_images < 20_000:
@@ -598,7 +601,7 @@ def bit_hyperrule(num_images: int, image_area: int) -> Recipe:
 
 PRETRAIN: dict[str, Recipe] = {
     **_table_3(),
-    # big_vision's configs/vit_s16_i1k.py (arXiv:2205.01580): 76.5 % of ImageNet. The
+    # big_vision's configs/vit_s16_i1k.py (arXiv:2205.01580): 76.5 % on ImageNet. The
     # model averages its tokens (classifier="gap", position="sincos2d"); `wd` is 1e-4.
     "vit_s16_i1k": Recipe(
         epochs=90,
@@ -613,16 +616,16 @@ PRETRAIN: dict[str, Recipe] = {
         mixup=0.2,
     ),
 }
-"""Pre-trainings as `Recipe`s: Table 3 (B.1), B.1.2, and others'; `source` says whose.
+"""Pre-trainings as `Recipe`s: Table 3 (B.1), B.1.2, and others; see `source`.
 
-Table 3's are MODEL-DATA, "ViT-B/16-imagenet21k", and MODEL-DATA-14ep where it has
-"7/14" epochs. "R50x1-jft300m-sgd" and "R152x2-jft300m-sgd" are the SGD half of Table 7,
-whose other half is Table 3's "R50x1-jft300m" and "R152x2-jft300m". "masked-patches" is
-B.1.2's; "...-sam" (arXiv:2106.01548), `AUGREG`'s and big_vision's "vit_s16_i1k" are not
-in the paper, "cifar10-scratch" is ours.
+Table 3's names are MODEL-DATA, such as "ViT-B/16-imagenet21k", and MODEL-DATA-14ep for
+"7/14" epochs. "R50x1-jft300m-sgd" and "R152x2-jft300m-sgd" are the SGD columns of Table
+7; its Adam columns are Table 3's "R50x1-jft300m" and "R152x2-jft300m". The others are
+from B.1.2 ("masked-patches"), arXiv:2106.01548 ("...-sam"), arXiv:2106.10270 (`AUGREG`)
+and big_vision ("vit_s16_i1k"). "cifar10-scratch" is ours.
 """
 # The `sam` checkpoints (arXiv:2106.01548): Table 3's last row with SAM. The radius is
-# that of SAM's own paper (arXiv:2010.01412), not one tuned for a ViT.
+# that of the SAM paper (arXiv:2010.01412), not tuned for a ViT.
 PRETRAIN |= {
     f"{model}-imagenet2012-sam": dataclasses.replace(
         PRETRAIN[f"{model}-imagenet2012"], sam_rho=0.05
@@ -630,13 +633,13 @@ PRETRAIN |= {
     for model in ("ViT-B/16", "ViT-B/32")
 }
 PRETRAIN |= AUGREG
-# Table 7 (D.1) has both of its ResNets by Adam, Table 3's rows, and by SGD with "the
+# Table 7 (D.1) has its two ResNets with Adam (Table 3's rows) and with SGD and "the
 # hyperparameters recommended by Kolesnikov et al. (2020)", for 7 epochs. BiT
 # (arXiv:1912.11370, section 3.3) has momentum 0.9, a rate of 0.03 times the batch over
 # 256, 5,000 updates of warm-up, weight decay 1e-4, and on JFT a tenth of the rate after
-# epochs 10, 23, 30 and 37 of 40; D.1 does not say where they fall in 7, so they are at
-# the same shares. BiT's decay is part of the loss: momentum makes 1e-4 / (1 - 0.9) of
-# it, which is the decay next to the gradient in big_vision's configs/bit_i21k.py, too.
+# epochs 10, 23, 30 and 37 of 40. D.1 does not state them for 7 epochs; the same shares
+# are used. BiT's decay is part of the loss, so momentum turns it into 1e-4 / (1 - 0.9),
+# which is also the decoupled decay in big_vision's configs/bit_i21k.py.
 PRETRAIN |= {
     f"{model}-jft300m-sgd": Recipe(
         epochs=7,
@@ -654,7 +657,7 @@ PRETRAIN |= {
     for model in ("R50x1", "R152x2")
 }
 # 4.6 and B.1.2: ViT-B/16 on JFT-300M, "ca. 14 epochs"; gains flatten after 100k steps.
-# What is not said there (weight decay, clipping) is none.
+# Weight decay and clipping are not mentioned there and not used.
 PRETRAIN["masked-patches"] = Recipe(
     total_steps=1_000_000,
     base_lr=(2e-4,),
@@ -664,8 +667,8 @@ PRETRAIN["masked-patches"] = Recipe(
     image_size=(224, 224),
     clip_norm=None,
 )
-# Ours, for a few thousand images of 32 px: Table 3's Adam, with a shorter memory for so
-# few steps. docs/howto/pretrain.md has what it reaches.
+# Ours, for a few thousand images of 32 px: Table 3's Adam, with a smaller beta2 for the
+# few steps. docs/howto/pretrain.md reports its accuracy.
 PRETRAIN["cifar10-scratch"] = Recipe(
     epochs=8,
     base_lr=(2e-3,),
@@ -681,10 +684,10 @@ PRETRAIN["cifar10-scratch"] = Recipe(
 
 
 def finetune_row(data: str) -> str:
-    """The name of Table 4's row for a data set: its own, else oxford_flowers102's.
+    """The name of Table 4's row for a data set; oxford_flowers102 if it has none.
 
     Args:
-        data: a TFDS name, with or without splits; a path has the shortest training.
+        data: a TFDS name, with or without splits, or a path.
 
     Returns:
         A key of `FINETUNE`.
@@ -698,13 +701,13 @@ def finetune_row(data: str) -> str:
 
 
 def find(name: str) -> Recipe:
-    """The recipe of a name in `FINETUNE` (Table 4) or `PRETRAIN` (Table 3).
+    """The recipe with a name in `FINETUNE` (Table 4) or `PRETRAIN` (Table 3).
 
     Args:
         name: a key of either.
 
     Returns:
-        That `Recipe`; `dataclasses.replace` changes a copy.
+        The `Recipe`; use `dataclasses.replace` to change a copy.
 
     Raises:
         ValueError: if there is none.
@@ -719,16 +722,16 @@ def find(name: str) -> Recipe:
 
 
 def source(name: str) -> str:
-    """Where the numbers of a recipe are from.
+    """The source of a recipe's numbers.
 
     Args:
         name: a key of `FINETUNE` or `PRETRAIN`.
 
     Returns:
-        The paper with its table or section, and the code where the paper is silent.
+        The paper with the table or section, and the code for values it does not state.
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if there is no recipe with this name.
 
     Examples:
         >>> source("ViT-B/16-imagenet21k")

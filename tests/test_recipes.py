@@ -251,7 +251,7 @@ def test_model_options_are_fields_of_a_config():
         ({"base_lr": ()}, "one learning rate"),
         ({"batch_size": 5, "accumulation_steps": 2}, "accumulation_steps=2"),
         ({"optimizer": "adam", "momentum": 0.5}, "'sgd'.*'adam', momentum=0.5"),
-        ({"beta1": 0.5}, "'adam'.*default of 0.9.*optimizer='sgd', beta1=0.5"),
+        ({"beta1": 0.5}, "'adam'.*default, 0.9.*optimizer='sgd', beta1=0.5"),
         ({"beta2": 0.95}, "'adam' or 'adafactor'.*optimizer='sgd', beta2=0.95"),
         ({"optimizer": "adafactor", "beta1": 0.5}, "'adafactor', beta1=0.5"),
         (

@@ -375,7 +375,7 @@ def test_epochs_are_counted_in_images(source, trajectory):  # noqa: F811
     settings = recipe(total_steps=None, epochs=2)
     fit(tiny(), settings, source, verbose=0)
     assert len(trajectory) == 8  # 2 * 30 / 8, rounded.
-    with pytest.raises(ValueError, match=r"recipe of steps.*epochs=2.*for_images"):
+    with pytest.raises(ValueError, match=r"total_steps.*epochs=2.*for_images"):
         fit(tiny(), settings, ready(), verbose=0)
 
 

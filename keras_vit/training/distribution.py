@@ -1,22 +1,22 @@
-"""Many devices and many machines, from one word.
+"""Training on several devices and machines.
 
     with keras_vit.training.strategy("mirrored").scope():
         model = keras_vit.ViT_B16(include_top=False, pooling="token")
         model = keras_vit.for_task(model, 10)
         keras_vit.training.fit(model, recipe, data)
 
-The batch of a recipe is that of all devices together: each of R replicas trains on
-B / R of it, and the update is the one that a single device would make of all B.
+The batch of a recipe is divided among all devices: each of R replicas trains on B / R
+images, and the update equals that of a single device with all B images.
 
-Keras 3 says otherwise, or fails; each is put right in one place:
+Keras 3 behaves differently or fails in these cases. Each is fixed in one place:
 
-- It clips a replica's own gradients, before they are summed (`optim._Decoupled` sums
-  first), and asks the first replica alone whether float16 overflowed (`LossScale`).
+- It clips the gradients of each replica before they are summed (`optim._Decoupled` sums
+  first), and checks only the first replica for float16 overflow (`LossScale`).
 - Its `gradient_accumulation_steps` fails on several replicas (keras#20582): `stepping`
-  accumulates in the step.
-- `MultiWorkerMirroredStrategy.reduce` does not take what it gives (keras#20585):
-  `MultiWorker`, here.
-- It evaluates one batch of zeros more than there are: `Batches` counts them.
+  accumulates within the step.
+- `MultiWorkerMirroredStrategy.reduce` does not accept Keras's dict of scalars
+  (keras#20585): `MultiWorker`, in this module.
+- It evaluates one additional batch of zeros: `Batches` counts the batches.
 - Every replica drops the same units: `Workers.draw_apart`.
 """
 
@@ -48,10 +48,10 @@ WORDS: tuple[Word, ...] = ("auto", "none", "mirrored", "multiworker", "tpu")
 
 
 class MultiWorker(tf.distribute.MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` as Keras 3 calls it.
+    """`MultiWorkerMirroredStrategy` that works with Keras 3.
 
-    Keras reduces a dict of scalars along axis 0, the axis of a batch, which scalars do
-    not have: `Attempt to convert a value (PerReplica...)`, keras#20585,
+    Keras reduces a dict of scalars along axis 0, the batch axis, which scalars do not
+    have. The error is `Attempt to convert a value (PerReplica...)`, keras#20585,
     tensorflow#72388.
     """
 
@@ -64,35 +64,36 @@ class MultiWorker(tf.distribute.MultiWorkerMirroredStrategy):
         return keras.tree.map_structure(one, value)
 
 
-APART = 1_000_003  # Between the seeds of two replicas.
+APART = 1_000_003  # Difference between the seeds of two replicas.
 KNOWN = (MultiWorker, tf.distribute.MirroredStrategy, tf.distribute.TPUStrategy)
 
 
 def strategy(
     word: Word = "auto", *, tpu: str | None = None, model_parallel: int = 1
 ) -> Any:
-    """Returns the strategy that a model is built and trained under; it has a `scope()`.
+    """Returns a strategy; build and train a model in its `scope()`.
 
-    On TensorFlow a `tf.distribute` strategy, on JAX a distribution of
-    `keras.distribution`, on torch one device. The paper trains on TPUs (4.1).
+    It is a `tf.distribute` strategy on TensorFlow and a `keras.distribution`
+    distribution on JAX. On torch it is one device. The paper trains on TPUs (4.1).
 
     Args:
-        word: "none", one device; "mirrored", every device of this machine;
-            "multiworker", every process of the cluster in TF_CONFIG (see `keras-vit
-            launch`), on JAX also of one that JAX detects, or that
-            `jax.distributed.initialize` has joined; "tpu"; or "auto", the first of
-            tpu, multiworker and mirrored that is there, else none.
-        tpu: a TPU's name or address, or "local" on a TPU VM, the default.
-        model_parallel: JAX in one process: devices that a model's matrices are cut
-            over, a divisor of their number; the others are data-parallel.
+        word: devices to use. "none": one device. "mirrored": all devices of this
+            machine. "multiworker": all processes of the cluster in TF_CONFIG (see
+            `keras-vit launch`), on JAX also of a cluster that JAX detects or that
+            `jax.distributed.initialize` has joined. "tpu": a TPU. "auto": the first of
+            tpu, multiworker and mirrored that is available, else none.
+        tpu: name or address of a TPU, or "local" on a TPU VM, the default.
+        model_parallel: number of devices to shard a model's matrices over, only for JAX
+            in one process. It must divide the number of devices; the remaining factor
+            is data-parallel.
 
     Returns:
-        The strategy or distribution; of one device TensorFlow's default, whose scope
-        changes nothing.
+        The strategy or distribution. For one device it is TensorFlow's default, whose
+        scope has no effect.
 
     Raises:
         ValueError: if the word is unknown, or the devices, the cluster or the backend
-            are not there; it says which, and what to do.
+            are not available, with the reason and the remedy.
     """
     if word not in WORDS:
         raise ValueError(f"Expected one of {', '.join(WORDS)}. Received: {word!r}")
@@ -101,10 +102,10 @@ def strategy(
         return _on_jax(found() if word == "auto" else word, model_parallel)
     if model_parallel != 1:
         raise ValueError(
-            f"Expected model_parallel=1 on {backend}: keras.distribution cuts a model "
-            f"over devices on JAX only. Received: model_parallel={model_parallel}. "
-            f"KERAS_BACKEND=jax cuts it; on {backend} a smaller batch, more "
-            "accumulation steps and remat=True save memory"
+            f"Expected model_parallel=1 on {backend}: keras.distribution shards a "
+            f"model only on JAX. Received: model_parallel={model_parallel}. "
+            f"Use KERAS_BACKEND=jax to shard it. To save memory on {backend}, use a "
+            "smaller batch, more accumulation steps or remat=True"
         )
     if backend == "torch":
         return _on_torch(word)
@@ -112,7 +113,7 @@ def strategy(
 
 
 def found() -> Word:
-    """What "auto" stands for on this machine."""
+    """Returns the strategy that "auto" selects on this machine."""
     if keras.backend.backend() == "jax":
         if _processes_of_jax() > 1 or (is_described() and len(cluster()[0]) > 1):
             return "multiworker"
@@ -150,10 +151,10 @@ def _tpu(tpu: str | None) -> Any:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(name)
     except (ValueError, OSError, tf.errors.OpError) as error:
         raise ValueError(
-            f"Expected a TPU. Received: tpu={name!r}, of which TensorFlow says: "
-            f"{str(error).strip()[:300]}. On a TPU VM install tensorflow-tpu and give "
-            "'local'; elsewhere give its name or grpc:// address; without one, "
-            "distribute='auto' takes what is there"
+            f"Expected a TPU. Received: tpu={name!r}, with TensorFlow's error: "
+            f"{str(error).strip()[:300]}. On a TPU VM, install tensorflow-tpu and use "
+            "'local'. Elsewhere, use the TPU's name or grpc:// address. Without a TPU, "
+            "use distribute='auto', which selects the available devices"
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 
@@ -171,27 +172,27 @@ def _on_jax(word: Word, model_parallel: int) -> Any:
         _join_on_jax()
     try:
         devices = keras.distribution.list_devices("tpu" if word == "tpu" else None)
-    except RuntimeError:  # JAX's own, where it has no library for them.
+    except RuntimeError:  # From JAX, if it has no library for TPUs.
         devices = []
     if word == "tpu" and not devices:
         raise ValueError(
             "Expected a TPU. Received: 'tpu' on a machine where JAX finds none. On a "
-            "TPU VM: pip install 'jax[tpu]'"
+            "TPU VM, run `pip install 'jax[tpu]'`"
         )
     processes = _processes_of_jax()
     if processes > 1 and word in ("none", "mirrored"):
         raise ValueError(
-            "Expected 'multiworker', 'tpu' or 'auto' where jax.distributed is "
-            f"initialized: arrays are of all processes. Received: {word!r}, "
+            "Expected 'multiworker', 'tpu' or 'auto' because jax.distributed is "
+            f"initialized and arrays span all processes. Received: {word!r}, "
             f"{processes} processes"
         )
     _check_equal_devices(processes)
     if processes > 1 and model_parallel != 1:
         raise ValueError(
-            "Expected model_parallel=1 in several processes: a checkpoint is written "
-            "by one process, which has to have the whole model. Received: "
-            f"model_parallel={model_parallel}, {processes} processes. One process "
-            "with all devices of a machine cuts a model"
+            "Expected model_parallel=1 in several processes: one process writes the "
+            "checkpoints and must have the whole model. Received: "
+            f"model_parallel={model_parallel}, {processes} processes. To shard a "
+            "model, use one process with all devices of a machine"
         )
     devices = devices[:1] if word == "none" else devices
     if model_parallel < 1 or len(devices) % model_parallel:
@@ -200,7 +201,7 @@ def _on_jax(word: Word, model_parallel: int) -> Any:
             f"model_parallel={model_parallel}, {len(devices)} devices"
         )
     if word == "none":
-        return tf.distribute.get_strategy()  # The default: its scope changes nothing.
+        return tf.distribute.get_strategy()  # The default: its scope has no effect.
     if model_parallel == 1:  # `Workers` gives each process its share of the data.
         return keras.distribution.DataParallel(
             devices=devices, auto_shard_dataset=False
@@ -214,7 +215,7 @@ def _on_jax(word: Word, model_parallel: int) -> Any:
 
 
 def _check_equal_devices(processes: int) -> None:
-    """Raises unless each process has as many devices: their shares are equal."""
+    """Raises ValueError unless all processes have the same number of devices."""
     if processes == 1:
         return
     import jax
@@ -223,31 +224,32 @@ def _check_equal_devices(processes: int) -> None:
     counts = [owners.count(process) for process in range(processes)]
     if len(set(counts)) > 1:
         raise ValueError(
-            "Expected as many devices in each process, which gets an equal share of "
-            f"a batch. Received: {', '.join(map(str, counts))} devices in processes "
-            f"0 to {processes - 1}. CUDA_VISIBLE_DEVICES chooses some"
+            "Expected the same number of devices in each process, because each gets "
+            "an equal share of a batch. Received: "
+            f"{', '.join(map(str, counts))} devices in processes 0 to "
+            f"{processes - 1}. Select devices with CUDA_VISIBLE_DEVICES"
         )
 
 
 def _processes_of_jax() -> int:
-    """How many processes JAX computes in; asks no device where it is one."""
+    """Returns the number of JAX processes; does not initialize devices if it is one."""
     import jax
 
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def _join_on_jax() -> None:
-    """Joins the processes of the cluster, unless the caller has.
+    """Joins the processes of the cluster, unless the caller has done so.
 
-    Where the environment describes none, JAX detects it: a pod of TPU hosts, SLURM.
+    If the environment does not describe a cluster, JAX detects it (TPU pods, SLURM).
     """
     import jax
 
     if not jax.distributed.is_initialized():
         if not hasattr(jax.config, "jax_enable_preemption_service"):
             raise ValueError(
-                "Expected a JAX whose handler of SIGTERM can be left out, so that a "
-                "run of several processes is saved when it is stopped: 0.10 or newer. "
+                "Expected jax 0.10 or newer. Its SIGTERM handler can be disabled, so "
+                "that a run of several processes is saved when it is stopped. "
                 f"Received: jax {jax.__version__}. Run `pip install -U jax`, or train "
                 "in one process, which uses all devices of a host"
             )
@@ -260,22 +262,22 @@ def _join_on_jax() -> None:
             given |= {"cluster_detection_method": "deactivate"}
         change: Callable[[str, Any], None] = jax.config.update
         change("jax_cpu_collectives_implementation", "gloo")
-        # It would take the place of Python's handler of SIGTERM, by which a run saves.
+        # It would replace Python's SIGTERM handler, which saves the run.
         change("jax_enable_preemption_service", False)
         try:
             jax.distributed.initialize(
                 **given,
                 initialization_timeout=120,  # Seconds.
-                shutdown_timeout_seconds=60,  # A worker that failed waits so long.
+                shutdown_timeout_seconds=60,  # Time that a failed worker waits.
             )
         except ValueError:
-            cluster()  # Raises: there is none.
+            cluster()  # Raises an error if no cluster is described.
             raise
         except RuntimeError as error:
             raise ValueError(
                 "Expected jax.distributed to connect all workers. Received: "
-                f"{str(error).strip()[:300]}. Call it before JAX computes anything, "
-                "in a process of its own"
+                f"{str(error).strip()[:300]}. Call it in a separate process, before "
+                "JAX computes anything"
             ) from error
     own_versions = json.dumps(versions()).encode()
     text = np.zeros(2048, np.uint8)
@@ -287,9 +289,9 @@ def _join_on_jax() -> None:
 
 
 def _share_a_seed() -> None:
-    """Gives unseeded processes the first one's seed: weights have to begin equal."""
+    """Gives unseeded processes the first one's seed, so that weights start equal."""
     state = random.getstate()
-    draw = random.getrandbits(23)  # A float32 holds it.
+    draw = random.getrandbits(23)  # A float32 can represent it.
     random.setstate(state)
     draws = _gathered(np.array([draw], np.float32))
     if np.ptp(draws):
@@ -297,7 +299,7 @@ def _share_a_seed() -> None:
 
 
 def _gathered(values: np.ndarray) -> np.ndarray:
-    """The values of each process of JAX, [processes, ...]."""
+    """Gathers the values of each JAX process, [processes, ...]."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(values))
@@ -310,17 +312,17 @@ def _on_torch(word: Word) -> Any:
         received = repr(word) + (f", a cluster of {workers} workers" * (workers > 1))
         raise ValueError(
             "Expected strategy 'none' on torch: Keras trains on one device there "
-            f"(keras#23418). Received: {received}. KERAS_BACKEND=tensorflow or jax "
-            "trains on several devices"
+            f"(keras#23418). Received: {received}. Use KERAS_BACKEND=tensorflow or "
+            "jax to train on several devices"
         )
-    return tf.distribute.get_strategy()  # The default: its scope changes nothing.
+    return tf.distribute.get_strategy()  # The default: its scope has no effect.
 
 
 def _layout_map(mesh: keras.distribution.DeviceMesh) -> Any:
-    """Of a block's matrices the first is cut by columns, the second by rows.
+    """Shards the first matrix of each pair by columns, and the second by rows.
 
-    What lies between them, heads and hidden units, is then never gathered; one sum
-    over the devices follows each pair (arXiv:1909.08053, section 3).
+    The heads and hidden units between them are never gathered. One sum over the devices
+    follows each pair (arXiv:1909.08053, section 3).
     """
     layouts = keras.distribution.LayoutMap(mesh)
     for first, second in (("qkv", "out"), ("Dense_0", "Dense_1")):
@@ -331,19 +333,19 @@ def _layout_map(mesh: keras.distribution.DeviceMesh) -> Any:
 
 
 def on_tpu(strategy: Any) -> bool:
-    """Whether a strategy's devices are TPUs, whose own number is bfloat16."""
+    """Whether a strategy's devices are TPUs, whose native dtype is bfloat16."""
     if keras.backend.backend() == "jax":
         return any("tpu" in name for name in keras.distribution.list_devices())
     return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
 class Workers:
-    """The processes and devices of one training: here one device, on any backend.
+    """The processes and devices of a training run; this base class has one device.
 
     Attributes:
         index: index of this process; 0 is the chief, the only one that writes files.
         count: number of processes.
-        replicas: that a batch is divided among, in all processes together.
+        replicas: number of replicas in all processes, among which a batch is divided.
     """
 
     index, count, replicas = 0, 1, 1
@@ -353,7 +355,7 @@ class Workers:
 
     @staticmethod
     def under(strategy: Any) -> "Workers":
-        """Those of what `strategy` returned."""
+        """Returns the workers of a strategy."""
         if not isinstance(strategy, tf.distribute.Strategy):
             return _JaxWorkers(strategy)
         if strategy.num_replicas_in_sync > 1 or isinstance(strategy, MultiWorker):
@@ -362,21 +364,21 @@ class Workers:
 
     @classmethod
     def of(cls, model: keras.Model) -> "Workers":
-        """Those that train a model: it was built under their strategy."""
+        """Returns the workers of the strategy that a model was built under."""
         if keras.backend.backend() == "tensorflow":
             return cls.under(model.distribute_strategy)
         devices = keras.distribution.distribution()
         if devices is None and (count := _devices_of(model)) > 1:
             raise ValueError(
-                "Expected the training of a model in the scope of its strategy: `with "
-                "strategy.scope():` around model and `fit`. Received: a model on "
-                f"{count} devices, outside"
+                "Expected a model to be trained in the scope of its strategy. "
+                f"Received: a model on {count} devices, outside of a scope. Put the "
+                "model and `fit` into `with strategy.scope():`"
             )
         return cls.current()
 
     @classmethod
     def current(cls) -> "Workers":
-        """Those of the models that are built here and now."""
+        """Returns the workers of the current strategy."""
         devices = None
         if keras.backend.backend() != "tensorflow":
             devices = keras.distribution.distribution()
@@ -387,41 +389,41 @@ class Workers:
         return self.index == 0
 
     def scope(self) -> Any:
-        """Where a training's variables are made."""
+        """Returns the scope in which variables must be created."""
         return self._strategy.scope()
 
     def check(self, recipe: Recipe, batch_size: int) -> None:
-        """Raises ValueError where a recipe cannot be divided among the devices."""
+        """Raises ValueError if a batch cannot be divided among the devices."""
         parts = recipe.accumulation_steps
         if batch_size % (self.replicas * parts):
             raise ValueError(
-                "Expected a batch_size that is a multiple of devices times "
+                "Expected batch_size to be a multiple of devices times "
                 f"accumulation_steps. Received: batch_size={batch_size}, "
                 f"{self.replicas} devices in {self.count} processes, "
                 f"accumulation_steps={parts}"
             )
 
     def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
-        """A dataset whose global batches are `made`'s, a part on each replica.
+        """Returns a dataset that puts a part of each global batch on each replica.
 
         Args:
-            made: a function of (this worker's index, how many there are), as
-                `pipelines.train_pipeline` takes it, to this worker's batches.
+            made: function from a shard (index of this worker, number of workers), as in
+                `pipelines.train_pipeline`, to the batches of this worker.
         """
         return made((self.index, self.count))
 
     def share(self, batches: Any) -> Any:
-        """This process's part of ready batches, where `fit` does not divide them."""
+        """Returns this process's part of ready batches that `fit` does not divide."""
         return batches
 
     def any(self, *asked: bool) -> list[bool]:
-        """What any of the processes asks, in all of them at the same moment."""
+        """Returns whether each flag is set in any process; all processes call this."""
         if self.count == 1:
             return list(asked)
         return [bool(total) for total in self._sums(np.array(asked, np.float32))]
 
     def meet(self) -> None:
-        """Returns when every process has come here."""
+        """Waits until every process has called this."""
         self.any(False)
 
     def check_step(self, step: int) -> None:
@@ -431,52 +433,52 @@ class Workers:
         (total,) = self._sums(np.array([step], np.float32))
         if total != step * self.count:
             raise ValueError(
-                "Expected every worker to find the same newest checkpoint: the run's "
-                "folder has to be on a disk that all of them share. Received: step "
-                f"{step} on worker {self.index}, {total / self.count:g} on average"
+                "Expected every worker to find the same newest checkpoint. Received: "
+                f"step {step} on worker {self.index}, {total / self.count:g} on "
+                "average. Put the run's folder on a disk that all workers share"
             )
 
     def each(self, variable: keras.Variable) -> np.ndarray:
-        """A metric's number on each replica, float32 [R]: each counts what it has seen.
+        """Returns a metric variable's value on each replica, float32 [R].
 
-        One number, [], where there is one replica, and on JAX, where there is one sum.
+        With one replica, and on JAX, it is a single number, [].
         """
         number: np.ndarray = keras.ops.convert_to_numpy(variable)
         return number
 
     def give(self, variable: keras.Variable, values: np.ndarray) -> None:
-        """Puts back what `each` returned, to the bit on as many replicas.
+        """Restores the values of `each`, bit-exact on the same number of replicas.
 
-        On another number the sum, in equal parts.
+        On a different number of replicas, the sum is restored.
         """
         variable.assign(np.sum(values))
 
     def draw_apart(self, states: Sequence[keras.Variable]) -> None:
-        """Gives each replica's dropout draws of its own, as vit_jax/train.py does.
+        """Gives dropout a different seed on each replica, as vit_jax/train.py does.
 
-        On JAX the draws are those of the whole batch, on any number of devices.
+        On JAX, dropout is drawn for the whole batch, on any number of devices.
 
         Args:
-            states: states of the generators, equal on all replicas: (seed, count) each.
+            states: states of the generators, (seed, count) each, equal on all replicas.
         """
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
-        """The processes' values, float32, summed in all of them."""
+        """Returns the sum of the values, float32, over all processes."""
         return values
 
 
 def _devices_of(model: keras.Model) -> int:
-    """The number of devices of JAX that a model's variables are on."""
+    """Returns the number of JAX devices that hold a model's variables."""
     if keras.backend.backend() != "jax":
         return 1
     return max((len(v.value.devices()) for v in model.variables), default=1)
 
 
 class _JaxWorkers(Workers):
-    """Processes of JAX, each of which feeds its own devices.
+    """JAX processes, each of which feeds its own devices.
 
-    An array over all devices is one value: variables are assigned, and metrics read,
-    as in one process, at the same moment in all.
+    An array over all devices is a single value. All processes must assign variables and
+    read metrics at the same time, as in one process.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -498,9 +500,9 @@ class _JaxWorkers(Workers):
             tf.debugging.assert_equal(
                 count % self.replicas,
                 0,
-                f"Expected batches of a multiple of {self.replicas} images, one on "
-                "each device. Dataset.batch(..., drop_remainder=True) leaves out the "
-                "last ones",
+                f"Expected the batch size to be a multiple of {self.replicas} images, "
+                "the number of devices. Dataset.batch(..., drop_remainder=True) omits "
+                "the last, smaller batch",
             )
             share = count // self.count
             return x[self.index * share : (self.index + 1) * share]
@@ -520,8 +522,8 @@ class _TensorFlowWorkers(Workers):
         self.replicas = strategy.num_replicas_in_sync
         if self.replicas > 1 and not isinstance(strategy, KNOWN):
             raise ValueError(
-                "Expected a strategy of keras_vit.training.strategy, or a Mirrored "
-                "or TPU one: Keras trains wrongly, or not at all, under others. "
+                "Expected a strategy from keras_vit.training.strategy, or a Mirrored "
+                "or TPU strategy: Keras fails or trains incorrectly with others. "
                 f"Received: {type(strategy).__name__}"
             )
         if isinstance(strategy, MultiWorker):
@@ -533,9 +535,9 @@ class _TensorFlowWorkers(Workers):
         if self.count > 1 and recipe.momentum_dtype == "bfloat16":
             raise ValueError(
                 "Expected momentum_dtype='float32' in several processes: TensorFlow "
-                "makes no bfloat16 variable there (CollectiveBcastSend). Received: "
-                f"momentum_dtype={recipe.momentum_dtype!r}, {self.count} processes. "
-                "KERAS_BACKEND=jax trains with it"
+                "cannot create bfloat16 variables there (CollectiveBcastSend). "
+                f"Received: momentum_dtype={recipe.momentum_dtype!r}, {self.count} "
+                "processes. Use float32, or KERAS_BACKEND=jax"
             )
 
     def batches(self, made: Callable[[Shard], tf.data.Dataset]) -> Any:
@@ -581,7 +583,7 @@ class _TensorFlowWorkers(Workers):
                     part.assign(np.array([own, count], seed.dtype))
 
     def _parts(self, variable: keras.Variable) -> Sequence[Any]:
-        """The variables of this process's replicas."""
+        """Returns a variable's copies on this process's replicas."""
         parts: Sequence[Any] = self._strategy.experimental_local_results(variable.value)
         return parts
 

@@ -1,12 +1,12 @@
-"""The schedules and optimizers of the official code (B.1, B.1.1, Tables 3 and 4).
+"""Schedules and optimizers of the official code (B.1, B.1.1, Tables 3 and 4).
 
-vit_jax fine-tunes with `WarmupDecay` and `MomentumSGD`, big_vision pre-trains with
-`BigVisionSchedule` and `DecoupledAdam` or `Adafactor`, BiT fine-tunes with
-`StaircaseDecay`. All were learnt from those repositories and are compared with what
-they compute (tests/training/test_optim.py).
+vit_jax fine-tunes with `WarmupDecay` and `MomentumSGD`. big_vision pre-trains with
+`BigVisionSchedule` and `DecoupledAdam` or `Adafactor`. BiT fine-tunes with
+`StaircaseDecay`. All of them are based on those repositories and tested against their
+results (tests/training/test_optim.py).
 
-Glossary: w: a variable. - g: its gradient, clipped. - u: the direction an optimizer
-makes of it. - m, v: its first and second moment. - t: updates, from 1.
+Glossary: w: a variable. - g: its clipped gradient. - u: the optimizer's direction. -
+m, v: its first and second moment. - t: number of the update, from 1.
 """
 
 import math
@@ -36,7 +36,7 @@ __all__ = [
     "schedule",
 ]
 
-LINEAR_END = 1e-5  # vit_jax/utils.py: where the linear decay stops.
+LINEAR_END = 1e-5  # vit_jax/utils.py: final rate of the linear decay.
 
 register = keras.saving.register_keras_serializable(package="keras_vit")
 
@@ -46,12 +46,12 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then cosine or linear decay (Tables 3, 4), as vit_jax/utils.py.
 
     progress = clip((step - warmup) / (total - warmup), 0, 1), and the decayed rate is
-    multiplied by min(1, step / warmup). Steps count from 0: with a warm-up the first
+    multiplied by min(1, step / warmup). Steps count from 0, so with a warm-up the first
     update changes nothing.
 
     Args:
-        base_lr: the rate after the warm-up.
-        total_steps: where the decay ends, at 0 (cosine) or 1e-5 (linear).
+        base_lr: learning rate after the warm-up.
+        total_steps: step at which the decay ends, at 0 (cosine) or 1e-5 (linear).
         warmup_steps: length of the warm-up; 0 for none.
         decay: "cosine" or "linear".
 
@@ -111,13 +111,14 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
     multiplied by min(1, step / warmup) and min(1, (total - step) / cooldown).
 
     Args:
-        base_lr: the rate after the warm-up.
-        total_steps: where the decay ends.
+        base_lr: learning rate after the warm-up.
+        total_steps: step at which the decay ends.
         decay: "cosine", to 0; "linear", to `end`; "polynomial", to `end`, with
-            (1 - progress) ^ `power`; "rsqrt", over `timescale`; "stair", `mults` times
-            the rate from `steps` on.
-        warmup_steps: 0 for none.
-        cooldown_steps: length of a last linear decay to 0, over any other; 0 for none.
+            (1 - progress) ^ `power`; "rsqrt", with `timescale`; "stair", `mults` times
+            the rate from each of `steps`.
+        warmup_steps: length of the warm-up; 0 for none.
+        cooldown_steps: length of a final linear decay to 0, in addition to `decay`; 0
+            for none.
         power: exponent of "polynomial".
         end: final value of "linear" and "polynomial".
         timescale: timescale of "rsqrt": base_lr / sqrt(1 + (step - warmup + shift) /
@@ -128,7 +129,7 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Raises:
         ValueError: if `decay` is unknown, not 0 <= warmup_steps < total_steps, or
-            `steps` and `mults` are not "stair"'s, one for one.
+            `steps` and `mults` have different lengths or do not belong to "stair".
     """
 
     def __init__(
@@ -155,8 +156,8 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
         _check_warmup(warmup_steps, total_steps)
         if len(steps) != len(mults) or (decay == "stair") != bool(steps):
             raise ValueError(
-                "Expected steps with a multiplier each for decay='stair', and for no "
-                f"other. Received: decay={decay!r}, steps={tuple(steps)}, "
+                "Expected steps with one multiplier each for decay='stair', and none "
+                f"for other decays. Received: decay={decay!r}, steps={tuple(steps)}, "
                 f"mults={tuple(mults)}"
             )
         self.base_lr = arguments.not_negative("base_lr", base_lr)
@@ -217,22 +218,22 @@ class BigVisionSchedule(keras.optimizers.schedules.LearningRateSchedule):
 class StaircaseDecay(keras.optimizers.schedules.LearningRateSchedule):
     """BiT-HyperRule's schedule (big_transfer, bit_hyperrule.py).
 
-    Linear warm-up until the first boundary, then a tenth of the rate after every
-    further one.
+    Linear warm-up until the first boundary. The rate is divided by 10 after every
+    further boundary.
 
     Args:
-        base_lr: the rate after the warm-up.
-        boundaries: the warm-up's end and the steps after which the rate falls.
+        base_lr: learning rate after the warm-up.
+        boundaries: end of the warm-up, then the steps after which the rate falls.
 
     Raises:
-        ValueError: if the boundaries do not grow from above 0.
+        ValueError: if the boundaries are not positive and strictly increasing.
     """
 
     def __init__(self, base_lr: float, boundaries: Sequence[int]) -> None:
         super().__init__()
         if not boundaries or list(boundaries) != sorted({0, *boundaries})[1:]:
             raise ValueError(
-                "Expected boundaries that grow from above 0. "
+                "Expected boundaries that are positive and strictly increasing. "
                 f"Received: boundaries={tuple(boundaries)}"
             )
         self.base_lr = arguments.not_negative("base_lr", base_lr)
@@ -260,28 +261,28 @@ def _check_warmup(warmup_steps: int, total_steps: int) -> None:
 def _check_layer_decay(layer_decay: float | None) -> None:
     if layer_decay is not None and arguments.positive("layer_decay", layer_decay) > 1:
         raise ValueError(
-            "Expected layer_decay, the factor of the learning rate from layer to "
-            f"layer, in (0, 1]. Received: layer_decay={layer_decay}"
+            "Expected layer_decay, the learning rate's factor from layer to layer, in "
+            f"(0, 1]. Received: layer_decay={layer_decay}"
         )
 
 
 def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
-    """The learning rate's multiplier of every variable, by its layer's depth.
+    """Returns the learning rate's multiplier for each variable, by depth of its layer.
 
-    BEiT's convention (arXiv:2106.08254, `get_num_layer_for_vit`): patch and position
-    embeddings and the class token, and here a hybrid's ResNet, are depth 0, block i is
-    depth i + 1, and what comes after L blocks, the last norm and the head, is depth
-    L + 1 and keeps the whole rate: layer_decay ^ (L + 1 - depth).
+    The multiplier is layer_decay ^ (L + 1 - depth), with BEiT's convention
+    (arXiv:2106.08254, `get_num_layer_for_vit`). Patch and position embeddings, the
+    class token, and here also a hybrid's ResNet, have depth 0. Block i has depth i + 1.
+    The last norm and the head, after L blocks, have depth L + 1 and the full rate.
 
     Args:
         paths: paths of the variables, `keras.Variable.path`.
-        layer_decay: the factor of one layer less, in (0, 1].
+        layer_decay: factor from one layer to the one before, in (0, 1].
 
     Returns:
         A multiplier for each of `paths`.
 
     Raises:
-        ValueError: if no path is a Transformer block's.
+        ValueError: if no path belongs to a Transformer block.
 
     Examples:
         >>> layer_rates(["embedding/bias", "encoderblock_0/qkv/bias", "head/bias"], 0.5)
@@ -291,7 +292,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
     last = 1 + max((1 + int(found[1]) for found in blocks if found), default=-1)
     if not last:
         raise ValueError(
-            "Expected a Transformer's variables (encoderblock_0/...) for layer_decay. "
+            "Expected variables of a Transformer (encoderblock_0/...) for layer_decay. "
             f"Received: layer_decay={layer_decay}, {', '.join(paths[:3])}, ..."
         )
     after = ("encoder_norm/", "MAPHead_0/", "pre_logits/", "head/")
@@ -303,7 +304,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Sums inside the step of a `tf.distribute` replica; None stays None."""
+    """Sums gradients over replicas, inside a `tf.distribute` step; None stays None."""
     if keras.backend.backend() != "tensorflow":
         return list(gradients)
     import tensorflow as tf
@@ -317,14 +318,14 @@ def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
 
 
 class _Decoupled(keras.optimizers.Optimizer):
-    """w <- w - lr * c * (u + kernel_decay * w): what the optimizers below share.
+    """Base class of the optimizers: w <- w - lr * c * (u + kernel_decay * w).
 
-    Weights decay apart from the gradient, and kernels alone do: norms, biases,
-    positions and the class token do not (big_vision, optax.py: `.*/kernel$`). The
-    decay is relative to the rate, as in Table 3; big_vision's `wd` is
+    Weight decay is decoupled from the gradient and applies only to kernels, not to
+    norms, biases, positions and the class token (big_vision, optax.py: `.*/kernel$`).
+    It is relative to the learning rate, as in Table 3; big_vision's `wd` is
     lr * kernel_decay. c is the layer's multiplier, see `layer_rates`.
 
-    `gradient_norm` is the last gradients' global norm, before they were clipped.
+    `gradient_norm` is the global norm of the last gradients before clipping.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class _Decoupled(keras.optimizers.Optimizer):
         super().apply(sum_over_replicas(grads), trainable_variables)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
-        """Keras's own would compute the global norm once more."""
+        """Clips gradients; Keras's method would compute the global norm again."""
         squares = [ops.sum(ops.square(at_least_float32(grad))) for grad in grads]
         norm = ops.sqrt(sum(squares))
         self.gradient_norm.assign(norm)
@@ -369,11 +370,11 @@ class _Decoupled(keras.optimizers.Optimizer):
         return [grad * ops.cast(factor, grad.dtype) for grad in grads]
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        """Keras's own sum, which it makes of clipped gradients: `apply` has summed."""
+        """Disables Keras's sum of clipped gradients: `apply` has summed them before."""
         return grads_and_vars
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Comes first in a subclass's `build`."""
+        """Sets decays and rates; a subclass's `build` calls this first."""
         super().build(variables)
         self.decays = [
             self.kernel_decay if variable.name == "kernel" else 0.0
@@ -388,7 +389,7 @@ class _Decoupled(keras.optimizers.Optimizer):
         )
 
     def _momentums(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        """A first moment for each variable, in `momentum_dtype`, on its devices."""
+        """Creates a first moment in `momentum_dtype` for each variable."""
         devices = keras.distribution.distribution()
         return [
             self.add_variable(
@@ -403,10 +404,10 @@ class _Decoupled(keras.optimizers.Optimizer):
         ]
 
     def _decayed(self, momentum: Any, factor: float) -> Any:
-        """The product with m, in m's dtype, then float32: optax's expression.
+        """Returns factor * m, computed in m's dtype and cast to float32, as in optax.
 
-        In bfloat16, 0.9 is 0.8984375. The product is rounded where operations run one
-        by one and is not where XLA compiles them, here as in optax.
+        In bfloat16, 0.9 is 0.8984375. As in optax, the product is rounded if operations
+        run one by one, but not if XLA compiles them.
         """
         factor = ops.convert_to_tensor(factor, dtype=momentum.dtype)
         return at_least_float32(factor * momentum)
@@ -424,16 +425,16 @@ class _Decoupled(keras.optimizers.Optimizer):
         self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
 
     def _rate(self, learning_rate: Any, index: int) -> Any:
-        """The rate of the variable at `index`, lr * c."""
+        """Returns the learning rate of the variable at `index`, lr * c."""
         rate = ops.cast(learning_rate, wide())
         return rate if self.rates[index] == 1.0 else rate * self.rates[index]
 
     def direction(self, gradient: Any, index: int) -> Any:
-        """The u of the variable at `index`; updates its moments.
+        """Returns u for the variable at `index`, and updates its moments.
 
         Args:
-            gradient: g, float32 of the variable's shape, [...].
-            index: index of the variable, among those that the optimizer was built for.
+            gradient: g, float32 with the variable's shape, [...].
+            index: index of the variable in the optimizer.
 
         Returns:
             float32 [...] of the same shape.
@@ -451,11 +452,11 @@ class _Decoupled(keras.optimizers.Optimizer):
 
 @register
 class LossScale(keras.optimizers.LossScaleOptimizer):
-    """The loss scaling of mixed_float16, by which all replicas step, or none does.
+    """The loss scaling of mixed_float16, with one decision to step for all replicas.
 
-    Keras looks at the first replica's own gradients: what overflows on another one
-    goes into the weights of all. Keras's `build` adds its two variables at every call,
-    so that a model saved after two calls could not be loaded.
+    Keras only checks the gradients of the first replica, so an overflow on a different
+    replica would reach the weights of all. Keras's `build` also adds its two variables
+    at every call, so that a model saved after two calls could not be loaded.
     """
 
     def build(self, variables: list[keras.Variable]) -> None:
@@ -470,26 +471,27 @@ class LossScale(keras.optimizers.LossScaleOptimizer):
 
 @register
 class MomentumSGD(_Decoupled):
-    """SGD with momentum as optax and torch compute it (Table 4).
+    """SGD with momentum as in optax and torch (Table 4).
 
     m <- g + momentum * m;  u = m
 
-    `keras.optimizers.SGD` keeps lr inside the momentum (m <- momentum * m - lr * g),
-    which is another path whenever lr changes, as it does at every step of a schedule.
+    `keras.optimizers.SGD` includes lr in the momentum (m <- momentum * m - lr * g). The
+    result differs whenever lr changes, which a schedule does at every step.
 
     Args:
         learning_rate: a number or a schedule.
-        momentum: in [0, 1).
+        momentum: factor of the previous m, in [0, 1).
         name: name of the optimizer.
-        **kwargs: `kernel_decay`, weight decay of kernels, relative to the rate
-            [default: 0, Table 4's]; `layer_decay`, see `layer_rates` [default: None,
-            one rate]; `momentum_dtype`, "float32" or "bfloat16", which keeps m as
-            vit_jax/train.py does and rounds `momentum` too, but not u; and those of
-            `keras.optimizers.Optimizer`: `global_clipnorm`, `use_ema`, ...
+        **kwargs: `kernel_decay`, weight decay of kernels relative to the rate
+            [default: 0, as in Table 4]; `layer_decay`, see `layer_rates` [default:
+            None, the same rate for all]; `momentum_dtype`, "float32" or "bfloat16",
+            which stores m as vit_jax/train.py does and also rounds `momentum`, but not
+            u; and arguments of `keras.optimizers.Optimizer`: `global_clipnorm`,
+            `use_ema`, ...
 
     Raises:
-        ValueError: if `momentum_dtype` is another; when it is built, if `layer_decay`
-            is given for variables without a Transformer block's.
+        ValueError: if `momentum_dtype` is not supported; in `build`, if `layer_decay`
+            is set and no variable belongs to a Transformer block.
     """
 
     def __init__(
@@ -515,7 +517,7 @@ class MomentumSGD(_Decoupled):
             return
         import tensorflow as tf
 
-        tf.raw_ops.ResourceApplyMomentum(  # One pass, and no other memory.
+        tf.raw_ops.ResourceApplyMomentum(  # A single pass without temporary memory.
             var=variable.handle,
             accum=self.momentums[index].value.handle,
             lr=self._rate(learning_rate, index),
@@ -524,7 +526,7 @@ class MomentumSGD(_Decoupled):
         )
 
     def _has_kernel(self, variable: Any, index: int) -> bool:
-        """Whether TensorFlow's own kernel computes this variable's update."""
+        """Whether a TensorFlow kernel can compute this variable's update."""
         dtypes = {keras.backend.standardize_dtype(variable.dtype), self.momentum_dtype}
         if keras.backend.backend() != "tensorflow" or dtypes != {"float32"}:
             return False
@@ -546,22 +548,22 @@ class MomentumSGD(_Decoupled):
 
 @register
 class DecoupledAdam(_Decoupled):
-    """Adam with decoupled weight decay of kernels, as big_vision's (Table 3).
+    """Adam with decoupled weight decay of kernels, as in big_vision (Table 3).
 
     m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g^2
     u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    `keras.optimizers.AdamW` decays every variable and adds epsilon before the
-    correction of v.
+    `keras.optimizers.AdamW` decays all variables and adds epsilon before the correction
+    of v.
 
     Args:
         learning_rate: a number or a schedule.
-        beta1: in [0, 1).
-        beta2: in [0, 1).
-        epsilon: as in the formula.
+        beta1: decay of m, in [0, 1).
+        beta2: decay of v, in [0, 1).
+        epsilon: small constant in the formula.
         name: name of the optimizer.
-        **kwargs: see `MomentumSGD`; a `momentum_dtype` of "bfloat16" keeps m so, and
-            rounds `beta1`, as optax does.
+        **kwargs: see `MomentumSGD`; with `momentum_dtype="bfloat16"`, m is stored in
+            bfloat16 and `beta1` is rounded, as in optax.
 
     Raises:
         ValueError: see `MomentumSGD`.
@@ -618,21 +620,20 @@ class Adafactor(_Decoupled):
     beta = min(beta2_cap, 1 - t^-0.8);  v <- beta * v + (1 - beta) * (g^2 + 1e-30)
     u = m <- momentum * m + (1 - momentum) * g / sqrt(v)
 
-    v is kept as the means of its rows and columns along the two largest dimensions,
-    if both have at least 32 places; there is no clipping of updates, and m is not
-    corrected for its start at zero.
+    v is stored as the means of its rows and columns along the two largest dimensions if
+    both are 32 or larger. Updates are not clipped, and m is not bias-corrected.
 
-    Dimensions are those of the official checkpoints, which `views` names: where our
-    variable holds query, key and value side by side, each is a matrix of its own, and
-    of [D, k, D_h] the two largest are D and D_h.
+    The dimensions are those of the official checkpoints, which `views` contains. If a
+    variable here concatenates query, key and value, each of them is treated as a
+    separate matrix; the two largest dimensions of [D, k, D_h] are D and D_h.
 
     Args:
         learning_rate: a number or a schedule.
-        momentum: momentum of the last average; 0 leaves m out.
-        beta2_cap: as in the formula.
-        views: variable path: (tensors side by side on its last axis, shape of each);
-            see `checkpoint_views`. A path that is absent is one tensor of its own
-            shape.
+        momentum: factor of the previous m; 0 disables m.
+        beta2_cap: upper limit of beta in the formula.
+        views: path of a variable -> (number of tensors along its last axis, shape of
+            each), see `checkpoint_views`. A variable whose path is absent is treated as
+            one tensor.
         name: name of the optimizer.
         momentum_dtype: dtype of m; "bfloat16" is big_vision's.
         **kwargs: see `MomentumSGD`.
@@ -666,7 +667,7 @@ class Adafactor(_Decoupled):
             return
         super().build(variables)
         self.momentums = self._momentums(variables) if self.momentum else []
-        self.factored = []  # Axes of (the row mean's, the column mean's) largest.
+        self.factored = []  # Axes that the row means and the column means reduce.
         self.velocities = []
         for variable in variables:
             count, shape = self.views.get(variable.path, (1, variable.shape))
@@ -688,7 +689,7 @@ class Adafactor(_Decoupled):
         count, shape = self.views.get(variable.path, (1, variable.shape))
         t = ops.cast(self.iterations + 1, wide())
         beta = ops.minimum(self.beta2_cap, 1.0 - ops.power(t, -0.8))
-        # Tensors side by side become tensors one after another: [count, *shape].
+        # Moves tensors from the last axis to the first: [count, *shape].
         lead = tuple(variable.shape[:-1])
         apart = (*lead, count, variable.shape[-1] // count) if lead else None
         g = gradient
@@ -707,7 +708,7 @@ class Adafactor(_Decoupled):
         return update
 
     def _inverse_root(self, squares: Any, beta: Any, index: int) -> Any:
-        """1 / sqrt(v), or its approximation by rows and columns."""
+        """Returns 1 / sqrt(v), or its approximation from row and column means."""
         axes = self.factored[index]
 
         def averaged(velocity: Any, value: Any) -> Any:
@@ -741,9 +742,9 @@ class Adafactor(_Decoupled):
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The largest and second largest axis of [count, *shape], or None if too small.
+    """Returns the largest and second largest axis of [count, *shape], or None if small.
 
-    Of equal sides the later one counts as larger, as optax's sort has it.
+    If sides are equal, the later one counts as larger, as in optax's sort.
     """
     if len(shape) < 2:
         return None
@@ -758,19 +759,19 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """How the official checkpoints cut variables, for big_vision's `Adafactor`.
+    """Returns the layout of the official checkpoints, for big_vision's `Adafactor`.
 
     Args:
         model: a model of this library.
 
     Returns:
-        Of the variables that they hold otherwise, by path, how many tensors lie side by
-        side on the last axis, and the shape of each.
+        For each variable with a different layout in the checkpoints, by path: the
+        number of tensors along its last axis, and the shape of each.
     """
     return {
         entry.variable.path: (len(entry.names), entry.shape)
         for entry in canonical.entries(model)
-        if isinstance(entry.variable, keras.Variable)  # No sum of a kernel and LoRA.
+        if isinstance(entry.variable, keras.Variable)  # Not a sum of kernel and LoRA.
         and entry.shape != tuple(entry.variable.shape)
     }
 
@@ -778,17 +779,17 @@ def checkpoint_views(model: keras.Model) -> dict[str, tuple[int, tuple[int, ...]
 def schedule(
     recipe: Recipe, base_lr: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The recipe's learning rate by step, at one of its base rates (Tables 3 and 4).
+    """Returns the recipe's schedule for one of its base rates (Tables 3 and 4).
 
     Args:
-        recipe: a recipe of steps, see `Recipe.for_images`.
+        recipe: a recipe with steps, see `Recipe.for_images`.
         base_lr: one of `recipe.base_lr`.
 
     Returns:
-        A `WarmupDecay`; a `StaircaseDecay` for BiT's recipe.
+        A `WarmupDecay`, or a `StaircaseDecay` for BiT's recipe.
 
     Raises:
-        ValueError: if the recipe has epochs still.
+        ValueError: if the recipe has epochs instead of steps.
     """
     if recipe.decay == "staircase":
         return StaircaseDecay(base_lr, recipe.staircase)
@@ -798,19 +799,19 @@ def schedule(
 def optimizer(
     recipe: Recipe, base_lr: float, model: keras.Model | None = None
 ) -> keras.optimizers.Optimizer:
-    """The recipe's optimizer at one of its learning rates (Tables 3 and 4).
+    """Returns the recipe's optimizer for one of its base rates (Tables 3 and 4).
 
     Args:
-        recipe: a recipe of steps, see `Recipe.for_images`.
+        recipe: a recipe with steps, see `Recipe.for_images`.
         base_lr: one of `recipe.base_lr`.
-        model: what it will train; Adafactor reads the shapes of its checkpoint.
+        model: model to train; Adafactor uses the shapes in its official checkpoint.
 
     Returns:
-        A `MomentumSGD`, `DecoupledAdam` or `Adafactor`, which clips and averages as the
-        recipe says.
+        A `MomentumSGD`, `DecoupledAdam` or `Adafactor` with the recipe's clipping and
+        averaging of weights.
 
     Raises:
-        ValueError: if the recipe has epochs still.
+        ValueError: if the recipe has epochs instead of steps.
     """
     rate = schedule(recipe, base_lr)
     shared: dict[str, Any] = {

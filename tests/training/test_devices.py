@@ -107,7 +107,7 @@ TWO = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index"
 @pytest.mark.parametrize("word", ["mirrored", "tpu"])
 def test_torch_refuses_several_devices(word):
     with pytest.raises(
-        ValueError, match=rf"on torch: .*Received: '{word}'\. KERAS_BACKEND=tensorflow"
+        ValueError, match=rf"on torch: .*Received: '{word}'\. Use KERAS_BACKEND=tensor"
     ):
         strategy(word)
     assert Workers.under(strategy("auto")).replicas == 1
@@ -127,6 +127,6 @@ def test_torch_refuses_several_processes(word, monkeypatch):
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX cuts models")
 def test_other_backends_than_jax_refuse_to_cut_a_model():
     with pytest.raises(
-        ValueError, match=rf"on {BACKEND}: .*model_parallel=2\. KERAS_BACKEND=jax cuts"
+        ValueError, match=rf"on {BACKEND}: .*model_parallel=2\. Use KERAS_BACKEND=jax"
     ):
         strategy(model_parallel=2)

@@ -271,7 +271,7 @@ def test_layer_decay_is_beits():
         "encoder_norm": 1.0,
         "head": 1.0,
     }
-    with pytest.raises(ValueError, match=r"Expected a Transformer's variables"):
+    with pytest.raises(ValueError, match=r"Expected variables of a Transformer"):
         optim.layer_rates(["conv_root/kernel", "head/kernel"], 0.5)
 
 

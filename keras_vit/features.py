@@ -184,7 +184,7 @@ def _graph_sha256(network: keras.Model) -> str | None:
         layer.get("name", layer["config"].get("name")): place
         for place, layer in enumerate(layers)
     }
-    told = [
+    descriptions = [
         {
             "class": layer["registered_name"] or layer["class_name"],
             "config": {
@@ -197,7 +197,7 @@ def _graph_sha256(network: keras.Model) -> str | None:
         for layer in layers
     ]
     outputs = _placed_history(config.get("output_layers"), places)
-    return json_sha256([told, outputs])
+    return json_sha256([descriptions, outputs])
 
 
 def _is_foreign(value: Any) -> bool:

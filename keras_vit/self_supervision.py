@@ -425,16 +425,16 @@ class MaskedPatchPredictor(keras.Model):
             "predicted", with the corrupted patches in their most probable colors and
             the others unchanged.
         """
-        said = {name: _numpy(value) for name, value in self(images).items()}
+        outputs = {name: _numpy(value) for name, value in self(images).items()}
         original = _numpy(images) * self.std + self.mean
         cut = _numpy(patches_of(original, self.patch_size))
         rows = cut.reshape(-1, *cut.shape[2:])
-        sources = said["sources"]
+        sources = outputs["sources"]
         corrupted = rows[np.maximum(sources, 0)]
         corrupted[sources == MASKED] = 0.5
         predicted = cut.copy()
         in_order = np.arange(len(cut))[:, None]
-        predicted[in_order, said["places"]] = self._painted(said["prediction"])
+        predicted[in_order, outputs["places"]] = self._painted(outputs["prediction"])
         return {
             name: np.clip(_numpy(images_of(patches, self.grid)), 0, 1)
             for name, patches in (

@@ -398,12 +398,12 @@ def _npz_classes(
 
 def _without_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Adds labels of a single class for the images."""
-    told = {"classes": np.array(UNLABELLED)}
+    result = {"classes": np.array(UNLABELLED)}
     pairs = (("images", "labels"), ("x_train", "y_train"), ("x_test", "y_test"))
     for images, labels in pairs:
         if images in arrays and arrays[images].ndim:
-            told[labels] = np.zeros(len(arrays[images]), np.int64)
-    return told
+            result[labels] = np.zeros(len(arrays[images]), np.int64)
+    return result
 
 
 def _plain_arrays(path: Path) -> dict[str, np.ndarray]:

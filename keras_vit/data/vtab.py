@@ -411,8 +411,8 @@ def _prepared(task: VTABTask) -> Any:
     except ImportError:
         raise
     except Exception as error:  # TFDS and its downloads raise any kind.
-        said = " ".join(str(error).split()) or type(error).__name__
-        said = said.partition(" Create it and ")[0][:400].rstrip(".")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason.partition(" Create it and ")[0][:400].rstrip(".")
         remedy = (
             f"TFDS cannot download it. Put these files there: {task.by_hand}"
             if task.by_hand
@@ -420,7 +420,7 @@ def _prepared(task: VTABTask) -> Any:
             "already contains it"
         )
         raise ValueError(
-            f"Expected {task.name}'s data, TFDS's {task.tfds}. Received: {said}. "
+            f"Expected {task.name}'s data, TFDS's {task.tfds}. Received: {reason}. "
             f"{remedy}"
         ) from error
 

@@ -323,9 +323,9 @@ def _variant(config: CheckpointConfig | None) -> str:
         return "not of keras_vit"
     if (known := variant_of(config)) is not None:
         return known
-    told = {field.replace("_", " "): at for field, at in sizes_of(config).items()}
+    fields = {field.replace("_", " "): at for field, at in sizes_of(config).items()}
     usual = (None, "full")
-    return ", ".join(f"{k} {v}" for k, v in told.items() if v not in usual)
+    return ", ".join(f"{k} {v}" for k, v in fields.items() if v not in usual)
 
 
 def _numerics(model: keras.Model, config: CheckpointConfig | None) -> dict[str, Any]:

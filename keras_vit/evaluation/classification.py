@@ -67,8 +67,8 @@ class Task:
 
 
 def _digest(array: np.ndarray) -> str:
-    told = f"{array.dtype} {array.shape}".encode()
-    return hashlib.sha256(told + np.ascontiguousarray(array).tobytes()).hexdigest()
+    header = f"{array.dtype} {array.shape}".encode()
+    return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -97,9 +97,9 @@ def table_2(cards: Sequence[Card]) -> tuple[list[str], list[list[str]]]:
     cells: dict[str, dict[str, str]] = {}
     for row in paper.TABLES["Table 2"]:
         column = COLUMNS[row.model, row.pretrained_on]
-        said = cells.setdefault(column, {})
-        both = (said.get(row.dataset), _mean(row.percent, row.std))
-        said[row.dataset] = "/".join(filter(None, both))  # "88.4/88.5"
+        row_cells = cells.setdefault(column, {})
+        both = (row_cells.get(row.dataset), _mean(row.percent, row.std))
+        row_cells[row.dataset] = "/".join(filter(None, both))  # "88.4/88.5"
     runs: dict[str, dict[str, list[Card]]] = {}
     for card in cards:
         runs.setdefault(card.name, {}).setdefault(card.data["name"], []).append(card)

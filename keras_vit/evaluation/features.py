@@ -135,9 +135,9 @@ def backbone(model: keras.Model) -> keras.Model:
     features = model.outputs[0] if read is None else read
     last = getattr(model.layers[-1], "activation", None)
     probabilities = (keras.activations.softmax, keras.activations.sigmoid)
-    told = f"{features.shape}"
+    description = f"{features.shape}"
     if read is None and last in probabilities:
-        told += f", the {last.__name__} of {model.layers[-1].name!r}"
+        description += f", the {last.__name__} of {model.layers[-1].name!r}"
     elif len(features.shape) == 2 and features.shape[-1] is not None:
         if read is None:
             return model
@@ -150,7 +150,7 @@ def backbone(model: keras.Model) -> keras.Model:
     remedy = remedies.get(len(features.shape), "Use keras.Model(IMAGES, FEATURES)")
     raise ValueError(
         "Expected a model that ends in features [B, D], or in a layer named 'head' "
-        f"that reads them. Received: model={model.name!r} with {told}. {remedy}"
+        f"that reads them. Received: model={model.name!r} with {description}. {remedy}"
     )
 
 

@@ -430,11 +430,11 @@ def _check_counts(
     """Raises if a class has fewer images than shots."""
     counts = np.bincount(labels, minlength=len(classes))
     least = int(counts.argmin())
-    have, asked = int(counts[least]), max((n for n in shots if n != "all"), default=1)
-    if have >= asked:
+    have, need = int(counts[least]), max((n for n in shots if n != "all"), default=1)
+    if have >= need:
         return
     remedy = f"Use at most {have} shots" if have else "Remove the class"
     raise ValueError(
-        f"Expected {asked} training images of every class, as many as shots. Received: "
+        f"Expected {need} training images of every class, as many as shots. Received: "
         f"class {classes[least]!r} with {have}. {remedy}"
     )

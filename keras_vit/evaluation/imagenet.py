@@ -286,8 +286,10 @@ def _real(path: str | os.PathLike[str]) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{law}, which is not JSON ({error})") from error
     if not isinstance(lists, list) or len(lists) != VALIDATION_IMAGES:
-        told = f"{len(lists):,}" if isinstance(lists, list) else type(lists).__name__
-        raise ValueError(f"{law} with {told}")
+        received = (
+            f"{len(lists):,}" if isinstance(lists, list) else type(lists).__name__
+        )
+        raise ValueError(f"{law} with {received}")
     answers = np.zeros((VALIDATION_IMAGES, 1000), bool)
     for place, right in enumerate(lists):
         if not isinstance(right, list) or not all(
@@ -369,11 +371,11 @@ def _real_folder(root: Path, answers: np.ndarray, on_corrupt: str) -> Task:
     places = [int(number[1]) - 1 for number in numbers if number]
     outside = any(not 0 <= place < VALIDATION_IMAGES for place in places)
     if not files or strangers or outside or len(set(places)) < len(places):
-        told = strangers[:1] or ["a duplicate number" if files else "no images"]
+        received = strangers[:1] or ["a duplicate number" if files else "no images"]
         raise ValueError(
             "Expected ImageNet's validation images by their names, "
             "ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG, all unique. "
-            f"Received: {str(root)!r} with {told[0]}"
+            f"Received: {str(root)!r} with {received[0]}"
         )
     by_number = sorted(zip(places, map(str, files), strict=True))
     labels, names = zip(*by_number, strict=True)

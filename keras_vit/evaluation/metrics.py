@@ -602,11 +602,11 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     own = logits[np.arange(len(labels)), labels]
     margin = float((logits.max(axis=1).astype(np.float64) - own).max(initial=0))
     if at_rest >= 0 or not margin:
-        told = "without information on the labels" if at_rest >= 0 else "all correct"
+        reason = "without information on the labels" if at_rest >= 0 else "all correct"
         raise ValueError(
             "Expected logits that are better than chance and sometimes wrong, which an "
             "optimal temperature requires. Received: logits of "
-            f"{len(labels)} images, {told}"
+            f"{len(labels)} images, {reason}"
         )
     high = 1 / margin
     while high < math.inf and _slope(high, logits, labels) < 0:

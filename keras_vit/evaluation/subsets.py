@@ -127,16 +127,16 @@ class DataSize:
             ValueError: if the file is missing or damaged.
         """
         try:
-            told = parse_json(Path(path).read_text(encoding="utf-8"))
-            told["rows"] = tuple(
+            content = parse_json(Path(path).read_text(encoding="utf-8"))
+            content["rows"] = tuple(
                 SubsetAccuracy(
                     images=int(row["images"]),
                     few_shot=tuple(row["few_shot"]),
                     validation=tuple(row["validation"]),
                 )
-                for row in told["rows"]
+                for row in content["rows"]
             )
-            return cls(**told | {"seeds": tuple(told["seeds"])})
+            return cls(**content | {"seeds": tuple(content["seeds"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"Expected a result of `keras-vit data-size`. Received: {str(path)!r} "
@@ -408,7 +408,7 @@ class _Study:
             preprocessing=self.preprocessing,
         )
         row = found.at(self.shots)
-        told = {
+        content = {
             "images": images,
             "seed": seed,
             "few_shot": row.mean,
@@ -418,7 +418,7 @@ class _Study:
             "test_images": found.test_images,
             "parameters": best.count_params(),
         }
-        write_json(kept, told)
+        write_json(kept, content)
         for name in ("checkpoints", "start"):
             shutil.rmtree(training / name, ignore_errors=True)
         manifest.write(training)
@@ -448,10 +448,10 @@ class _Study:
 
     def result(self, counts: Sequence[int], seeds: tuple[int, ...]) -> DataSize:
         """Collects the results in the folder for these subsets and seeds."""
-        told = {
+        results = {
             images: [self._read(images, seed) for seed in seeds] for images in counts
         }
-        one = told[counts[0]][0]
+        one = results[counts[0]][0]
         return DataSize(
             rows=tuple(
                 SubsetAccuracy(
@@ -459,7 +459,7 @@ class _Study:
                     few_shot=tuple(run["few_shot"] for run in runs),
                     validation=tuple(run["validation"] for run in runs),
                 )
-                for images, runs in told.items()
+                for images, runs in results.items()
             ),
             seeds=seeds,
             shots=self.shots,
@@ -477,9 +477,9 @@ class _Study:
     def _read(self, images: int, seed: int) -> dict[str, Any]:
         path = self._kept(images, seed)
         try:
-            told: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+            content: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             keys = ("few_shot", "validation", "validation_images", "test_images")
-            return {key: told[key] for key in (*keys, "parameters")}
+            return {key: content[key] for key in (*keys, "parameters")}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"Expected a result of `keras-vit data-size`. Received: {str(path)!r}, "

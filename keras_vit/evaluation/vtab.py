@@ -358,8 +358,8 @@ def groups(scores: Scores) -> dict[str, Score]:
 
 def cells(scores: Scores) -> dict[str, str]:
     """Returns a model's table cells in percent: tasks, then groups."""
-    said = {name: scores.task(name) for name in _NAMES} | dict.fromkeys(FIGURE_2)
-    return {name: _percent(score) for name, score in (said | groups(scores)).items()}
+    known = {name: scores.task(name) for name in _NAMES} | dict.fromkeys(FIGURE_2)
+    return {name: _percent(score) for name, score in (known | groups(scores)).items()}
 
 
 def _percent(score: Score | None) -> str:
@@ -387,8 +387,8 @@ def _write_table(folder: Path) -> None:
     scores, overall = read(folder), next(iter(FIGURE_2))
     lines = ["| | " + " | ".join((*_NAMES, "mean")) + " |", "|---" * 21 + "|"]
     for row, known in {"this model": scores, **paper_rows()}.items():
-        said = cells(known)
-        lines.append(f"| {row} | {' | '.join(said[n] for n in (*_NAMES, overall))} |")
+        shown = cells(known)
+        lines.append(f"| {row} | {' | '.join(shown[n] for n in (*_NAMES, overall))} |")
     text = "\n".join([*lines, "", *(f"- {remark}" for remark in remarks(scores))])
     with replacing(folder / TABLE) as temporary:
         temporary.write_text(text.rstrip() + "\n", encoding="utf-8")

@@ -233,10 +233,10 @@ def _readers(model: keras.Model) -> np.ndarray:
     shares = np.zeros(tokens, np.float32)
     own = own_tokens(model)
     if own is None:
-        asked = slice(0, tokens)
+        chosen = slice(0, tokens)
     else:
-        asked = slice(0, own) if own else slice(facts["num_prefix_tokens"], None)
-    shares[asked] = 1 / len(shares[asked])
+        chosen = slice(0, own) if own else slice(facts["num_prefix_tokens"], None)
+    shares[chosen] = 1 / len(shares[chosen])
     return shares
 
 

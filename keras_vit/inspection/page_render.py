@@ -51,7 +51,7 @@ def _asset(name: str) -> str:
 
 def _line(page: PageData) -> str:
     facts = dict(page.facts)
-    told = [
+    described = [
         f"{facts[what]} {what}"
         for what in ("parameters", "layers", "heads")
         if what in facts
@@ -59,7 +59,7 @@ def _line(page: PageData) -> str:
     count = len(page.photos)
     variant = facts.get("variant", page.title)
     named = [] if variant == page.title else [variant]
-    return ", ".join([*named, *told, f"{count} image{'s' * (count > 1)}"])
+    return ", ".join([*named, *described, f"{count} image{'s' * (count > 1)}"])
 
 
 def _photo_file(photo: np.ndarray) -> bytes:

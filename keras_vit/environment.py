@@ -1,4 +1,4 @@
-"""What this process computes with: versions, processor, device, threads."""
+"""The software and hardware of this process: versions, processor, device, threads."""
 
 import os
 import platform
@@ -12,11 +12,11 @@ from keras_vit._version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that compute."""
+    """Returns the versions of Python and of the libraries that all workers share."""
     backend = keras.backend.backend()
     found = {"python": platform.python_version(), "keras_vit": __version__}
     found |= {"keras": keras.__version__, "backend": backend}
-    import tensorflow as tf  # It makes the batches on every backend.
+    import tensorflow as tf  # It prepares batches on every backend.
 
     found["tensorflow"] = tf.__version__
     if backend == "jax":
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, processor, device and threads, on which the bits of a result depend."""
+    """Returns versions, processor, device and threads, which can affect result bits."""
     backend = keras.backend.backend()
     found: dict[str, Any] = dict(versions())
     if backend == "torch":
@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The type of the processor."""
+    """Returns the processor type."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def _device(backend: str) -> str:
-    """The type of the device that computes."""
+    """Returns the type of the device that the backend uses."""
     if backend == "jax":
         import jax
 
@@ -69,7 +69,7 @@ def _device(backend: str) -> str:
 
 
 def _threads(backend: str) -> int:
-    """The threads that one operation is divided among."""
+    """Returns the number of threads for one operation."""
     if backend == "torch":
         import torch
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write files completely or not at all."""
 
 import contextlib
 import dataclasses
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
-# What zipfile raises on damaged bytes, by where the damage is.
+# Exceptions of zipfile for damaged bytes, depending on their position.
 BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 def printable(text: str | os.PathLike[str]) -> str:
-    r"""Escapes control characters of a file name or of other foreign text.
+    r"""Escapes control characters in a file name or other external text.
 
     Args:
-        text: the name or the text, for a terminal. Bytes that are not UTF-8 are
+        text: name or text to print in a terminal. Bytes that are not UTF-8 are
             surrogates, as in Python's file names.
 
     Examples:
@@ -38,7 +38,7 @@ def printable(text: str | os.PathLike[str]) -> str:
 
 
 def cache_dir() -> Path:
-    """`$KERAS_HOME/keras_vit`; KERAS_HOME is ~/.keras unless set."""
+    """Returns `$KERAS_HOME/keras_vit`; KERAS_HOME is ~/.keras unless set."""
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
@@ -51,14 +51,14 @@ OF_SHELLS = (
     "/dev/fd/",
     "/dev/stdin",
     "/proc/self/fd/",
-)  # `<(command)` and `command |`.
+)  # For `<(command)` and `command |`.
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a regular file, or of a pipe that a shell made for this process.
+    """Reads a regular file, or a pipe that a shell created for this process.
 
     Raises:
-        OSError: if there is no such file, or reading it could wait forever.
+        OSError: if the file does not exist, or reading it could wait forever.
     """
     if may_wait(path) and not os.fspath(path).startswith(OF_SHELLS):
         what = "a named pipe, a socket or a device"
@@ -70,41 +70,43 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name next to `path`; renames it to `path` on success.
 
-    Whatever goes wrong, a killed process included, `path` holds the old file or the
-    new one, never a part. The temporary name keeps `path`'s suffix.
+    After any failure, even a killed process, `path` is the complete old file or the
+    complete new one. The temporary name has the suffix of `path`.
 
     Raises:
-        OSError: naming `path`, where the disk is full or the folder not writable.
+        OSError: with `path` in the message, if the disk is full or the folder is not
+            writable.
     """
     with replacing_all([Path(path)]) as (temporary,):
         yield temporary
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as JSON of two spaces' indent, whole or not at all."""
+    """Writes `value` as JSON with an indent of two spaces, completely or not at all."""
     with replacing(path) as temporary:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parses a JSON text.
 
     Raises:
-        ValueError: if it is not JSON, or nested so deeply that Python cannot read it.
+        ValueError: if it is not JSON, or is nested too deeply for Python.
     """
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("JSON that is nested too deeply") from error
+        raise ValueError("JSON is nested too deeply") from error
 
 
 @contextlib.contextmanager
 def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
-    """`replacing` for files of one folder that belong together.
+    """Does what `replacing` does for several files of one folder together.
 
-    All are written before the first is renamed. If a rename fails, those before it are
-    taken back. A process that is killed between two renames leaves files of both.
+    All files are written before the first is renamed. If a rename fails, the previous
+    ones are undone. If the process is killed between two renames, some files are new
+    and some old.
     """
     temporaries = [
         path.with_name(f".writing-{os.getpid()}-{path.name}") for path in paths
@@ -124,7 +126,7 @@ def replacing_all(paths: list[Path]) -> Iterator[list[Path]]:
 
 
 def _rename_all(temporaries: list[Path], paths: list[Path], outcome: "Outcome") -> None:
-    """Gives all files their names or, if an operation fails, none."""
+    """Renames all files or, if an operation fails, none."""
     old = [
         path.with_name(temporary.name.replace("writing", "replaced", 1))
         for path, temporary in zip(paths, temporaries, strict=True)
@@ -132,12 +134,12 @@ def _rename_all(temporaries: list[Path], paths: list[Path], outcome: "Outcome") 
     renamed: list[int] = []
     try:
         for place, path in enumerate(paths):
-            if place < len(paths) - 1 and path.exists():  # The last is not taken back.
+            if place < len(paths) - 1 and path.exists():  # The last is never undone.
                 _link(path, old[place])
             temporaries[place].replace(path)
             renamed.append(place)
     except OSError:
-        outcome.text = "some of these files may be new and some old: write them again"
+        outcome.text = "some of these files may be new and some old. Write them again"
         for place in renamed:
             if old[place].exists():
                 old[place].replace(paths[place])
@@ -151,7 +153,7 @@ def _rename_all(temporaries: list[Path], paths: list[Path], outcome: "Outcome") 
 
 
 def _link(path: Path, other: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such names."""
+    """Creates a hard link to a file, or a copy if the file system has no hard links."""
     try:
         os.link(path, other)
     except OSError:
@@ -162,11 +164,12 @@ def _link(path: Path, other: Path) -> None:
 def replacing_folder(
     path: str | os.PathLike[str], overwrite: bool = False
 ) -> Iterator[Path]:
-    """`replacing` for a folder: yields an empty one next to `path`.
+    """Yields an empty folder next to `path`, and renames it to `path` on success.
 
-    With `overwrite` a folder at `path` is put aside before and removed after the new
-    one has its name: killed between, the old one is found as `.replaced-NAME-*`.
-    Without, it is an OSError that it is there, whenever it came.
+    With `overwrite`, an existing folder is renamed before the new one gets its name,
+    and removed afterwards. If the process is killed in between, the old folder is left
+    as `.replaced-NAME-*`. Without `overwrite`, an existing folder is an OSError, even
+    if it was created in the meantime.
     """
     path = Path(path)
     with explain_os_error([path]) as outcome:
@@ -180,7 +183,7 @@ def replacing_folder(
             for file in temporary.rglob("*"):
                 if file.is_file() or file.is_dir():
                     _flush(file)
-            temporary.chmod(0o777 & ~_umask())  # mkdtemp's own is for us alone.
+            temporary.chmod(0o777 & ~_umask())  # mkdtemp permits only this user.
             _flush(temporary)
             if overwrite and path.exists():
                 path.rename(aside)
@@ -195,36 +198,36 @@ def replacing_folder(
 
 
 def _remove(folder: Path) -> None:
-    """Removes a temporary folder; warns of one that stays."""
+    """Removes a temporary folder; warns if that fails."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         pass
     except OSError as error:
         warnings.warn(
-            f"A temporary folder is left: {str(folder)!r} ({error}). Delete it",
+            f"Cannot delete the temporary folder {str(folder)!r} ({error}). Delete it",
             stacklevel=2,
         )
 
 
 def _umask() -> int:
-    """The rights that new files are not given."""
+    """Returns the permissions that new files do not get."""
     os.umask(mask := os.umask(0))
     return mask
 
 
 def _flush(path: Path) -> None:
-    """Writes a file, or the names in a folder, to the disk.
+    """Flushes a file, or the names in a folder, to the disk.
 
-    After a power cut a name is that of the old content or of the new.
+    After a power failure, a name then has either the old content or the new.
     """
-    if path.is_dir() and os.name == "nt":  # Windows opens no folder.
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders.
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems have no fsync of folders.
+        # Some network file systems do not support fsync for folders.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
             raise
     finally:
@@ -232,32 +235,32 @@ def _flush(path: Path) -> None:
 
 
 NOTHING = "nothing was written"
-WRITTEN = "the new files are there, but a power cut may lose them"
+WRITTEN = "the new files exist, but a power failure may lose them"
 
 
 @dataclasses.dataclass
 class Outcome:
-    """The state of the disk, if the next operation fails."""
+    """The state of the disk if the next operation fails."""
 
     text: str = NOTHING
 
 
 class _Explained(OSError):
-    """An error of `explain_os_error`; `reason` is the operating system's."""
+    """An error from `explain_os_error`; `reason` is the operating system's message."""
 
     reason = ""
 
 
 @contextlib.contextmanager
 def explain_os_error(paths: list[Path]) -> Iterator[Outcome]:
-    """An OSError inside names the paths, the state of the disk and a remedy."""
+    """Adds the paths, the state of the disk and a remedy to an OSError inside."""
     outcome = Outcome()
     try:
         yield outcome
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = error.strerror or str(error)
-        if isinstance(error, _Explained):  # Its own outcome is of a temporary file.
+        if isinstance(error, _Explained):  # Its text is about a temporary file.
             reason = error.reason
         explained = _Explained(
             error.errno,
@@ -270,11 +273,11 @@ def explain_os_error(paths: list[Path]) -> Iterator[Outcome]:
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """Of a file's bytes, in hexadecimal."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_sha256(value: Any) -> str:
-    """SHA-256 of a value as JSON with sorted keys, in hexadecimal."""
+    """Returns the SHA-256 of a value as JSON with sorted keys, in hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,8 @@
-"""Processes on one machine that train together: `keras-vit launch`, on Linux and macOS.
+"""Start several training processes on one machine: `keras-vit launch` (Linux, macOS).
 
-The command line runs this file as a script, `launching.py WORKERS COMMAND...`: the
-process that waits for days has not imported TensorFlow, which `import keras_vit` does.
+The command line runs this file as a script, `launching.py WORKERS COMMAND...`, so that
+the launcher, which may run for days, does not import TensorFlow as `import keras_vit`
+does.
 """
 
 import contextlib
@@ -19,8 +20,8 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-Events = SimpleQueue[tuple[int | None, int]]  # A worker and its code; None, a signal.
-NVIDIA = Path("/proc/driver/nvidia/gpus")  # A folder for each GPU of its driver.
+Events = SimpleQueue[tuple[int | None, int]]  # Worker, exit code; or None, signal.
+NVIDIA = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver has a folder per GPU.
 MOST_WORKERS = 256
 _writing = threading.Lock()
 
@@ -28,34 +29,36 @@ _writing = threading.Lock()
 def launch(
     command: Sequence[str], workers: int, grace: float = 10, saving: float = 60
 ) -> int:
-    """Runs a command as `workers` processes under one TF_CONFIG; returns an exit code.
+    """Runs a command in `workers` processes of one cluster; returns an exit code.
 
-    Their lines come out as `[worker 0] ...`; empty ones do not, and a carriage return
-    ends a line. If a worker fails, the others get SIGTERM. SIGTERM, SIGINT and SIGHUP
-    reach all workers as one SIGTERM; a second signal kills. What a worker leaves in its
-    process group is killed when it ends, and all of it when this process is killed.
+    Each output line is prefixed with `[worker 0]`. Empty lines are omitted, and a
+    carriage return ends a line. If a worker fails, the others receive SIGTERM. SIGTERM,
+    SIGINT and SIGHUP are forwarded to all workers as one SIGTERM; a second signal kills
+    them. When a worker ends, the rest of its process group is killed. If the launcher
+    is killed, all process groups are killed.
 
     Args:
         command: the program and its arguments.
-        workers: how many processes; each gets its share of cores and GPUs.
-        grace: seconds from the others' SIGTERM to their SIGKILL. What waits for a dead
-            worker in a collective cannot save, so they are few.
-        saving: seconds if the launcher received a signal, so that all workers save.
+        workers: number of processes; each gets its share of cores and GPUs.
+        grace: seconds from SIGTERM to SIGKILL after a worker has failed. It is short
+            because the others may wait for that worker and cannot save.
+        saving: seconds from SIGTERM to SIGKILL after the launcher has received a
+            signal, so that all workers can save.
 
     Returns:
         0 if all workers ended with 0, else the code of the first that did not: 128 + n
-        where signal n ended it, or had told the launcher to end.
+        if signal n ended the worker or was sent to the launcher.
 
     Raises:
-        ValueError: no command, no worker, fewer GPUs than workers, or a TF_CONFIG
-            that is there already.
+        ValueError: if there is no command or worker, fewer GPUs than workers, or
+            TF_CONFIG is already set.
     """
     check(command, workers)
     events: Events = SimpleQueue()
     alive: dict[int, Popen[bytes]] = {}
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     for signum, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # As nohup leaves SIGHUP.
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP.
             signal.signal(signum, lambda signum, _: events.put((None, signum)))
     try:
         for index, variables in enumerate(environments(workers)):
@@ -78,12 +81,12 @@ def launch(
 
 
 def check(command: Sequence[str], workers: int) -> None:
-    """Raises ValueError for what `launch` cannot start."""
+    """Raises ValueError if `launch` cannot start the command."""
     if workers < 1:
         raise ValueError(f"Expected 1 worker or more. Received: --workers {workers}")
     if workers > MOST_WORKERS:
         raise ValueError(
-            f"Expected at most {MOST_WORKERS} workers, the processes of one machine. "
+            f"Expected at most {MOST_WORKERS} workers on one machine. "
             f"Received: --workers {workers}"
         )
     if not command:
@@ -93,20 +96,20 @@ def check(command: Sequence[str], workers: int) -> None:
         )
     if os.environ.get("TF_CONFIG"):
         raise ValueError(
-            "Expected no TF_CONFIG, which the launcher writes. Received: "
-            f"{os.environ['TF_CONFIG']}, of a scheduler or another launcher. "
-            "Call the command after -- directly"
+            "Expected TF_CONFIG not to be set, because the launcher sets it. "
+            f"Received: {os.environ['TF_CONFIG']}, from a scheduler or a different "
+            "launcher. Run the command after -- directly"
         )
     if 0 < len(gpus()) < workers:
         raise ValueError(
-            "Expected a GPU or more for each worker, or none at all. Received: "
-            f"--workers {workers}, {len(gpus())} GPU. Fewer workers, or "
-            "CUDA_VISIBLE_DEVICES= before the command, which trains on the cores"
+            "Expected at least one GPU for each worker, or no GPUs. Received: "
+            f"--workers {workers}, {len(gpus())} GPU. Use fewer workers, or put "
+            "CUDA_VISIBLE_DEVICES= before the command to train on the CPU"
         )
 
 
 def gpus() -> list[str]:
-    """The GPUs to share, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs to divide among workers, as in CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return list(filter(None, chosen.split(",")))
@@ -114,8 +117,8 @@ def gpus() -> list[str]:
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """Each worker's: free ports of this machine, a share of its cores and GPUs."""
-    # Held until the last is chosen, no port comes twice.
+    """Returns each worker's environment: a free port, a share of cores and GPUs."""
+    # All sockets stay open until the last is chosen, so that all ports differ.
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(workers)]
         for one in sockets:
@@ -140,7 +143,7 @@ def environments(workers: int) -> list[dict[str, str]]:
 
 
 def _watchdog(process: Popen[bytes]) -> Popen[bytes]:
-    """A shell that kills a worker's group when its input ends, with this process."""
+    """Starts a shell that kills a worker's group when this process ends."""
     script = f"read line; kill -s KILL -- -{process.pid}"
     return Popen(
         ["/bin/sh", "-c", script],
@@ -154,7 +157,7 @@ def _watchdog(process: Popen[bytes]) -> Popen[bytes]:
 def _watch(
     index: int, process: Popen[bytes], survivor: Popen[bytes], events: Events
 ) -> None:
-    """Forwards a worker's output, waits for its end and kills what it left behind."""
+    """Forwards a worker's output, waits for its end and kills the rest of its group."""
     pairs = (process.stdout, sys.stdout), (process.stderr, sys.stderr)
     forwarding = [
         threading.Thread(target=_forward, args=(index, *pair), daemon=True)
@@ -166,7 +169,7 @@ def _watch(
         code = process.wait()
         _kill(process)
         survivor.kill()
-    for thread in forwarding:  # Last words; a daemon may hold the pipe for ever.
+    for thread in forwarding:  # Reads the last output; a daemon may keep the pipe open.
         thread.join(timeout=1)
     events.put((index, code))
 
@@ -183,7 +186,7 @@ def _forward(index: int, pipe: Any, stream: Any) -> None:
 
 
 def _write(stream: Any, line: str) -> None:
-    """Writes a line; where nobody reads any more, the training goes on without."""
+    """Writes a line; if the stream is closed, later lines are discarded."""
     with _writing:
         try:
             stream.buffer.write(line.encode() + b"\n")
@@ -194,16 +197,16 @@ def _write(stream: Any, line: str) -> None:
 
 
 def _kill(process: Popen[bytes]) -> None:
-    """SIGKILL to a worker's process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # None; zombies.
+    """Sends SIGKILL to a worker's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # Ended; zombies.
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _supervise(
     alive: dict[int, Popen[bytes]], events: Events, grace: float, saving: float
 ) -> int:
-    """Waits until all have ended; see `launch` for what it does and returns."""
-    code = told = 0
+    """Waits until all workers have ended; returns the exit code of `launch`."""
+    code = received = 0
     stopping = False
 
     def say(what: str) -> None:
@@ -222,18 +225,18 @@ def _supervise(
             del alive[index]
             if number == 0 or code:
                 continue
-            code = 128 + told if told else _exit_code(number)
+            code = 128 + received if received else _exit_code(number)
             if not stopping:
                 how = f"with {number}" if number > 0 else f"by {_name(-number)}"
                 others = f"; stopping the other {len(alive)}" if alive else ""
                 say(f"worker {index} ended {how}{others}")
                 stop(grace)
-        elif stopping:  # A second signal, or too late.
+        elif stopping:  # A second signal, or the time is over.
             say(f"killing {', '.join(f'worker {index}' for index in alive)}")
             for process in alive.values():
                 _kill(process)
         else:
-            told = number
+            received = number
             say(f"{_name(number)}: all workers save and end")
             stop(saving)
         stopping = True
@@ -241,7 +244,7 @@ def _supervise(
 
 
 def _exit_code(status: int) -> int:
-    """As a shell has it: 128 + n where signal n ended the process."""
+    """Returns the exit code as a shell does: 128 + n if signal n ended the process."""
     return status if status > 0 else 128 - status
 
 

@@ -1,11 +1,12 @@
-"""The manifest of a finished run or export: every file's size and SHA-256.
+"""The manifest of a finished run or export: the size and SHA-256 of every file.
 
     FOLDER/manifest.json   files, versions, the data's fingerprint, and its own hash
-    FILE.manifest.json     the same of a single file and of those that go with it
+    FILE.manifest.json     the same for a single file and its companion files
 
-A folder inside that has a manifest of its own counts by that file alone.
+A subfolder with its own manifest is represented only by that manifest.
 
-It protects from damage, not from a person who writes both a file and its hash.
+A manifest protects against damage, not against a person who changes both a file and its
+hash.
 """
 
 import dataclasses
@@ -23,22 +24,22 @@ from keras_vit.files import file_sha256, json_sha256, parse_json, write_json
 __all__ = ["Verification", "inside", "verify"]
 
 FILE = "manifest.json"
-# A training's lock, and what `keras-vit runs show` and `data-size` draw later.
+# A run's lock files, and pictures that `keras-vit runs show` and `data-size` add later.
 _LEFT_OUT = {FILE, ".lock", ".lock.held", ".writer.json", "curves.png", "data_size.png"}
 _LIBRARIES = ("keras", "tensorflow", "jax", "torch", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        files: the number of files in the manifest.
-        changed: names of files whose size or SHA-256 differs.
-        missing: names of files that are not there.
-        additional: names of files that are not in a folder's manifest.
-        versions: versions of the libraries that wrote them.
-        data: the name and the fingerprint of the data; None for an export.
+        files: number of files in the manifest.
+        changed: names of files with a different size or SHA-256.
+        missing: names of files that do not exist.
+        additional: names of files in a folder that are not in its manifest.
+        versions: versions of the libraries that wrote the files.
+        data: name and fingerprint of the data; None for an export.
     """
 
     files: int
@@ -50,19 +51,19 @@ class Verification:
 
     @property
     def whole(self) -> bool:
-        """Whether every file is as it was written, and no other is there."""
+        """Whether all files are unchanged, and there are no others."""
         return not (self.changed or self.missing or self.additional)
 
 
 def write(folder: Path) -> None:
-    """Writes the manifest of a folder, which is finished."""
+    """Writes the manifest of a finished folder."""
     _write(folder, {name: _entry(folder / name) for name in _names(folder)})
 
 
 def add(folder: Path, name: str) -> None:
     """Adds a file that was written after the others.
 
-    A manifest of the folder around, which has this one, has it as it is then.
+    If the parent folder's manifest contains this manifest, it is updated too.
     """
     files = _read(folder)["files"]
     _write(folder, files | {name: _entry(folder / name)})
@@ -72,24 +73,24 @@ def add(folder: Path, name: str) -> None:
 
 
 def beside(file: Path) -> Path:
-    """The manifest of a single file."""
+    """Returns the path of a single file's manifest."""
     return file.with_name(f"{file.name}.{FILE}")
 
 
 def write_beside(file: Path, *others: Path) -> None:
-    """Writes the manifest of a single file and of others of its folder."""
+    """Writes the manifest of a single file and of other files in its folder."""
     write_files(beside(file), {at.name: at for at in (file, *others)})
 
 
 def write_files(path: Path, files: Mapping[str, Path]) -> None:
-    """Writes a manifest of files by their names, wherever they are now."""
+    """Writes a manifest of files by name; their present paths may differ."""
     _write_content(path, {name: _entry(at) for name, at in files.items()}, None)
 
 
 def discard(folder: Path) -> None:
-    """Removes the manifest of a run that is called again; it will be written anew.
+    """Removes the manifest of a run that is continued and will write a new one.
 
-    Warns of files that are damaged: the new manifest would have them as they are.
+    Warns of damaged files, because the new manifest would accept them.
     """
     if not (folder / FILE).exists():
         return
@@ -100,8 +101,9 @@ def discard(folder: Path) -> None:
         damage = str(error)
     if damage:
         warnings.warn(
-            f"Damaged since {str(folder)!r} was written: {damage}. This call writes "
-            "anew what it needs; restore the others from a copy, or delete the folder",
+            f"Damaged since {str(folder)!r} was written: {damage}. This call rewrites "
+            "the files that it needs. Restore the others from a copy, or delete the "
+            "folder",
             stacklevel=2,
         )
     (folder / FILE).unlink()
@@ -111,12 +113,12 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     """Compares a finished run or export with its manifest.
 
     Args:
-        path: the folder of a run, of several runs of one command, or of a version of an
+        path: folder of a run, of several runs of one command, or of a version of an
             export; or an exported or converted file.
 
     Returns:
-        A `Verification`. The runs in a folder of several count by their manifests only:
-        `inside` finds them.
+        A `Verification`. In a folder of several runs, only the manifests of the runs
+        are compared; `inside` finds the runs.
 
     Raises:
         ValueError: if there is no manifest, or it is damaged.
@@ -144,14 +146,14 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
 
 def inside(path: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """Finds what has a manifest in a folder.
+    """Finds the runs, exports and files with a manifest in a folder.
 
     Args:
         path: a folder of runs, of exports or of exported files; or one of these.
 
     Returns:
-        The paths to verify, `path` itself if there are none; and, of a folder without
-        a manifest of its own, the names of the files that are in no manifest.
+        The paths to verify, `path` itself if there are none. If the folder has no
+        manifest, also the names of files that are in none of the manifests.
     """
     path = Path(path)
     sidecars = sorted(path.rglob(f"*.{FILE}"))
@@ -168,9 +170,9 @@ def inside(path: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files of a folder and of those inside it, by their relative names.
+    """Returns the relative names of all files in a folder and its subfolders.
 
-    Of a folder with a manifest of its own, only that.
+    A subfolder with its own manifest is represented only by that manifest.
     """
     own = {at.parent for at in folder.rglob(FILE)} - {folder}
     names = []
@@ -199,7 +201,7 @@ def _write_content(path: Path, files: dict[str, Any], data: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Of the libraries that this process has imported."""
+    """Returns the versions of the libraries that this process has imported."""
     found = {"keras_vit": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         if (version := getattr(sys.modules.get(name), "__version__", None)) is not None:
@@ -221,14 +223,14 @@ def _read(place: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         begun = (place / "begun.json").is_file()
         hint = (
-            f"The run has not ended: keras-vit runs show {place}"
+            f"The run has not ended; run `keras-vit runs show {place}`"
             if begun
-            else "Name the folder of a run, or of one version of an export, or a file "
+            else "Pass the folder of a run or of one version of an export, or a file "
             "that export or convert wrote"
         )
         raise ValueError(
             f"Expected {str(path)!r}, which is written when a run or an export ends. "
-            f"Received: {str(place)!r} without. {hint}"
+            f"Received: {str(place)!r} without a manifest. {hint}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

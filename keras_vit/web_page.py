@@ -1,4 +1,4 @@
-"""Renders web pages that stand alone: one file, one look, no network."""
+"""Render self-contained web pages: one file, a common style, no network access."""
 
 import base64
 import functools
@@ -20,7 +20,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # A browser stops at NaN, which is not valid JSON, and would show nothing.
+    # NaN is not valid JSON: a browser would fail to parse it and show nothing.
     compact = {"separators": (",", ":"), "allow_nan": False}
     environment.policies["json.dumps_kwargs"] = compact
     return environment
@@ -35,15 +35,15 @@ def render(
     connects: bool = False,
     **facts: Any,
 ) -> str:
-    """Renders a page that can run only `script` and that fetches nothing by itself.
+    """Renders a page that can run only `script` and cannot load external resources.
 
     Args:
         template: file in `keras_vit/templates` that extends `document.html`.
         title: plain text.
         style: CSS in addition to `templates/style.css`.
-        script: JavaScript, run after the body is parsed.
-        connects: whether `script` may send requests to the page's own server.
-        **facts: the template's other values. Texts are escaped.
+        script: JavaScript that runs after the body is parsed.
+        connects: whether `script` may send requests to the page's server.
+        **facts: other values of the template. Texts are escaped.
 
     Returns:
         The HTML of the page.
@@ -68,7 +68,7 @@ def _file(name: str) -> str:
 
 
 def _policy(style: str, script: str, connects: bool) -> str:
-    """Allows pictures inside the page, and this style and script by their hashes."""
+    """Returns a policy that allows embedded pictures, and style and script by hash."""
     allowed = [
         "default-src 'none'",
         "img-src data:",

@@ -357,7 +357,7 @@ def test_a_program_that_is_not_there_leaves_nothing_running(capfd):
     [
         (["true"], 0, None, "Expected 1 worker or more. Received: --workers 0"),
         ([], 2, None, "Expected a command of keras-vit after --. Received: none"),
-        (["true"], 2, "{}", "Expected no TF_CONFIG.*Received: {}.*directly"),
+        (["true"], 2, "{}", "Expected TF_CONFIG not to be set.*Received: {}.*directly"),
     ],
 )
 def test_what_cannot_be_started(command, workers, config, message, monkeypatch):

@@ -146,7 +146,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refused)
     with (
-        pytest.warns(UserWarning, match="No locks on this file system.*one training"),
+        pytest.warns(UserWarning, match="This file system has no locks.*one training"),
         locking.one_writer(tmp_path, ALONE),
     ):
         pass

@@ -463,7 +463,7 @@ def test_a_file_system_without_locks(server, target, monkeypatch, capsys):
     monkeypatch.setattr("fcntl.flock", fail)
     assert download([f"{server.url}/a.npz"], target).read_bytes() == BODY
     told = capsys.readouterr().err
-    assert "No locks on this file system ([Errno 37] No locks available)" in told
+    assert "This file system has no locks ([Errno 37] No locks available)" in told
     assert not list(target.parent.glob("*.lock"))
 
 

@@ -1,8 +1,8 @@
-"""Imports a package's names on first use (PEP 562): plain data needs no Keras.
+"""Imports a package's names on first use (PEP 562): plain data requires no Keras.
 
 A package lists its names three times: in an `if TYPE_CHECKING:` block for type checkers
 and editors, in `__all__`, and in the call of `names_of`. `tests/test_public_api.py`
-compares the three.
+compares the three lists.
 """
 
 import importlib
@@ -18,11 +18,11 @@ def names_of(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the `__getattr__` and `__dir__` of a package.
 
-    Submodules are imported on first use too, such as `keras_vit.configs`.
+    Submodules, such as `keras_vit.configs`, are also imported on first use.
 
     Args:
-        package: its `__name__`.
-        **modules: for each submodule its names, separated by spaces.
+        package: `__name__` of the package.
+        **modules: names of each submodule, separated by spaces.
     """
     modules_by_name = {
         name: module for module, names in modules.items() for name in names.split()
@@ -48,7 +48,7 @@ def names_of(
 
 
 def _imported(path: str) -> ModuleType:
-    """Imports a module of ours; an error for a missing TensorFlow has a remedy."""
+    """Imports one of our modules; adds a remedy to a missing TensorFlow's error."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -56,18 +56,18 @@ def _imported(path: str) -> ModuleType:
             raise
         raise ImportError(
             f"{path} requires TensorFlow, which reads images and builds batches on "
-            "every backend. Received: no tensorflow. pip install tensorflow-cpu. "
+            "every backend. Received: no tensorflow. Run pip install tensorflow-cpu. "
             "Models, layers, weights and attention work without it",
             name=error.name,
         ) from error
 
 
 def renamed(module: str, **names: str) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a module in which 0.1's names still work.
+    """Returns a module's `__getattr__` that also accepts the names of 0.1.
 
     Args:
-        module: its `__name__`.
-        **names: the new name by each old one.
+        module: `__name__` of the module.
+        **names: new names by old names.
     """
 
     def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Imports every module that registers classes with Keras.
 
-`keras.saving.load_model` finds registered classes only; it imports no modules of ours.
+`keras.saving.load_model` finds only registered classes and does not import our modules.
 """
 
 from keras_vit import layers, models, self_supervision

@@ -1,7 +1,7 @@
-"""The keras.applications face: pretrained models in one line, over models and weights.
+"""Pretrained models in one line, with the interface of keras.applications.
 
-Every builder accepts the arguments of keras.applications, followed by its own. This is
-the only module that combines models and weights.
+Every builder accepts the arguments of keras.applications, followed by additional ones.
+This is the only module that combines models and weights.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def _build(
     name: str,
     options: dict[str, Any],
 ) -> VisionModel:
-    """Resolves the weights, reads them, builds the model and fills it."""
+    """Resolves and reads the weights, builds the model and loads them into it."""
     arguments.only(self.__name__, options, self.options)
     variant, config = self.variant, self.config
     weights, name = self.value_of("weights", weights), self.value_of("name", name)
@@ -83,7 +83,7 @@ def _build(
     source, published = _resolve(variant, weights, license_allow)
     found = None
     if source is not None:
-        # A tag's training computes as the paper's code does, whoever keeps the copy.
+        # A tag has the numerics of the paper's code, also in copies by other libraries.
         own = numerics or ("paper" if published else None)
         size = None if input_shape is None or sides else input_shape[:2]
         saved = config if numerics is None else _with(config, numerics)
@@ -101,7 +101,7 @@ def _build(
     config = dataclasses.replace(config, **chosen)
     _check_pooling(config, include_top, pooling)
     size = published.image_size if published else (224, 224)
-    if sides and input_shape is not None:  # Built at the size of its positions first.
+    if sides and input_shape is not None:  # First built at the size of its positions.
         base = _own_size(found) if found and not published else size
         input_shape = (*base, *input_shape[2:])
     images = _images(config, input_tensor, input_shape, (*size, 3))
@@ -129,8 +129,8 @@ def _build(
     if include_top and classes is None and (report.zero_head or headless):
         what = "has no head" if headless else "has a head of zeros, as published"
         warnings.warn(
-            f"{found.where} {what}: predictions are uniform until fine-tuned. Give "
-            "classes= for a new head, or a tag with a trained one, e.g. "
+            f"{found.where} {what}: predictions are uniform until fine-tuned. Set "
+            "classes= for a new head, or use a tag with a trained head, e.g. "
             f"{_trained_head(variant)!r}",
             stacklevel=3,
         )
@@ -162,14 +162,14 @@ def _opened(model: VisionModel, sides: tuple[Any, ...]) -> VisionModel:
 
 
 def _published(row: registry.Checkpoint | None) -> dict[str, str]:
-    """The fields of `Provenance` that a tag knows."""
+    """The fields of `Provenance` that a tag determines."""
     if row is None:
         return {}
     return {"variant": row.variant, "tag": row.tag, "license": row.licence}
 
 
 def _labels(row: registry.Checkpoint) -> tuple[str, ...] | None:
-    """The names of a published head's classes; those of ImageNet-21k are not here."""
+    """The class names of a published head; None for ImageNet-21k, which has no list."""
     return imagenet2012_labels() if row.labels == "imagenet2012" else None
 
 
@@ -202,7 +202,7 @@ def _check_pooling(
 
 
 def _pool(features: Tensor, pooling: str | None) -> Tensor:
-    """Tokens [B, T, D] or a feature map [B, H, W, C] as one vector, if asked for."""
+    """Tokens [B, T, D] or a feature map [B, H, W, C], pooled to a vector if set."""
     if pooling is None:
         return features
     if pooling == "token":
@@ -230,7 +230,7 @@ def _images(
     shape: tuple[Any, ...] | None,
     default: tuple[int, int, int],
 ) -> Tensor:
-    """The images: the tensor that was given, or an input of a shape that fits."""
+    """The images: the given tensor, or an input with a valid shape."""
     if tensor is None:
         shape = _check_shape("input_shape", default if shape is None else shape, config)
         return keras.Input(shape, name="images")
@@ -242,14 +242,14 @@ def _images(
     own = _check_shape("input_tensor", tuple(tensor.shape[1:]), config)
     if shape is not None and _check_shape("input_shape", shape, config) != own:
         raise ValueError(
-            f"Expected input_shape to be the input_tensor's, {own}. Leave it out. "
-            f"Received: input_shape={tuple(shape)}"
+            f"Expected input_shape to be the input_tensor's, {own}. "
+            f"Received: input_shape={tuple(shape)}. Remove input_shape"
         )
     return tensor
 
 
 def _check_shape(name: str, shape: Any, config: CheckpointConfig) -> Any:
-    """(H, W, C), if the model can be built on it; H and W of a BiT may be None."""
+    """(H, W, C) if the model can be built for it; H and W of a BiT may be None."""
     family = family_of(config)
     shape = arguments.sides(name, shape, letters="(H, W, C)", opened=family.any_size)
     family.check_size(name, shape[:2], config)
@@ -281,7 +281,7 @@ def _resolve(
     weights: str | os.PathLike[str] | None,
     license_allow: sources.LicenseAllow,
 ) -> tuple[sources.Source | None, registry.Checkpoint | None]:
-    """The file to load and, where `weights` is a tag, its row of the registry."""
+    """The file to load and, if `weights` is a tag, its row in the registry."""
     if weights is None:
         return None, None
     path, tag = Path(weights), str(weights)
@@ -295,7 +295,8 @@ def _resolve(
         published = registry.find(variant, tag)
     except ValueError as error:
         raise ValueError(
-            f"{error} Nor is weights={tag!r} a file or a folder{sources.spelling(tag)}"
+            f"{error} weights={tag!r} is not a file or a folder, either"
+            f"{sources.spelling(tag)}"
         ) from error
     sources.check_license(published.licence, license_allow, f"{variant} {tag}")
     file = download.locate(published)
@@ -303,7 +304,7 @@ def _resolve(
 
 
 def _in_directory(variant: str, directory: Path) -> Path:
-    """The one checkpoint of `variant` in a directory: by its name, else the only."""
+    """The checkpoint of `variant` in a directory: by name, or the only one."""
     if reading.is_folder(directory):
         return directory
     files = sorted(
@@ -334,7 +335,7 @@ def _trained_head(variant: str) -> str:
 
 
 class ViTOptions(TypedDict, total=False):
-    """Arguments of a `ViTBuilder` that keras.applications does not have."""
+    """Arguments of a `ViTBuilder` in addition to those of keras.applications."""
 
     classifier: Classifier
     representation_size: int | None
@@ -347,7 +348,7 @@ class ViTOptions(TypedDict, total=False):
 
 
 class ResNetOptions(TypedDict, total=False):
-    """Arguments of a `ResNetBuilder` that keras.applications does not have."""
+    """Arguments of a `ResNetBuilder` in addition to those of keras.applications."""
 
     pool_padding: PoolPadding
     numerics: Numerics | None
@@ -377,12 +378,12 @@ class ViTBuilder(Builder[ViTConfig]):
 
         Args:
             include_top: whether to put the classifier on top.
-            weights: None (random), a tag, a file, a directory that holds the tag's file
-                or one checkpoint file, a repository of the Hugging Face Hub
+            weights: None (random), a tag, a file, a directory with the tag's file or
+                one checkpoint file, a repository of the Hugging Face Hub
                 ("hf://ORG/NAME[@REVISION]", "timm:NAME"), or the URL of a file.
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
-            input_shape: (H, W, C). H and W must be multiples of the patch size; in a
-                hybrid they are free. With pretrained weights, positions are resized
+            input_shape: (H, W, C). H and W must be multiples of the patch size, except
+                for a hybrid. With pretrained weights, positions are resized
                 (section 3.2) and the first kernel is adapted to C. A side of None
                 accepts images of any size, as in `keras_vit.at_resolution`; axial
                 attention needs a fixed size. Default: the size of the weights, else
@@ -399,17 +400,18 @@ class ViTBuilder(Builder[ViTConfig]):
                 "unpooled".
             representation_size: width of the tanh layer `pre_logits` before the head,
                 or None.
-            dropout_rate: after every dense layer but query, key and value (B.1).
+            dropout_rate: dropout rate after every dense layer except query, key and
+                value (B.1).
             attention_dropout_rate: dropout rate of the attention probabilities, in [0,
                 1).
-            stochastic_depth_rate: drop rate of the branches of the last block, in
-                training; see `ViTConfig`.
+            stochastic_depth_rate: drop rate of the last block's branches in training;
+                see `ViTConfig`.
             gelu: "tanh" (as in the published weights) or "erf". Default: that of the
                 weights.
-            numerics: "paper", "timm" or "hf": GELU and epsilons to compute with instead
-                of those of the weights. A tag always has the paper's, also if a copy in
-                a different format is loaded.
-            license_allow: licenses of the weights to accept, such as ["apache-2.0"].
+            numerics: "paper", "timm" or "hf": GELU and epsilons to use instead of those
+                of the weights. A tag always has the paper's, also if a copy in a
+                different format is loaded.
+            license_allow: accepted licenses of the weights, such as ["apache-2.0"].
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
@@ -446,8 +448,8 @@ class ResNetBuilder(Builder[ResNetConfig]):
 
         Args:
             include_top: whether to put the classifier on top.
-            weights: None (random), a tag, a file, a directory that holds the tag's file
-                or one checkpoint file, a repository of the Hugging Face Hub
+            weights: None (random), a tag, a file, a directory with the tag's file or
+                one checkpoint file, a repository of the Hugging Face Hub
                 ("hf://ORG/NAME[@REVISION]", "timm:NAME"), or the URL of a file.
             input_tensor: Keras tensor [B, H, W, C] to use as the images.
             input_shape: (H, W, C), any; H and W of a BiT may be None. Default: the size
@@ -460,9 +462,9 @@ class ResNetBuilder(Builder[ResNetConfig]):
             name: name of the model.
             pool_padding: padding of the root's pool: "zero", as in big_transfer, or
                 "inf", as in big_vision.
-            numerics: "paper", "timm" or "hf": epsilons to compute with instead of those
-                of the weights.
-            license_allow: licenses of the weights to accept, such as ["apache-2.0"].
+            numerics: "paper", "timm" or "hf": epsilons to use instead of those of the
+                weights.
+            license_allow: accepted licenses of the weights, such as ["apache-2.0"].
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
@@ -519,51 +521,53 @@ def from_checkpoint(
     fold: bool = False,
     **overrides: Unpack[Overrides],
 ) -> VisionModel:
-    """Builds the model a checkpoint needs, and fills it.
+    """Builds the model for a checkpoint and loads the weights.
 
-    The architecture is read off the tensors: channels from the first kernel, heads
-    from the query's where its axes show them, `pre_logits` kept when present, a class
-    token by `cls`, MAP by `MAPHead_0`, BiT by its names. Numerics (GELU, epsilons)
-    are those of the library that wrote the file; a `config.json` next to it, ours,
-    timm's or transformers', is stronger. `model.provenance` states what was chosen.
+    The architecture is inferred from the tensors: channels from the first kernel, heads
+    from the query's axes if they show them, a class token from `cls`, MAP from
+    `MAPHead_0`, and BiT from its names. `pre_logits` is kept if present. Numerics
+    (GELU, epsilons) are those of the library that wrote the file, unless a
+    `config.json` next to it (ours, timm's or transformers') states others.
+    `model.provenance` reports the result.
 
     Args:
         source: an npz (official in either numbering, big_vision, BiT), safetensors
-            (timm, Hugging Face; an index of shards or a folder, too), or h5 (TFViT,
-            keras-hub); "file.npz:img" is one tower of a big_vision file. Or a
+            (timm, Hugging Face; also an index of shards or a folder), or h5 (TFViT,
+            keras-hub); "file.npz:img" is one tower of a big_vision file. Also a
             repository of the Hugging Face Hub, "hf://ORG/NAME[@REVISION]" or
             "timm:NAME", or the URL of a weights file.
-        image_size: (H, W) in pixels that the model is built for. A side of None accepts
+        image_size: (H, W) of the model's images in pixels. A side of None accepts
             images of any size, as in `keras_vit.at_resolution`. Default: the size of
-            the file's own position grid, else (224, 224).
-        classes: K; another number than the file's makes a new head, without
+            the file's position grid, else (224, 224).
+        classes: K; a number different from the file's creates a new head, without
             `pre_logits`. Default: the file's; without a head, features.
-        num_channels: C of the images; the first kernel is adapted to it, so that gray
-            images are embedded as before. Default: the file's.
-        grid: (rows, columns) of the file's position table; needed when it is not
-            square and not that of `image_size`.
-        numerics: "paper", "timm" or "hf" in the place of the file's own.
-        license_allow: licenses to accept, such as ["apache-2.0", "mit"]; a checkpoint
-            of a different or unstated license is refused before it is downloaded.
+        num_channels: C of the images; the first kernel is adapted so that gray images
+            have the same embedding as before. Default: the file's.
+        grid: (rows, columns) of the file's position table; required if it is neither a
+            square nor the grid of `image_size`.
+        numerics: "paper", "timm" or "hf" instead of the file's numerics.
+        license_allow: accepted licenses, such as ["apache-2.0", "mit"]; a checkpoint
+            with a different license or without one is rejected before the download.
             Default: any.
-        names: for a file whose names are of no dialect: the name of a dialect by each
+        names: new names for a file without a known dialect: a dialect's name for each
             name in the file, or a list of (regular expression, replacement), applied in
-            turn as by `re.sub`. None instead of a name leaves the tensor out.
-            `model.provenance.numerics` reports what did not match.
-        fold: whether to multiply LayerScale into the layers before it: the same
-            outputs from fewer operations, for inference. Training needs it apart.
-        **overrides: fields of the config, stronger than all, e.g.
-            `classifier="unpooled"`, `gelu="erf"`, `pool_padding="inf"`.
+            turn with `re.sub`. None instead of a name drops the tensor.
+            `model.provenance.numerics` lists the names that did not match.
+        fold: whether to multiply LayerScale into the layers before it: the same outputs
+            with fewer operations, for inference. Training requires separate LayerScale.
+        **overrides: fields of the config that take precedence over all else, such as
+            `classifier="unpooled"`, `gelu="erf"` or `pool_padding="inf"`.
 
     Returns:
-        A `VisionModel` to logits, never softmax, with the preprocessing that the file
-        states; `model.provenance` states what was loaded.
+        A `VisionModel` with logits (never softmax), and with the preprocessing that the
+        file states. `model.provenance` reports the loaded weights.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         keras_vit.weights.DownloadError: if it cannot be downloaded.
-        ValueError: if it is damaged or not a ViT's, an override is unknown or does not
-            fit it, the grid cannot be known, or its license is not allowed.
+        ValueError: if the file is damaged or not a ViT or a ResNet, an override is
+            unknown or invalid for it, the grid is not known, or the license is not
+            allowed.
     """
     fields = VIT_FIELDS | RESNET_FIELDS | PLAIN_FIELDS
     unknown = overrides.keys() - fields
@@ -605,7 +609,7 @@ def from_checkpoint(
 
 
 def _own_size(found: ParsedCheckpoint) -> tuple[int, int]:
-    """The pixels that a checkpoint's positions are for."""
+    """The image size of a checkpoint's positions, in pixels."""
     grid, stride = found.grid, found.config.stride
     if found.num_positions is not None:
         grid = checkpoint.position_grid(found.num_positions, None, grid, found.where)
@@ -615,14 +619,14 @@ def _own_size(found: ParsedCheckpoint) -> tuple[int, int]:
 
 
 def preprocess_input(x: Tensor) -> Tensor:
-    """Scales images of 0..255 to the [-1, 1] of the published weights (vit_jax).
+    """Scales images from 0..255 to the [-1, 1] of the published weights (vit_jax).
 
     Args:
-        x: [..., H, W, C], uint8 or floats in 0..255; NumPy array or tensor. It is
-            never changed in place.
+        x: images [..., H, W, C], uint8 or floats in 0..255, as a NumPy array or a
+            tensor. They are never changed in place.
 
     Returns:
-        float32 of the same shape, (x - 127.5) / 127.5.
+        (x - 127.5) / 127.5 in float32, with the same shape.
 
     Examples:
         >>> preprocess_input(np.array([[[0, 51, 255]]], np.uint8)).tolist()
@@ -636,17 +640,17 @@ def preprocess_input(x: Tensor) -> Tensor:
 def decode_predictions(
     predictions: Tensor, top: int = 5
 ) -> list[list[tuple[int, str, float]]]:
-    """Names the best ImageNet-2012 classes of each row; keras.applications' signature.
+    """Returns the best ImageNet-2012 classes of each row, as in keras.applications.
 
     Args:
-        predictions: [B, 1000], probabilities or logits.
-        top: how many classes to name, 1 to 1000.
+        predictions: probabilities or logits, [B, 1000].
+        top: number of classes to return, 1 to 1000.
 
     Returns:
         For each row, `top` tuples (class index, name, score), best first.
 
     Raises:
-        ValueError: if `predictions` is not [B, 1000], or `top` not in 1..1000.
+        ValueError: if `predictions` is not [B, 1000], or `top` is not in 1..1000.
     """
     labels = imagenet2012_labels()
     top = arguments.integer("top", top, most=len(labels))

@@ -1,4 +1,4 @@
-"""A builder's name, defaults and documentation; `applications` states its arguments.
+"""A builder's name, defaults and documentation; its arguments are in `applications`.
 
 The variants are those of Table 1, sections 3.1 and 4.1, and D.6.
 """
@@ -24,26 +24,26 @@ Row = TypeVar("Row", ViTConfig, ResNetConfig)
 
 
 class _PerVariant:
-    """The default of an argument whose value depends on the variant."""
+    """The default of arguments with a value that depends on the variant."""
 
     def __repr__(self) -> str:
         return "<the variant's>"
 
 
 PER_VARIANT: Any = _PerVariant()
-# Options whose default, None, is the weights'.
+# Options with the default None: the value of the weights.
 OF_THE_WEIGHTS = ("gelu", "numerics", "license_allow")
 
 
 class Builder(Generic[Row]):
     """A builder of one variant: callable, documented and pickled under its name.
 
-    `__call__` and `options` of a subclass state types and documentation once. Each
-    instance has both in its `__signature__`, with its variant's defaults.
+    A subclass has types and documentation in `__call__` and `options`. Each instance
+    has both in its `__signature__`, with the defaults of its variant.
 
     Args:
         variant: a key of `VARIANTS`.
-        config: what to build; default: the variant's row of `VARIANTS`.
+        config: config of the model; default: the variant's row of `VARIANTS`.
 
     Attributes:
         variant: the paper's spelling, such as "ViT-B/16".
@@ -56,8 +56,8 @@ class Builder(Generic[Row]):
 
     def __init_subclass__(cls) -> None:
         call: Any = cls.__call__
-        cls._documentation = inspect.getdoc(call) or ""  # None under `python -OO`.
-        # IPython prints the docstrings of an instance and of `__call__`.
+        cls._documentation = inspect.getdoc(call) or ""  # None with `python -OO`.
+        # IPython shows the docstrings of both an instance and `__call__`.
         call.__doc__ = "See the docstring of the builder."
 
     def __init__(self, variant: str, config: Row | None = None) -> None:
@@ -85,7 +85,7 @@ class Builder(Generic[Row]):
         )
 
     def _parameters(self, call: inspect.Signature) -> Iterator[inspect.Parameter]:
-        """The parameters of `__call__`, with `options` in the place of `**options`."""
+        """The parameters of `__call__`, with `options` instead of `**options`."""
         for parameter in call.parameters.values():
             if parameter.kind is not parameter.VAR_KEYWORD:
                 yield parameter
@@ -95,7 +95,7 @@ class Builder(Generic[Row]):
             yield inspect.Parameter(name, kind, default=default, annotation=annotation)
 
     def value_of(self, name: str, given: Any) -> Any:
-        """Returns the argument that was given, else the default of the variant."""
+        """Returns the given argument, else the default of the variant."""
         if given is not PER_VARIANT:
             return given
         if name == "weights":
@@ -110,7 +110,7 @@ class Builder(Generic[Row]):
 
 
 def _section(variant: str) -> str:
-    """The part of the paper that a variant is from."""
+    """The section of the paper that contains a variant."""
     if variant in VIT_VARIANTS:
         from_deit = variant.startswith(("ViT-Ti", "ViT-S"))
         sizes = "section 3.1; the size is DeiT's and AugReg's"
@@ -121,7 +121,7 @@ def _section(variant: str) -> str:
 
 
 def _default_weights(variant: str) -> str | None:
-    """The paper's ImageNet-21k weights, else AugReg's, else none were published."""
+    """The paper's ImageNet-21k weights, else AugReg's; None if none were published."""
     tags = registry.tags(variant)
     wanted = ("imagenet21k", "augreg-imagenet21k")
     return next((tag for tag in wanted if tag in tags), None)

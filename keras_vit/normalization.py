@@ -1,7 +1,7 @@
-"""How images are scaled: (x / 255 - mean) / std, by channel. Standard library only.
+"""Scaling of images: (x / 255 - mean) / std, by channel. Standard library only.
 
-`checked` is where a mean and a deviation are validated, wherever they enter: options,
-run.json, config.json and the arguments of every public function.
+`checked` validates the mean and the deviation from all sources: options, run.json,
+config.json and the arguments of every public function.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from keras_vit import arguments
 
 Channels: TypeAlias = tuple[float, ...]
 
-HALF: Channels = (0.5, 0.5, 0.5)  # Scales 0..255 to [-1, 1], as the published weights.
+HALF: Channels = (0.5, 0.5, 0.5)  # Scales 0..255 to [-1, 1], for the published weights.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Mean and std of its pixels.
 
 
@@ -21,12 +21,12 @@ def checked(
     """A mean and a standard deviation as tuples of Python's floats.
 
     Args:
-        mean: by channel, in units of the 0..1 range.
-        std: by channel, in the same units.
-        channels: the images' channels; None if they are not known yet.
+        mean: mean by channel, in units of the 0..1 range.
+        std: standard deviation by channel, in the same units.
+        channels: number of channels of the images; None: not known yet.
 
     Returns:
-        Both, as long as they were given.
+        The mean and the deviation, with the given lengths.
 
     Raises:
         ValueError: unless all are finite numbers, `std` is positive, and there is one
@@ -35,7 +35,7 @@ def checked(
     pair = _floats("mean", mean), _floats("std", std)
     if any(value < arguments.LEAST_POSITIVE for value in pair[1]):  # 0 as a float32.
         raise ValueError(
-            "Expected std, by which each channel is divided, to be positive. Received: "
+            "Expected std, which divides each channel, to be positive. Received: "
             f"std={pair[1]}"
         )
     if channels is not None:
@@ -65,10 +65,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def per_channel(values: Channels, channels: int, name: str = "values") -> Channels:
-    """`values` for each of `channels`; three equal values stretch to any number.
+    """`values` for each channel; one value or three equal ones apply to any number.
 
     Raises:
-        ValueError: if there are neither `channels` finite values nor one value.
+        ValueError: if the values are not finite, or of a different number.
     """
     if all(map(_is_finite, values)):
         if len(values) == channels:
@@ -83,7 +83,7 @@ def per_channel(values: Channels, channels: int, name: str = "values") -> Channe
 
 
 def value_range(mean: Channels = HALF, std: Channels = HALF) -> tuple[float, float]:
-    """The least and the greatest value `normalize` can give."""
+    """The smallest and the largest value that `normalize` can return."""
     channels = max(len(mean), len(std))
     pairs = list(
         zip(per_channel(mean, channels), per_channel(std, channels), strict=True)

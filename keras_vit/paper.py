@@ -1,17 +1,18 @@
 """The accuracies of the paper (arXiv:2010.11929v2) as values. Standard library only.
 
-Tables 2, 5, 6, 7, 8 and 9 and the two numbers of D.9 (ObjectNet), each as it is
-printed, with Table 2's core-days and Table 6's exaFLOPs. What the figures show of them:
-Figure 2's groups are means of Table 9's tasks (BiT-L, VIVI and S4L, which it has too,
-are in no table), Figure 3's points Table 5's ImageNet columns (BiT's are in no table),
-Figure 5's are Table 6. Figure 4's points are in no table at all, and so not here.
+The module contains Tables 2, 5, 6, 7, 8 and 9 and the two numbers of D.9 (ObjectNet) as
+printed, with Table 2's core-days and Table 6's exaFLOPs. Figures 2, 3 and 5 are
+computed from them. Figure 2's groups are means of Table 9's tasks; its BiT-L, VIVI and
+S4L are in no table. Figure 3's points are Table 5's ImageNet columns; BiT's are in no
+table. Figure 5 is Table 6. Figure 4's points are in no table and are omitted.
 
-The paper differs from itself in places, which stay as they are printed: Table 6 has
-other numbers of ViT-H/14 than Table 5, and Table 2's ViT-L/16 were trained apart from
-both. `tests/test_paper.py` lists what disagrees.
+The paper is not consistent everywhere; numbers are kept as printed. Table 6 has other
+numbers for ViT-H/14 than Table 5, and Table 2's ViT-L/16 models were trained separately
+from both. `tests/test_paper.py` lists the differences.
 
-Models are named as `VARIANTS` names them, data sets as TFDS does; "imagenet2012_real"
-are ReaL's labels, "vtab" is the mean of the 19 tasks, "vtab/dtd" one of them.
+Models have their names in `VARIANTS`, and data sets their names in TFDS.
+"imagenet2012_real" is ImageNet with ReaL's labels, "vtab" is the mean of the 19 tasks,
+and "vtab/dtd" is one of them.
 """
 
 import dataclasses
@@ -42,16 +43,16 @@ class Accuracy:
     """One number of the paper's Tables 2, 5, 6, 7 and 9, or of section D.9.
 
     Attributes:
-        table: the one that prints it, a key of `TABLES`.
-        model: as `VARIANTS` names it; Noisy Student is "EfficientNet-L2".
+        table: table that contains the number, a key of `TABLES`.
+        model: name in `VARIANTS`; Noisy Student is "EfficientNet-L2".
         pretrained_on: "jft300m", "imagenet21k" or "imagenet2012".
-        dataset: that the accuracy is of, as TFDS names it; "imagenet2012_real",
-            "vtab" and "vtab/dtd" are the module's names, "average" is Table 7's own.
-        percent: 0 to 100; Table 2's is the mean of three fine-tunings.
-        std: their standard deviation, in percent; None where none is printed.
-        epochs: epochs of the pre-training, Table 6's column; None in the others.
+        dataset: name of the data set in TFDS, or "imagenet2012_real", "vtab" or
+            "vtab/dtd", see the module; "average" is Table 7's average.
+        percent: accuracy from 0 to 100; in Table 2 the mean of three fine-tunings.
+        std: standard deviation of the three, in percent; None: not printed.
+        epochs: epochs of the pre-training (Table 6's column); None in other tables.
         optimizer: optimizer of the pre-training; Table 7 has both.
-        top: 1 for top-1 accuracy, 5 for top-5, which only D.9 has.
+        top: 1 for top-1 accuracy, 5 for top-5 (only in D.9).
     """
 
     table: Table
@@ -65,9 +66,9 @@ class Accuracy:
     top: Literal[1, 5] = 1
 
 
-# The mean of three fine-tunings and its deviation, None where the paper has none. BiT-L
-# is R152x4. Noisy Student saw JFT-300M without its labels (4.2); it is in the first two
-# rows alone, with "88.4/88.5" in the first.
+# The mean of three fine-tunings and its deviation, or None. BiT-L is R152x4. Noisy
+# Student used JFT-300M without labels (4.2); it is only in the first two rows, with
+# "88.4/88.5" in the first.
 _L2 = ("EfficientNet-L2", "jft300m")
 _TABLE_2_COLUMNS = (
     ("ViT-H/14", "jft300m"),
@@ -104,7 +105,7 @@ CORE_DAYS = {
     ("BiT-R152x4", "jft300m"): 9_900,
     _L2: 12_300,
 }
-"""TPUv3-core-days of the pre-training (Table 2), by (model, data of it)."""
+"""TPUv3-core-days of the pre-training (Table 2), by (model, pre-training data)."""
 
 # At 384 px, without Polyak averaging; ViT-H/14 was not pre-trained on ImageNet.
 _TABLE_5_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
@@ -135,7 +136,7 @@ _TABLE_5: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 
-# Pre-trained on JFT-300M for so many epochs.
+# Epochs of pre-training on JFT-300M.
 _TABLE_6_DATASETS = (
     "imagenet2012",
     "imagenet2012_real",
@@ -186,7 +187,7 @@ EXAFLOPS = {
 }
 """ExaFLOPs, 1e18, of the pre-training (Table 6), by (model, epochs on JFT-300M)."""
 
-# ResNets after pre-training on JFT-300M with (Adam, SGD); the average is Table 7's own.
+# ResNets pre-trained on JFT-300M with (Adam, SGD); the average is printed in Table 7.
 _TABLE_7 = {
     "BiT-R50x1": {
         "imagenet2012": (77.54, 78.24),
@@ -218,8 +219,8 @@ TABLE_8 = {
 }
 """5-shot linear accuracy on ImageNet of ViT-B/16, in [0, 1] (Table 8, D.4).
 
-By the fields `position` and `position_at` of a `ViTConfig`. For no positions and for
-relative ones the paper has one number; "stem" is the default of the field.
+The keys are the fields `position` and `position_at` of a `ViTConfig`. For no positions
+and for relative ones the paper has one number, here under the field's default, "stem".
 """
 
 VTAB = {
@@ -252,7 +253,7 @@ TABLE_9_COLUMNS = (
     *("Clevr-Count", "Clevr-Dist", "DMLab", "dSpr-Loc", "dSpr-Ori", "KITTI-Dist"),
     *("sNORB-Azim", "sNORB-Elev"),
 )
-"""The tasks of VTAB as Table 9 heads its columns (D.10)."""
+"""The tasks of VTAB with Table 9's column headings (D.10)."""
 
 _TABLE_9 = {  # A line for each group, then the mean.
     ("ViT-H/14", "jft300m"): (
@@ -385,22 +386,22 @@ def expected(
 ) -> Accuracy | None:
     """The paper's accuracy of a model on a data set (Tables 2, 5, 6, 7 and 9, D.9).
 
-    Where several numbers answer, it is that of the first table, of the longest
-    pre-training there, with Adam.
+    If there are several, the result is from the first table, with its longest
+    pre-training, with Adam.
 
     Args:
-        model: as `VARIANTS` names it: "ViT-L/16", "R50+ViT-B/16", "BiT-R152x4".
+        model: name in `VARIANTS`, such as "ViT-L/16", "R50+ViT-B/16" or "BiT-R152x4".
         pretrained_on: "jft300m", "imagenet21k" or "imagenet2012".
-        dataset: as TFDS names it: "cifar10", "imagenet2012", ..., "vtab", or
+        dataset: name in TFDS, such as "cifar10" or "imagenet2012", or "vtab" or
             "objectnet".
-        table: the only one to look in; ImageNet at 384 px is "Table 5".
-        top: 1 for top-1 accuracy; 5 for top-5, which the paper has of ObjectNet only.
+        table: the only table to search; ImageNet at 384 px is "Table 5".
+        top: 1 for top-1 accuracy; 5 for top-5, which the paper has only for ObjectNet.
 
     Returns:
         The number with its table's name, or None if the paper has none.
 
     Raises:
-        ValueError: if `table` is none of `TABLES`.
+        ValueError: if `table` is not in `TABLES`.
 
     Examples:
         >>> from keras_vit import paper
@@ -428,8 +429,8 @@ def figure_2() -> dict[tuple[str, str], dict[str, float]]:
     """Figure 2: mean accuracy of each group of VTAB, and of all tasks.
 
     Returns:
-        By (model, data of the pre-training), then by group of `VTAB` or "vtab", all
-        tasks: percent, means of Table 9's rounded numbers.
+        Percent by (model, pre-training data), then by group of `VTAB`, or "vtab" for
+        all tasks. These are means of Table 9's rounded numbers.
     """
     groups = VTAB | {"vtab": tuple(task for tasks in VTAB.values() for task in tasks)}
     percents = {
@@ -446,10 +447,10 @@ def figure_2() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def figure_3() -> dict[str, dict[str, float]]:
-    """Figure 3: ImageNet accuracy by the data of the pre-training, of Table 5.
+    """Figure 3: ImageNet accuracy by pre-training data, from Table 5.
 
     Returns:
-        By model, then by data: percent.
+        Percent by model, then by data.
     """
     points: dict[str, dict[str, float]] = {}
     for row in TABLES["Table 5"]:
@@ -467,19 +468,18 @@ AVERAGE_5 = (
 )
 """The data sets of Figure 5's "Average-5".
 
-The paper does not list them: they are the five of which Table 7 prints the average
-(ReaL is left out), and so of its two models in Table 6.
+The paper does not list them. They are the five data sets averaged in Table 7 (without
+ReaL), which also give the averages of its two models in Table 6.
 """
 
 
 def figure_5() -> dict[tuple[str, int], dict[str, float]]:
     """Figure 5: accuracy of Table 6's models.
 
-    The compute that they are drawn against is `EXAFLOPS`, or `inspection.costs`' own
-    count.
+    The figure's compute axis is `EXAFLOPS`, or the count of `inspection.costs`.
 
     Returns:
-        By (model, epochs on JFT-300M): percent, "average" over `AVERAGE_5`, and
+        Percent by (model, epochs on JFT-300M): "average" over `AVERAGE_5`, and
         "imagenet2012".
     """
     points: dict[tuple[str, int], dict[str, float]] = {}
@@ -494,10 +494,10 @@ def figure_5() -> dict[tuple[str, int], dict[str, float]]:
 
 
 def kind(model: str) -> str:
-    """What Figure 5 calls a model of Table 6.
+    """The kind of a model of Table 6 in Figure 5's legend.
 
     Args:
-        model: as `VARIANTS` names it.
+        model: name in `VARIANTS`.
 
     Returns:
         "Transformer (ViT)", "ResNet (BiT)" or "Hybrid".

@@ -185,7 +185,7 @@ def test_control_characters_of_warnings_are_escaped(monkeypatch, shell):
     monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)
     shell("recipes", "cifar10")
     shown = warnings.formatwarning("left out a\x1b[2J", UserWarning, "file", 1)
-    assert "left out a\\u001b[2J\n" in shown
+    assert shown == "keras-vit: warning: left out a\\u001b[2J\n"  # No source line.
 
 
 def test_named_pipes_of_a_folder_are_no_images(shell, trained, photos, tmp_path):
@@ -267,8 +267,12 @@ def test_evaluate_counts_every_image(shell, photos, trained):
     code, out, _ = shell("evaluate", "--model", trained, "--batch-size", 4)
     assert code == 0
     assert "15 of 15 images right" in out
-    code, out, _ = shell("evaluate", "--model", trained, "--data", photos)
-    assert "top_1  1.0000" in out
+    code, out, err = shell("evaluate", "--model", trained, "--data", photos, "--json")
+    assert "top_1  1.0000" in err
+    found = json.loads(out)
+    assert found["results"]["top_1"]["value"] == 1
+    assert found["data"]["images"] == 15
+    assert found["per_class"] == {"right": [5, 5, 5], "images": [5, 5, 5]}
 
 
 def test_evaluate_draws_the_test_share_training_did_not_see(
@@ -641,7 +645,7 @@ def test_folders_that_are_no_runs(shell, photos, trained, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"std": [0, 0, 0]}, "Expected std, by which each channel is divided"),
+        ({"std": [0, 0, 0]}, "Expected std, which divides each channel"),
         ({"std": [0.5, -1, 0.5]}, "to be positive"),
         ({"mean": [math.nan] * 3}, "Expected mean, .*finite"),
         ({"mean": [0.5, 0.5]}, "2.*for 3 channels|0.5, 0.5.*for 3 channels"),
@@ -767,6 +771,9 @@ def test_doctor(shell, tmp_path, monkeypatch):
     assert keras.backend.backend() in out
     assert str(tmp_path) in out
     assert "http://127.0.0.1:1/weights" in out
+    rows = {row["name"]: row for row in json.loads(shell("doctor", "--json")[1])}
+    assert rows["keras"]["found"] == keras.__version__
+    assert rows["weights cache"]["found"].startswith(f"{tmp_path}/")
 
 
 def test_doctor_says_what_auto_takes(shell, monkeypatch):
@@ -909,8 +916,8 @@ def test_demo(shell, tmp_path):
     assert "handwritten digits" in out
     assert (tmp_path / "demo" / "attention.png").read_bytes()[1:4] == b"PNG"
     (last,) = re.findall(
-        r"the first test digit that it classifies correctly is number (\d+): label "
-        r"'(\d)', prediction '(\d)' \(\d+\.\d%\)",
+        r"its first correct prediction: test digit (\d+), label '(\d)', "
+        r"prediction '(\d)' \(\d+\.\d%\)",
         out,
     )
     assert last[1] == last[2]

@@ -170,7 +170,7 @@ __all__ = [
     "weights",
 ]
 
-# `import keras_vit` is enough to load a saved model, whose classes Keras must know. The
+# `import keras_vit` is enough to load a saved model: it registers our classes. The
 # command line registers them when a command needs Keras (`cli.shell.import_keras`).
 if "keras_vit_command" not in sys.modules:
     importlib.import_module("keras_vit._registered")

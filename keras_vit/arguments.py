@@ -1,8 +1,8 @@
-"""What arguments may be: a function for each kind, whose errors name the argument.
+"""Validation of arguments by kind; the errors contain the name of the argument.
 
-Every constructor, config and builder validates by these. Each returns the value as a
-plain Python one, so that NumPy's numbers and lists do not reach configurations.
-Standard library only.
+Every constructor, config and builder uses them. Each returns the value as a plain
+Python one, so that configurations contain no lists and no NumPy numbers. Standard
+library only.
 """
 
 import numbers
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 LARGEST_INTEGER = 2**31 - 1  # Sides of arrays are 32-bit integers on some backends.
-LARGEST_SEED = 2**32 - 1  # JAX's are unsigned.
-LARGEST_REAL = 3.4028234663852886e38  # Of float32; beyond it is infinity.
-LEAST_POSITIVE = 1.1754943508222875e-38  # Of float32; below it may be rounded to zero.
+LARGEST_SEED = 2**32 - 1  # JAX's seeds are unsigned.
+LARGEST_REAL = 3.4028234663852886e38  # In float32; larger values become infinity.
+LEAST_POSITIVE = 1.1754943508222875e-38  # In float32; smaller ones may become zero.
 
 Choice = TypeVar("Choice")
 Kind = TypeVar("Kind")
 
 
 def integer(name: str, value: Any, least: int = 1, most: int = LARGEST_INTEGER) -> int:
-    """An integer in `least`..`most`; True and False are none.
+    """An integer in `least`..`most`; True and False are not accepted.
 
     Raises:
         ValueError: if it is not.
@@ -37,7 +37,7 @@ def only(function: str, given: Mapping[str, Any], options: type) -> None:
     """Checks the names of arguments that a function unpacks as a `TypedDict`.
 
     Raises:
-        TypeError: as Python does, for a name that `options` does not have.
+        TypeError: for a name that `options` does not have, as in Python.
     """
     for name in given:
         if name not in options.__annotations__:
@@ -45,18 +45,18 @@ def only(function: str, given: Mapping[str, Any], options: type) -> None:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, Python's or NumPy's, and not a truth value."""
+    """Whether a value is a Python or NumPy integer, and not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def within(value: Any, least: float, most: float) -> bool:
-    """Whether a value is a number in a range, which NaN never is."""
+    """Whether a value is a number in a range; False for NaN."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return number and bool(least <= value <= most)
 
 
 def real(name: str, value: Any) -> float:
-    """A finite number that float32 can hold.
+    """A finite number in the range of float32.
 
     Raises:
         ValueError: if it is not.
@@ -67,7 +67,7 @@ def real(name: str, value: Any) -> float:
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A number of 0 or more that float32 can hold, such as a learning rate.
+    """A number of 0 or more in the range of float32, such as a learning rate.
 
     Raises:
         ValueError: if it is not.
@@ -78,7 +78,7 @@ def not_negative(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any, most: float = LARGEST_REAL) -> float:
-    """A number above 0 that float32 can hold, such as what is added to a variance.
+    """A number above 0 in the range of float32, such as an epsilon.
 
     Raises:
         ValueError: if it is not.
@@ -90,7 +90,7 @@ def positive(name: str, value: Any, most: float = LARGEST_REAL) -> float:
 
 
 def rate(name: str, value: Any) -> float:
-    """The share of what is dropped, in [0, 1).
+    """A drop rate, in [0, 1).
 
     Raises:
         ValueError: if it is not.
@@ -112,7 +112,7 @@ def share(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, Python's or NumPy's.
+    """A boolean of Python or NumPy.
 
     Raises:
         ValueError: if it is neither.
@@ -123,7 +123,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def choice(name: str, value: Choice, choices: Iterable[Choice]) -> Choice:
-    """One of some words, or None where that is among them.
+    """One of the given choices.
 
     Raises:
         ValueError: if it is none of them.
@@ -144,9 +144,9 @@ def sides(
     Args:
         name: the argument's name.
         value: a tuple or a list.
-        least: the smallest integer that is allowed.
-        letters: what the integers are, in words.
-        opened: whether the first two may be None, of no fixed size.
+        least: the smallest valid integer.
+        letters: names of the integers, for the error.
+        opened: whether the first two may be None (no fixed size).
 
     Raises:
         ValueError: if it is not.
@@ -164,15 +164,15 @@ def sides(
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, **how: Any) -> Any:
-    """None, or what `check` makes of another value."""
+    """None, or the result of `check` for any other value."""
     return None if value is None else check(name, value, **how)
 
 
 def instance(name: str, value: Any, kind: type[Kind]) -> Kind:
-    """An object of a class.
+    """An instance of a class.
 
     Raises:
-        ValueError: if it is of another one.
+        ValueError: if it is not.
     """
     if isinstance(value, kind):
         return value
@@ -180,11 +180,11 @@ def instance(name: str, value: Any, kind: type[Kind]) -> Kind:
 
 
 def shown(value: Any) -> str:
-    """A value in an error message: its repr, cut where it is long."""
+    """A value for an error message: its repr, truncated if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not print integers of more than 4,300 digits.
-        text = "an integer of more than 4,300 digits"
+    except ValueError:  # Python does not print integers with more than 4,300 digits.
+        text = "an integer with more than 4,300 digits"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 

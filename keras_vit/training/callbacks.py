@@ -1,10 +1,10 @@
-"""Progress bar of a training, and scalars for TensorBoard.
+"""Speed of a training run, and scalars for TensorBoard.
 
     RUN/tensorboard/events.out.tfevents...    every tag of `TAGS`, by update
 
-`tensorboard --logdir RUN` draws them, `keras-vit runs show RUN` and `read` need no
+`tensorboard --logdir RUN` draws them; `keras-vit runs show RUN` and `read` do not need
 TensorBoard. The files are TFRecords of `Event`s, written without the tensorboard
-package, which TensorFlow no longer brings.
+package, which TensorFlow no longer installs.
 """
 
 import time
@@ -24,8 +24,8 @@ Event: Any = tf.compat.v1.Event
 START = tf.compat.v1.SessionLog.START
 
 FOLDER = "tensorboard"
-POINTS = 1000  # Of a whole training: as many as TensorBoard keeps of a curve.
-SECONDS = 1.0  # The least time to measure a speed in.
+POINTS = 1000  # In a run: as many as TensorBoard keeps for one curve.
+SECONDS = 1.0  # Shortest time over which a speed is measured.
 TAGS = (
     "train/loss",
     "train/accuracy",
@@ -38,12 +38,12 @@ TAGS = (
 
 
 class Events:
-    """An event file, from one update on; none where the disk is full, with a warning.
+    """An event file that starts after an update. A full disk ends it, with a warning.
 
     Args:
         folder: folder of the file, created if absent.
-        step: updates made before. What older files of the folder say of later ones is
-            taken back, as TensorBoard does: a run that was cut goes through them anew.
+        step: updates made before. Older files' scalars of later updates are discarded,
+            as in TensorBoard, because an interrupted run trains these updates again.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -54,7 +54,7 @@ class Events:
         self._write(step=step + 1, session_log=tf.compat.v1.SessionLog(status=START))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes `values` by tag, so that a reader sees them at once."""
+        """Writes `values` by tag and flushes the file."""
         listed = [
             tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
             for tag, value in values.items()
@@ -71,22 +71,22 @@ class Events:
         except tf.errors.OpError as error:
             self._writer = None
             warnings.warn(
-                f"The training goes on without scalars for TensorBoard. {error}",
+                f"Training continues without scalars for TensorBoard. {error}",
                 stacklevel=2,
             )
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The curves of a training, as they hold now.
+    """Returns the curves of a training run.
 
-    A file that ends in the middle of a record, by a kill, is read up to there.
+    If a kill cut a file in the middle of a record, the records before it are read.
 
     Args:
         folder: folder of the event files, `tensorboard` in the `output` of `fit`.
 
     Returns:
-        Of every tag of `TAGS` that is there, its (step, value)s, by step; a step is
-        the number of updates made.
+        For each tag of `TAGS` that was written, a list of (step, value) in the order of
+        steps. A step is the number of updates made.
     """
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
@@ -104,13 +104,14 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Watch(keras.callbacks.Callback):
-    """Measures a training's speed and, in a folder, writes its scalars.
+    """Measures the speed of a training run and writes its scalars if it has a folder.
 
     Args:
-        keeper: the callback of the training, which knows the step; belongs before this
-            one.
-        batch_size: images an update.
-        learning_rate: that of an update, counted from 0.
+        keeper: counts the steps; belongs before this callback.
+        batch_size: images in an update.
+        learning_rate: learning rate of an update, which is counted from 0.
+        later_steps: updates that follow this run in the same call, such as those of a
+            sweep's other learning rates; part of the remaining time.
     """
 
     def __init__(
@@ -118,39 +119,41 @@ class Watch(keras.callbacks.Callback):
         keeper: CheckpointCallback,
         batch_size: int,
         learning_rate: Callable[[int], Any],
+        later_steps: int = 0,
     ) -> None:
         super().__init__()
         self.keeper = keeper
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.later_steps = later_steps
         self.images_per_second: float | None = None
         self._every = max(1, keeper.total_steps // POINTS)
         self._events: Events | None = None
         self._since: float | None = None  # When the last update ended.
-        self._seconds, self._images = 0.0, 0  # Since the speed was told.
+        self._seconds, self._images = 0.0, 0  # Since the last measurement.
         self._written: dict[str, tuple[int, float]] = {}  # Updates, and their sum.
         self._evaluation_seconds = 0.0
 
     def begin(self) -> None:
-        """The training begins, or resumes, after the keeper's `step` updates."""
+        """Opens the event file after the keeper's `step` updates."""
         if self.keeper.folder is not None and self.keeper.workers.chief:
             self._events = Events(self.keeper.folder / FOLDER, self.keeper.step)
 
     @property
-    def minutes_left(self) -> float | None:
-        """Until the end of the training, evaluations included."""
+    def seconds_left(self) -> float | None:
+        """Remaining time, with evaluations and later steps; None: not known yet."""
         if not self.images_per_second:
             return None
-        steps = self.keeper.total_steps - self.keeper.step
+        steps = self.keeper.total_steps - self.keeper.step + self.later_steps
         updates = steps * self.batch_size / self.images_per_second
         evaluations = -(-steps // self.keeper.period)
-        return (updates + evaluations * self._evaluation_seconds) / 60
+        return updates + evaluations * self._evaluation_seconds
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._since = None  # The first update of a call compiles: it does not count.
+        self._since = None  # The first update compiles, so it is not measured.
         self._written = {}
         count = self.keeper.step % self.keeper.period
-        if count:  # Cut in two: the metrics continue.
+        if count:  # A resumed period: the metrics continue.
             self._written = {
                 metric.name: (count, float(metric.result()) * count)
                 for metric in self.keeper.metrics()
@@ -170,7 +173,7 @@ class Watch(keras.callbacks.Callback):
             self._events.scalars(step, self._scalars(step, logs or {}))
 
     def _scalars(self, step: int, logs: Mapping[str, float]) -> dict[str, float]:
-        """Of the updates since the last ones written."""
+        """Scalars of the updates since the last written ones."""
         synchronize(self.model)
         norm = own_optimizer(self.model).gradient_norm
         values = {
@@ -185,7 +188,7 @@ class Watch(keras.callbacks.Callback):
         return values
 
     def _since_written(self, name: str, mean: float) -> float:
-        """Keras tells the mean of all updates of a period until now."""
+        """The mean since the last written update, from Keras's mean of the period."""
         count = (self.keeper.step - 1) % self.keeper.period + 1
         before, total = self._written.get(name, (0, 0.0))
         self._written[name] = count, mean * count
@@ -202,25 +205,3 @@ class Watch(keras.callbacks.Callback):
             names = [n for n in ("loss", "accuracy") if f"val_{n}" in logs]
             values = {f"evaluation/{name}": logs[f"val_{name}"] for name in names}
             self._events.scalars(self.keeper.step, values)
-
-
-class Bar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with images per second and the minutes left of it all."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_end(batch, self._more(logs))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_end(epoch, self._more(logs))
-
-    def _more(self, logs: Any) -> dict[str, Any]:
-        told = {
-            "images/s": self.watch.images_per_second,
-            "minutes left": self.watch.minutes_left,
-        }
-        known = {name: value for name, value in told.items() if value is not None}
-        return {**(logs or {}), **known}

@@ -24,6 +24,7 @@ from keras_vit.training import resume as resuming
 from keras_vit.training.certificate import Certificate
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches, BatchesFrom, ValidationData, objective
+from keras_vit.training.progress import ProgressLine
 from keras_vit.training.results import Result, forget, read_json
 
 __all__ = ["Result", "fit"]
@@ -45,44 +46,45 @@ def fit(
 ) -> Result:
     """Fine-tunes `model` by the recipe (Table 4), in place, with `model.fit`.
 
-    A model with a loss of its own, as `MaskedPatchPredictor`, is trained by that, and
-    `Result.test_accuracy` is what its metric "accuracy" says, if it has one.
+    A model that defines its own loss, such as `MaskedPatchPredictor`, is trained with
+    it. `Result.test_accuracy` is then the model's metric "accuracy", if it has one.
 
-    Where the recipe has several learning rates, each is tried on the training set less
-    its held-out share, and the best one trains the final model on all of it. A recipe
-    that freezes does so while it trains: afterwards every layer is as trainable as
-    before. LoRA that a recipe puts into the model stays in it, and in its files.
+    If the recipe has several learning rates, each is tried on the training set without
+    its held-out share. The best one trains the final model on the whole training set.
+    A recipe that freezes layers restores `trainable` afterwards. LoRA that a recipe
+    adds to the model stays in it and in its files.
 
-    Under a strategy (`training.strategy`) it trains on all its devices, of all its
-    processes, of which each makes the same call; the first one writes and tells.
+    Under a strategy (`training.strategy`) it trains on all devices of all processes.
+    Each process makes the same call; only process 0 writes and prints.
 
     With an `output` folder nothing is lost: after a kill, the same call resumes from
-    the newest checkpoint to the same final bits.
+    the newest checkpoint and ends with the same bits.
 
     Args:
-        model: images to logits, one for each class: see `for_task`; or one with a loss
-            of its own. Its own input size and dtype policy are used, whatever
-            the recipe's `image_size` says, and `resize` is scaled with the size
+        model: images to logits, one for each class (see `for_task`); or a model that
+            defines its own loss. Its input size and dtype policy are used, not the
+            recipe's `image_size`, and `resize` is scaled with the size
             (`Recipe.at_size`).
         recipe: e.g. `recipes.FINETUNE["cifar10"]`; `dataclasses.replace` changes it.
             The model must be built with its `model_options`.
         data: a folder of images, an .npz, "digits" or a TFDS name (`data.open_source`),
             a `Source`, or a `tf.data.Dataset` of ready batches (images, labels), which
-            is neither augmented nor shuffled, repeats when it ends, and needs one
-            learning rate.
-        validation_data: ready batches to judge by, with a `tf.data.Dataset` alone.
-        preprocessing: how images become input; default: the model's own, which a model
-            that is not a `VisionModel` does not have (then the paper's).
-        seed: seed of the batches' order and augmentation, of the held-out share, and of
-            a test share where the data has none of its own.
+            is neither augmented nor shuffled, repeats when it ends, and requires a
+            recipe with one learning rate.
+        validation_data: ready batches to evaluate on; only with a `tf.data.Dataset`.
+        preprocessing: preprocessing of the images; default: that of the model, or the
+            paper's for a model that is not a `VisionModel`.
+        seed: random seed for the order and augmentation of the batches, the held-out
+            share, and the test share if the data has no test images.
         output: folder for `history.jsonl` (a line for each evaluation), `history.json`,
             `best.keras` (the best evaluation), `model.keras` (the final model),
             `tensorboard` (scalars), and the files to resume from: `begun.json`,
             `checkpoints`.
-        resume: "auto" resumes the run in `output`, if one was begun there;
-            "never" forgets it.
-        evaluations: at most so many, equally far apart, the last at the end.
-        verbose: as in `model.fit`.
+        resume: "auto" resumes the run in `output`, if there is an unfinished one;
+            "never" discards it.
+        evaluations: largest number of evaluations, evenly spaced; one is at the end.
+        verbose: 0 prints nothing, 1 a progress line that is updated in place, 2 a line
+            for each evaluation; "auto" is 1 on a terminal or in a notebook, else 2.
         **saving: `save_steps`, `save_minutes`, `keep` and `wait`; see
             `resume.SaveOptions`. SIGTERM and Ctrl-C save at once.
 
@@ -91,15 +93,15 @@ def fit(
 
     Raises:
         ValueError: if the preprocessing does not fit the model's channels; if the model
-            does not end in one logit for each class, and has no loss of its own;
+            does not end in one logit for each class and does not define a loss;
             if the recipe cannot be followed on this data or backend;
-            if the run in `output` was begun with another recipe, model, seed or data,
-            or none of its checkpoints is whole; if the loss is not finite, naming the
-            step.
+            if the run in `output` was started with a different recipe, model, seed or
+            data, or none of its checkpoints is complete; if the loss is not finite,
+            with the step.
         ImportError: see `data.open_source`.
         OSError: if `output` cannot be written to; `RunInUse` if another process trains
             in it, unless `wait`.
-        Preempted: when the process was asked to end, and the run is saved.
+        Preempted: after SIGTERM or Ctrl-C, when the run is saved.
     """
     if evaluations < 1:
         raise ValueError(
@@ -144,7 +146,7 @@ def fit(
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """How the trainings of a run are kept: where, and how often."""
+    """Where and how often checkpoints of a run are written."""
 
     folder: Path | None
     termination: resuming.Termination | None = None
@@ -153,14 +155,14 @@ class Saving:
     keep: int = 2
 
     def within(self, name: str) -> "Saving":
-        """The same for a training that is a part of the run."""
+        """The same for one training of the run, such as a rate of the sweep."""
         folder = None if self.folder is None else self.folder / name
         return dataclasses.replace(self, folder=folder)
 
 
 @contextlib.contextmanager
 def _saving(folder: Path | None, options: resuming.SaveOptions) -> Iterator[Saving]:
-    """In a folder, signals are noted inside."""
+    """Options of saving; with a folder, signals are handled inside."""
     if folder is None:
         yield Saving(None)
         return
@@ -176,9 +178,9 @@ def _saving(folder: Path | None, options: resuming.SaveOptions) -> Iterator[Savi
 
 @dataclasses.dataclass(frozen=True)
 class Trainings:
-    """The trainings of one call of `fit`, with what is the same for all of them.
+    """The training runs of one call of `fit`: a sweep and the final one.
 
-    `trained` is `model`, or a part or a twin of it with the same variables.
+    `trained` is `model`, or a part of it, or a model with the same variables.
     """
 
     recipe: Recipe
@@ -190,16 +192,20 @@ class Trainings:
     verbose: int | str
 
     def follow(self, kept: Saving) -> Result:
-        """The sweep, where there is one, and the final training."""
+        """Runs the sweep, if the recipe has one, and the final training."""
         sweep = self._sweep(kept) if len(self.recipe.base_lr) > 1 else {}
         base_lr = self.recipe.base_lr[0]
         if sweep:
             base_lr = max(sweep, key=lambda rate: sweep[rate])
-            self.batches.say(f"base_lr={base_lr:g} was best: {sweep[base_lr]:.4f}")
+            self.batches.say(
+                f"best learning rate: {base_lr:g}, with an accuracy of "
+                f"{sweep[base_lr]:.2%} on the held-out images"
+            )
         made = None
         if kept.folder is not None:
-            told = facts(self.batches, self.period)
-            made = Certificate(told, self.batches.batch_size)
+            made = Certificate(
+                facts(self.batches, self.period), self.batches.batch_size
+            )
         history = self.final(base_lr, kept, made)
         return Result(
             base_lr,
@@ -223,13 +229,13 @@ class Trainings:
         certificate: Certificate | None,
         saved: resuming.Saved | None = None,
     ) -> list[dict[str, float]]:
-        """The training on all training images; returns its history.
+        """Trains on all training images and returns the history.
 
         Args:
             base_lr: the learning rate.
-            kept: where and how often it is saved.
-            certificate: gets a link for each evaluation.
-            saved: a checkpoint to resume from, where `kept` has no folder.
+            kept: where and how often checkpoints are written.
+            certificate: receives a link for each evaluation.
+            saved: a checkpoint to resume from, if `kept` has no folder.
         """
         train, test = self.batches.all()
         return self._train(
@@ -237,20 +243,32 @@ class Trainings:
         )
 
     def _sweep(self, kept: Saving) -> dict[float, float]:
-        """Held-out accuracy of every rate, each tried from the same weights."""
+        """Held-out accuracy of every rate, each from the same initial weights."""
         folder, variables = kept.folder, resuming.model_variables(self.model)
         done: dict[str, float] = {}
         if folder is not None:
             done = read_json(folder / "sweep.json", {})
         start = resuming.capture(variables)
         rest, held_out = self.batches.hold_out()
-        for base_lr in self.recipe.base_lr:
+        rates = self.recipe.base_lr
+        self.batches.say(
+            f"trying {len(rates)} learning rates on {held_out}; the time left is for "
+            "all of them and the final training run"
+        )
+        for number, base_lr in enumerate(rates, 1):
             if str(base_lr) in done:
                 continue
-            share = self.recipe.held_out
-            self.batches.say(f"base_lr={base_lr:g} on the held-out {share:.0%}")
+            self.batches.say(f"learning rate {number} of {len(rates)}: {base_lr:g}")
             name = f"sweep/{base_lr}"
-            history = self._train(base_lr, rest, held_out, kept.within(name))
+            later = len(rates) - number + 1  # The final run is one of them.
+            history = self._train(
+                base_lr,
+                rest,
+                held_out,
+                kept.within(name),
+                prefix=f"rate {number}/{len(rates)}",
+                later_steps=later * self.recipe.steps,
+            )
             done[str(base_lr)] = history[-1]["val_accuracy"]
             if folder is not None and self.workers.chief:
                 write_json(folder / "sweep.json", done)
@@ -267,10 +285,12 @@ class Trainings:
         best: keras.Model | None = None,
         certificate: Certificate | None = None,
         saved: resuming.Saved | None = None,
+        prefix: str = "",
+        later_steps: int = 0,
     ) -> list[dict[str, float]]:
-        """`model.fit` for the recipe's steps, with the evaluations on the way.
+        """`model.fit` for the recipe's steps, with an evaluation after each period.
 
-        `best` is what is saved of the best evaluation, if anything.
+        `best` is the model to save after the best evaluation, if there is one.
         """
         model, steps = self.trained, self.recipe.steps
         metrics = preparing.compiled(
@@ -282,7 +302,7 @@ class Trainings:
         def save_best() -> None:
             if best is None or kept.folder is None:
                 return
-            # All processes: on JAX an array of all is assigned by all.
+            # In all processes: on JAX all of them assign a shared array.
             with averaged.applied() if averaged else contextlib.nullcontext():
                 if self.workers.chief:
                     save_model(best, kept.folder / "best.keras")
@@ -299,8 +319,13 @@ class Trainings:
         )
         keeper.certificate, keeper.certified = certificate, self.model
         schedule = optim.schedule(self.recipe, base_lr)
-        watch = callbacks.Watch(keeper, self.batches.batch_size, schedule)
-        called = [keeper, *filter(None, [averaged]), watch]
+        watch = callbacks.Watch(
+            keeper, self.batches.batch_size, schedule, later_steps=later_steps
+        )
+        line = ProgressLine(
+            watch, str(validation), validation.kind, self.verbose, prefix
+        )
+        called = [keeper, *filter(None, [averaged]), watch, line]
 
         def fit(epochs: int, steps_per_epoch: int) -> None:
             model.fit(
@@ -311,8 +336,8 @@ class Trainings:
                 validation_data=validation.batches,
                 validation_steps=validation.steps,
                 shuffle=False,  # The pipeline has shuffled.
-                callbacks=[*called, callbacks.Bar(watch)],
-                verbose=self.verbose,
+                callbacks=called,
+                verbose=0,
             )
 
         by_hand = keras.callbacks.CallbackList(called, model=model)
@@ -325,34 +350,35 @@ class Trainings:
             return keeper.rows
         self.workers.draw_apart(resuming.generator_states(model))
         watch.begin()
-        if keeper.pending is not None:  # Cut between its last update and evaluation.
-            row = keeper.pending
-            if validation.batches is not None:
-                found = model.evaluate(
-                    validation.batches,
-                    steps=validation.steps,
-                    callbacks=by_hand,
-                    verbose=self.verbose,
-                    return_dict=True,
-                )
-                row |= {f"val_{key}": value for key, value in found.items()}
-            by_hand.on_epoch_end(keeper.step // period - 1, row)
-            if keeper.step == steps:
-                model.optimizer.finalize_variable_values(model.trainable_variables)
-        if left := -keeper.step % period:
-            fit(keeper.step // period + 1, left)
-        if keeper.step < steps:
-            fit(steps // period, period)
+        with line:
+            if keeper.pending is not None:  # Killed between update and evaluation.
+                row = keeper.pending
+                if validation.batches is not None:
+                    found = model.evaluate(
+                        validation.batches,
+                        steps=validation.steps,
+                        callbacks=by_hand,
+                        verbose=0,
+                        return_dict=True,
+                    )
+                    row |= {f"val_{key}": value for key, value in found.items()}
+                by_hand.on_epoch_end(keeper.step // period - 1, row)
+                if keeper.step == steps:
+                    model.optimizer.finalize_variable_values(model.trainable_variables)
+            if left := -keeper.step % period:
+                fit(keeper.step // period + 1, left)
+            if keeper.step < steps:
+                fit(steps // period, period)
         keeper.save()
         return keeper.rows
 
 
 def facts(batches: Batches, period: int) -> dict[str, Any]:
-    """What is the same for all links of a training's certificate."""
-    told = batches.identity()
+    """Facts that all links of a run's certificate share."""
+    identity = batches.identity()
     return {
-        "data": told["data"],
-        "seed": told["seed"],
+        "data": identity["data"],
+        "seed": identity["seed"],
         "period": period,
         "environment": environment() | {"replicas": batches.workers.replicas},
     }
@@ -366,9 +392,9 @@ def trainings(
     verbose: int | str,
     start: Callable[[], None],
 ) -> Iterator[Trainings]:
-    """The trainings of `fit`; inside, the model is as the recipe trains it.
+    """The training runs of `fit`; inside, the model is prepared as the recipe requires.
 
-    `start` gives it its first weights.
+    `start` assigns the first weights.
     """
     recipe, workers = batches.recipe, batches.workers
     with workers.scope():
@@ -380,10 +406,10 @@ def trainings(
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """`model.save`, whole or not at all.
+    """Saves a model; the file is written completely or not at all.
 
-    A thread is in no strategy's scope: Keras makes a variable or two while it saves,
-    which in a scope all workers would have to make at the same moment.
+    The thread is outside of the strategy's scope: Keras creates variables while it
+    saves, which in the scope all workers would have to create together.
     """
     with replacing(path) as temporary, ThreadPoolExecutor(1) as pool:
         pool.submit(model.save, temporary).result()

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.arguments import counted
 from keras_vit.data import augmentation, pipelines, sources, splits
 from keras_vit.data.decoding import as_written
 from keras_vit.facts import Preprocessing
@@ -35,10 +36,17 @@ def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
 
 
 class ValidationData(NamedTuple):
-    """What a model is judged by, as `validation_data` and `validation_steps`."""
+    """Evaluation images, as `validation_data` and `validation_steps` of `model.fit`."""
 
     batches: Any
     steps: int | None = None  # None: until they end.
+    kind: str = "validation"
+    images: int | None = None  # None: not known.
+
+    def __str__(self) -> str:
+        if self.images is None:
+            return f"{self.kind} images"
+        return counted(self.images, f"{self.kind} image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +218,7 @@ class Batches:
                 f"set to hold a share of. Received: base_lr={self.recipe.base_lr}"
             )
         rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
-        return self._train(rest), self._evaluate(held_out)
+        return self._train(rest), self._evaluate(held_out, "held-out")
 
     def all(self) -> tuple[BatchesFrom, ValidationData]:
         """Batches of the whole training set, and of the test set."""
@@ -219,7 +227,7 @@ class Batches:
             given = ValidationData(self.workers.share(self.validation_data))
             return lambda start_step: self.workers.share(ready.skip(start_step)), given
         test = self.source.test
-        judged = ValidationData(None) if test is None else self._evaluate(test)
+        judged = ValidationData(None) if test is None else self._evaluate(test, "test")
         return self._train(self.source.train), judged
 
     def _train(self, split: Any) -> BatchesFrom:
@@ -273,13 +281,12 @@ class Batches:
         mixed: tuple[Any, Any] = tf.cond(coin < 0.5, mixup, cutmix)
         return mixed
 
-    def _evaluate(self, split: Any) -> ValidationData:
+    def _evaluate(self, split: Any, kind: str) -> ValidationData:
         part = self.recipe.batch_size // self.recipe.accumulation_steps
         if self.on_features():
             features = (split.images, split.labels)
-            return ValidationData(
-                tf.data.Dataset.from_tensor_slices(features).batch(part)
-            )
+            batched = tf.data.Dataset.from_tensor_slices(features).batch(part)
+            return ValidationData(batched, None, kind, len(split))
         replicas = self.workers.replicas
         size = -(-min(part, 64) // replicas) * replicas
         steps = -(-len(split) // size)
@@ -297,10 +304,10 @@ class Batches:
             ).map(complete)
 
         if replicas == 1:
-            return ValidationData(batches((0, 1)))
+            return ValidationData(batches((0, 1)), None, kind, len(split))
         # At their end tf.distribute would give Keras one more batch, of zeros.
         endless = self.workers.batches(lambda shard: batches(shard).repeat())
-        return ValidationData(endless, steps)
+        return ValidationData(endless, steps, kind, len(split))
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:

@@ -1,7 +1,7 @@
 """One writer for a run's folder.
 
     RUN/.lock          the lock itself, which ends with its process
-    RUN/.writer.json   the process that has it: host, pid and start
+    RUN/.writer.json   the process that has it: host, pid and start time
 
 Both are gone when the run has ended.
 """
@@ -21,12 +21,12 @@ from keras_vit import manifest
 from keras_vit.files import explain_os_error, parse_json, write_json
 from keras_vit.lock_file import LockFile
 from keras_vit.training.distribution import Workers
-from keras_vit.training.resume import BEGUN, check_same
+from keras_vit.training.resume import check_same
+from keras_vit.training.runs import BEGUN, WRITER
 
 __all__ = ["RunInUse"]
 
 LOCK = ".lock"
-WRITER = ".writer.json"
 SECONDS = 1.0  # Between two attempts.
 
 _entered: ContextVar[frozenset[Path]] = ContextVar("entered", default=frozenset())

@@ -14,7 +14,7 @@ from keras_vit.data.sources import Source, open_source
 from keras_vit.files import parse_json
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.recipes import Recipe
-from keras_vit.training import certificate, fitting, results
+from keras_vit.training import certificate, fitting, results, runs
 from keras_vit.training import resume as resuming
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches, objective
@@ -228,10 +228,10 @@ def _begun(folder: Path) -> tuple[Recipe, float, dict[str, Any]]:
     if result is None:
         raise ValueError(
             f"Expected a finished run. Received: {str(folder)!r} without "
-            f"{results.FINISHED}. keras-vit runs show {folder} prints how far it is"
+            f"{runs.FINISHED}. keras-vit runs show {folder} prints how far it is"
         )
-    values = parse_json((folder / results.FINISHED).read_text())["recipe"]
-    begun = parse_json((folder / resuming.BEGUN).read_text())
+    values = parse_json((folder / runs.FINISHED).read_text())["recipe"]
+    begun = parse_json((folder / runs.BEGUN).read_text())
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()
@@ -268,7 +268,7 @@ def _source(
 def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
     """Raises unless the batches are the run's; the weights are compared later."""
     own = {"recipe": batches.recipe.identity(), **batches.identity()}
-    where = str(folder / resuming.BEGUN)
+    where = str(folder / runs.BEGUN)
     resuming.check_order(begun, own, where, "or replay a run of this version")
     resuming.check_equal(
         {name: value for name, value in begun.items() if name != "model"},

@@ -9,9 +9,7 @@ from keras_vit import manifest
 from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
 from keras_vit.training import callbacks, certificate
-from keras_vit.training import resume as resuming
-
-FINISHED = "history.json"  # Of a run's folder: written when it ends.
+from keras_vit.training.runs import BEGUN, FINISHED, HISTORY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,7 @@ def finished(folder: Path) -> Result | None:
 
 def forget(folder: Path) -> None:
     """Deletes the files that a run would resume from."""
-    written = (resuming.BEGUN, resuming.HISTORY, FINISHED, "sweep.json")
+    written = (BEGUN, HISTORY, FINISHED, "sweep.json")
     for name in (*written, certificate.FILE, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoints", "start", "sweep", callbacks.FOLDER):

@@ -29,6 +29,7 @@ from keras_vit._lazy import renamed
 from keras_vit.files import file_sha256, parse_json, replacing, write_json
 from keras_vit.training import certificate as certificates
 from keras_vit.training.distribution import Workers
+from keras_vit.training.runs import HISTORY, RunStatus, read_run
 
 __all__ = [
     "Checkpoints",
@@ -41,8 +42,6 @@ __all__ = [
 
 __getattr__ = renamed(__name__, Told="RunStatus")
 
-BEGUN = "begun.json"
-HISTORY = "history.jsonl"
 INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
 
 
@@ -378,50 +377,6 @@ def check_equal(begun: Any, given: Any, expected: str, remedy: str) -> None:
     given = json.loads(json.dumps(given))
     if changes := list(_differences(begun, given)):
         raise ValueError(f"{expected}. Received: {'; '.join(changes[:12])}. {remedy}")
-
-
-@dataclasses.dataclass(frozen=True)
-class RunStatus:
-    """What a run's folder tells: its evaluations, and how far it is.
-
-    Attributes:
-        total_steps: updates of the whole training.
-        history: one dict of metrics for each evaluation, with the "step" it was made
-            at.
-    """
-
-    total_steps: int
-    history: list[dict[str, float]]
-
-    @property
-    def step(self) -> int:
-        """That of the last evaluation; 0 before the first."""
-        return int(self.history[-1]["step"]) if self.history else 0
-
-
-def read_run(folder: Path) -> RunStatus:
-    """The history of a run, under way or finished.
-
-    Args:
-        folder: the `output` of `fit`.
-
-    Returns:
-        A `RunStatus`.
-
-    Raises:
-        ValueError: if the folder is none of a run.
-    """
-    try:
-        begun = parse_json((folder / BEGUN).read_text())
-        lines = (folder / HISTORY).read_text().splitlines()
-        history = [parse_json(line) for line in lines if line.endswith("}")]
-        total_steps = begun["recipe"]["total_steps"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
-            f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
-        ) from error
-    return RunStatus(total_steps, history)
 
 
 def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:

@@ -34,6 +34,7 @@ from keras_vit.training import resume as resuming
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import CachedSource
 from keras_vit.training.results import Result, finished, forget
+from keras_vit.training.runs import BEGUN
 from keras_vit.weights.architecture import config_of
 
 __all__ = ["PaperDifference", "Transfer", "transfer"]
@@ -291,7 +292,7 @@ def _forget(folder: Path) -> None:
     """Deletes the files that a transfer would resume from."""
     for run in folder.glob("run-*"):
         forget(run)
-    for name in (resuming.BEGUN, RESULT, manifest.FILE):
+    for name in (BEGUN, RESULT, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What a training tells: scalars that TensorBoard reads, the bar, `runs show`."""
+"""Scalars that TensorBoard reads, and `runs show`."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.training import callbacks, fit, optim, resume
+from keras_vit.training import callbacks, fit, optim, resume, runs
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 from tests.training.test_resume import Cut, cut
 
@@ -118,27 +118,8 @@ def test_a_full_disk_costs_lines_of_the_history(source, run, tmp_path, monkeypat
             result = train(tmp_path, source)
     assert result == run[1]
     train(tmp_path, source)  # Finished: the lines are written from the checkpoint.
-    lines = (tmp_path / resume.HISTORY).read_text().splitlines()
+    lines = (tmp_path / runs.HISTORY).read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.history
-
-
-@pytest.mark.tensorflow_only
-def test_the_bar_has_images_per_second_and_the_time_left(source, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(callbacks, "SECONDS", 0.0)
-    watches = []
-    real = callbacks.Watch.__init__
-    monkeypatch.setattr(
-        callbacks.Watch, "__init__", lambda s, *a: (watches.append(s), real(s, *a))[1]
-    )
-    fit(tiny(), SETTINGS, source, verbose=1)
-    text = capsys.readouterr().out
-    assert "images/s: " in text
-    assert "minutes left: " in text
-    (watch,) = watches
-    assert watch.minutes_left == 0
-    watch.keeper.step = 11  # One of two periods is left, and its evaluation.
-    seconds = 11 * 8 / watch.images_per_second + watch._evaluation_seconds
-    assert watch.minutes_left * 60 == pytest.approx(seconds)
 
 
 def test_runs_show(run, tmp_path, shell):

@@ -1,0 +1,138 @@
+"""The runs in a folder: their state, evaluations and last change.
+
+Imports neither Keras nor TensorFlow.
+"""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from keras_vit.files import parse_json
+
+BEGUN = "begun.json"  # Identity of a run; written first.
+HISTORY = "history.jsonl"  # A line for each evaluation.
+FINISHED = "history.json"  # Written when a run ends.
+WRITER = ".writer.json"  # Host, process id and start time of the process that trains.
+DEPTH = 3  # runs/transfer/run-0 and runs/vtab/TASK/run-0.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+    """Progress of a run.
+
+    Attributes:
+        total_steps: updates of the whole run.
+        history: a dict of metrics for each evaluation, with its "step".
+    """
+
+    total_steps: int
+    history: list[dict[str, float]]
+
+    @property
+    def step(self) -> int:
+        """The step of the last evaluation; 0 before the first."""
+        return int(self.history[-1]["step"]) if self.history else 0
+
+
+def read_run(folder: Path) -> RunStatus:
+    """Returns the progress of a run, finished or not.
+
+    Args:
+        folder: the `output` of `fit`.
+
+    Raises:
+        ValueError: if the folder does not contain a run.
+    """
+    try:
+        begun = parse_json((folder / BEGUN).read_text())
+        lines = (folder / HISTORY).read_text().splitlines()
+        history = [parse_json(line) for line in lines if line.endswith("}")]
+        total_steps = begun["recipe"]["total_steps"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
+            f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
+        ) from error
+    return RunStatus(total_steps, history)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A line of `keras-vit runs list`.
+
+    Attributes:
+        folder: folder of the run.
+        state: "finished", "training", "interrupted" or "damaged".
+        progress: steps at the last evaluation and in all; None if damaged.
+        accuracy: test accuracy at the last evaluation, in [0, 1]; None without one.
+        changed: when a file of the folder was last written, in seconds since 1970.
+    """
+
+    folder: Path
+    state: str
+    progress: tuple[int, int] | None
+    accuracy: float | None
+    changed: float
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """Reads the state of the run in a folder."""
+        changed = max(file.stat().st_mtime for file in folder.iterdir())
+        try:
+            status = read_run(folder)
+        except ValueError:
+            begun = not (folder / HISTORY).exists()  # No evaluation yet.
+            state = _unfinished(folder) if begun else "damaged"
+            return cls(folder, state, None, None, changed)
+        last = status.history[-1] if status.history else {}
+        ended = (folder / FINISHED).is_file()
+        return cls(
+            folder,
+            "finished" if ended else _unfinished(folder),
+            (status.step, status.total_steps),
+            last.get("val_accuracy"),
+            changed,
+        )
+
+    @property
+    def written(self) -> str:
+        """The time of the last change, local, to the minute."""
+        return datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
+
+
+def find(folder: Path) -> list[Run]:
+    """Returns the runs below a folder, the most recently written first."""
+    runs = map(Run.read, sorted(_folders(folder, DEPTH)))
+    return sorted(runs, key=lambda run: run.changed, reverse=True)
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Folders with a run, without the trainings of a sweep inside of them."""
+    if (folder / BEGUN).is_file() and _is_of_one_run(folder):
+        yield folder
+    elif depth and folder.is_dir():
+        for inner in folder.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _folders(inner, depth - 1)
+
+
+def _is_of_one_run(folder: Path) -> bool:
+    """Whether it is the `output` of `fit`, not that of `transfer` or `vtab`."""
+    return any((folder / name).exists() for name in (HISTORY, "start", "checkpoints"))
+
+
+def _unfinished(folder: Path) -> str:
+    """Whether a process still trains; on a different host it is not checked."""
+    try:
+        owner: Any = parse_json((folder / WRITER).read_text(encoding="utf-8"))
+        if owner["host"] == platform.node():
+            os.kill(int(owner["pid"]), 0)
+    except PermissionError:  # A process of a different user.
+        return "training"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "interrupted"
+    return "training"

@@ -12,7 +12,7 @@ from keras_vit._version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that all workers share."""
+    """Returns the versions of Python, Keras, TensorFlow, JAX and this library."""
     backend = keras.backend.backend()
     found = {"python": platform.python_version(), "keras_vit": __version__}
     found |= {"keras": keras.__version__, "backend": backend}

@@ -1,4 +1,4 @@
-"""The batches that `fit` trains on and is judged by, from whatever it is given."""
+"""Prepare the batches for training and evaluation in `fit`."""
 
 import dataclasses
 import functools
@@ -21,25 +21,26 @@ from keras_vit.recipes import Recipe
 from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import generator_states
 
-BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # `start_step` says where.
+BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # Its argument is `start_step`.
 
 
 def objective(model: keras.Model) -> Callable[[], tuple[Any, list[Any]]] | None:
-    """What a model is trained by, where it has a loss of its own and needs no labels.
+    """Returns the objective of a model with its own loss, which needs no labels.
 
-    Its method `objective` returns a `keras.losses.Loss` and a list of metrics, new at
-    every call; `compute_loss` and `compute_metrics` give them what they compare. Its
-    `preprocessing` is that of its images.
+    Its method `objective` returns a new `keras.losses.Loss` and a new list of metrics
+    at every call. `compute_loss` and `compute_metrics` pass them the values to compare.
+    Its `preprocessing` is that of its images.
     """
-    own: Callable[[], tuple[Any, list[Any]]] | None = getattr(model, "objective", None)
-    return own
+    method: Callable[[], tuple[Any, list[Any]]] | None
+    method = getattr(model, "objective", None)
+    return method
 
 
 class ValidationData(NamedTuple):
     """Evaluation images, as `validation_data` and `validation_steps` of `model.fit`."""
 
     batches: Any
-    steps: int | None = None  # None: until they end.
+    steps: int | None = None  # None: all batches.
     kind: str = "validation"
     images: int | None = None  # None: not known.
 
@@ -51,16 +52,16 @@ class ValidationData(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CachedSource(sources.Source):
-    """A source for several fits of one frozen model, whose features are kept.
+    """A source for several fits of one frozen model, with cached features.
 
-    `features` has what its head reads, by "training" and "test".
+    `features` contains the input of the head, by "training" and "test".
     """
 
     features: dict[str, splits.Arrays] = dataclasses.field(default_factory=dict)
 
 
 class Batches:
-    """The batches of a fit: from a source with its recipe, or ready made."""
+    """The batches of `fit`, from a source and a recipe, or ready batches."""
 
     def __init__(
         self,
@@ -86,8 +87,9 @@ class Batches:
             _check_normalization(model, preprocessing)
         if recipe.freezes and "head" not in {layer.name for layer in model.layers}:
             raise ValueError(
-                "Expected a layer named 'head' to train alone. Received: "
-                f"model={model.name!r} without. keras_vit.for_task puts one on"
+                "Expected a layer named 'head', which is trained while the others are "
+                f"frozen. Received: model={model.name!r}, which has none. Add a head "
+                "with keras_vit.for_task"
             )
         if isinstance(data, tf.data.Dataset):
             self._check_ready(model, data)
@@ -113,35 +115,35 @@ class Batches:
         }
 
     def identity(self) -> dict[str, Any]:
-        """What the batches are a function of, as plain values."""
+        """Returns the plain values that determine the batches."""
         return self._identity
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             "seed": self.seed,
             **self.preprocessing.identity(),
         }
         if self.ready is not None:
-            return {**told, "data": str(self.ready.element_spec)}
+            return {**values, "data": str(self.ready.element_spec)}
         data = {"name": self.source.name, "fingerprint": self.source.fingerprint()}
         if self.resize != self.recipe.resize:
-            told["resize"] = self.resize  # keras_vit 0.1 did not scale it.
+            values["resize"] = self.resize  # keras_vit 0.1 did not scale it.
         read = splits.Arrays if self.on_features() else self.source.train
         if read.order is not None:
-            told["order"] = read.order
-        return {**told, "data": data, "classes": self.source.classes}
+            values["order"] = read.order
+        return {**values, "data": data, "classes": self.source.classes}
 
     def say(self, text: str) -> None:
-        """Prints, unless the user wants silence."""
+        """Prints a text, unless `verbose` is 0."""
         if self.verbose:
             print(text)
 
     def on_features(self) -> bool:
-        """Whether the head trains on features that are computed once.
+        """Returns whether the head trains on features that are computed once.
 
-        They stay the same all through the training; several devices each compute theirs
-        of every batch.
+        This requires features that do not change during training, and one device.
+        Several devices compute the features of every batch.
         """
         recipe = self.recipe
         if self.ready is not None or not recipe.freeze or self.workers.replicas > 1:
@@ -150,7 +152,7 @@ class Batches:
         return still and not self.draws
 
     def _check_ready(self, model: keras.Model, data: tf.data.Dataset) -> None:
-        """Looks at the first batch for what would go wrong, or silently badly."""
+        """Checks the first batch for errors, including silent ones."""
         spec = data.element_spec
         given = spec if isinstance(spec, tuple) else (spec,)
         ranks = [part.shape.rank for part in given if isinstance(part, tf.TensorSpec)]
@@ -158,7 +160,7 @@ class Batches:
         if not labelled and not (objective(model) and ranks == [4]):
             raise ValueError(
                 "Expected batches (images [B, H, W, C], labels [B] or [B, K]). "
-                f"Received: a tf.data.Dataset of {spec}. Dataset.batch makes batches"
+                f"Received: a tf.data.Dataset of {spec}. Batch it with Dataset.batch"
             )
         first = next(iter(data), None)
         if first is None:
@@ -170,7 +172,7 @@ class Batches:
         parts = self.recipe.accumulation_steps
         if len(images) % parts:
             raise ValueError(
-                "Expected batches of a multiple of accumulation_steps images. "
+                "Expected the batch size to be a multiple of accumulation_steps. "
                 f"Received: accumulation_steps={parts}, a first batch of {len(images)}"
             )
         _warn_out_of_range(images, self.preprocessing)
@@ -185,11 +187,12 @@ class Batches:
         _check_head(model, classes, "the first batch")
         if labels.min() < 0:
             raise ValueError(
-                f"Expected labels from 0. Received: {labels.min()} in the first batch"
+                "Expected labels that start at 0. Received: "
+                f"{labels.min()} in the first batch"
             )
 
     def read_features(self, model: keras.Model) -> None:
-        """Replaces the images by what the head reads of them, computed once."""
+        """Replaces the images by the head's input, which is computed once."""
         head_input = keras.Model(model.input, read_by(model, "head"), name=model.name)
         kept = self.source.features if isinstance(self.source, CachedSource) else {}
 
@@ -211,17 +214,17 @@ class Batches:
         )
 
     def hold_out(self) -> tuple[BatchesFrom, ValidationData]:
-        """Batches of the training set less the held-out share, and of that share."""
+        """Returns batches of the training set without the held-out share, and of it."""
         if self.ready is not None:
             raise ValueError(
-                "Expected one learning rate with ready batches: there is no training "
-                f"set to hold a share of. Received: base_lr={self.recipe.base_lr}"
+                "Expected one learning rate with ready batches, because no share of "
+                f"them can be held out. Received: base_lr={self.recipe.base_lr}"
             )
         rest, held_out = self.source.train.split(self.recipe.held_out, self.seed)
         return self._train(rest), self._evaluate(held_out, "held-out")
 
     def all(self) -> tuple[BatchesFrom, ValidationData]:
-        """Batches of the whole training set, and of the test set."""
+        """Returns batches of the whole training set, and of the test set."""
         if self.ready is not None:
             ready = self.ready
             given = ValidationData(self.workers.share(self.validation_data))
@@ -235,7 +238,7 @@ class Batches:
         if len(split) < recipe.batch_size:
             warnings.warn(
                 f"{len(split)} training images are fewer than batch_size="
-                f"{recipe.batch_size}: a batch holds some of them more than once",
+                f"{recipe.batch_size}: a batch contains some of them more than once",
                 stacklevel=4,  # At the caller of `fit`.
             )
         if self.on_features():
@@ -263,7 +266,7 @@ class Batches:
 
     @as_written
     def _mixed(self, images: Any, labels: Any, seed: Any) -> tuple[Any, Any]:
-        """A batch with mixup or CutMix; with both, one of them, as DeiT."""
+        """Applies mixup or CutMix to a batch; if both are set, one of them, as DeiT."""
         recipe, fold_in = self.recipe, tf.random.experimental.stateless_fold_in
         one_hot = tf.one_hot(labels, self.classes)
 
@@ -290,7 +293,7 @@ class Batches:
         replicas = self.workers.replicas
         size = -(-min(part, 64) // replicas) * replicas
         steps = -(-len(split) // size)
-        # Keras divides the sum of a batch by its length, filling included.
+        # Keras divides the sum of a batch by its length, including padding.
         weight = steps * size / len(split)
 
         @as_written
@@ -305,13 +308,13 @@ class Batches:
 
         if replicas == 1:
             return ValidationData(batches((0, 1)), None, kind, len(split))
-        # At their end tf.distribute would give Keras one more batch, of zeros.
+        # At the end, tf.distribute would give Keras an additional batch of zeros.
         endless = self.workers.batches(lambda shard: batches(shard).repeat())
         return ValidationData(endless, steps, kind, len(split))
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:
-    """What the recipe does to single images after crop and flip."""
+    """Returns the recipe's augmentations of single images after crop and flip."""
     ops: list[Callable[[Any, Any], Any]] = []
     if recipe.randaugment is not None:
         layers, magnitude = recipe.randaugment
@@ -330,30 +333,30 @@ def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:
 
 
 def _check_head(model: keras.Model, classes: int, where: str) -> None:
-    """Raises unless `model` ends in one logit for each class."""
+    """Raises ValueError unless `model` returns one logit for each class."""
     shape = model.output_shape
     activation = getattr(model.layers[-1], "activation", None)
     if len(shape) != 2 or shape[-1] != classes:
         received = f"model.output_shape={shape}, {classes} classes in {where}"
     elif activation not in (None, keras.activations.linear):
         received = (
-            f"model={model.name!r}, whose last layer ends in {activation.__name__} "
-            "(classifier_activation=None leaves that out)"
+            f"model={model.name!r}, whose last layer applies {activation.__name__} "
+            "(classifier_activation=None removes it)"
         )
     else:
         return
     raise ValueError(
         f"Expected a model with one logit for each class. Received: {received}. "
-        f"keras_vit.for_task(model, {classes}) puts a new head on"
+        f"Add a new head with keras_vit.for_task(model, {classes})"
     )
 
 
 def _check_normalization(model: keras.Model, given: Preprocessing) -> None:
-    """Raises unless images are scaled as a model that looks at them itself expects."""
+    """Raises ValueError unless images are scaled as the model's objective expects."""
     if given != model.preprocessing:
         raise ValueError(
-            "Expected the preprocessing that the model was made with: its targets are "
-            f"computed from the images. Received: preprocessing={given}, "
+            "Expected the preprocessing that the model was created with, because its "
+            f"targets are computed from the images. Received: preprocessing={given}, "
             f"model={model.name!r} with {model.preprocessing}"
         )
 
@@ -366,6 +369,6 @@ def _warn_out_of_range(images: np.ndarray, preprocessing: Preprocessing) -> None
         warnings.warn(
             f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "
             f"Received: values from {images.min():g} to {images.max():g}. "
-            "keras_vit.preprocess_input scales 0..255 to [-1, 1]",
+            "keras_vit.preprocess_input scales 0 to 255 to [-1, 1]",
             stacklevel=5,  # At the caller of `fit`.
         )

@@ -1,9 +1,9 @@
-"""One writer for a run's folder.
+"""A lock that permits one writer in a run's folder.
 
-    RUN/.lock          the lock itself, which ends with its process
+    RUN/.lock          the lock, which ends with its process
     RUN/.writer.json   the process that has it: host, pid and start time
 
-Both are gone when the run has ended.
+Both files are deleted when the run ends.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from keras_vit.training.runs import BEGUN, WRITER
 __all__ = ["RunInUse"]
 
 LOCK = ".lock"
-SECONDS = 1.0  # Between two attempts.
+SECONDS = 1.0  # Time between two attempts.
 
 _entered: ContextVar[frozenset[Path]] = ContextVar("entered", default=frozenset())
 
 
 class RunInUse(OSError):
-    """Another process trains in the folder.
+    """A different process trains in the folder.
 
     Attributes:
-        exit_code: exit code of a command that ends by it: 75, EX_TEMPFAIL of
-            sysexits.h. The same command works later.
+        exit_code: exit code of a command with this error: 75, EX_TEMPFAIL of
+            sysexits.h. The same command can succeed later.
     """
 
     exit_code = 75
@@ -45,13 +45,13 @@ class RunInUse(OSError):
 
 @contextlib.contextmanager
 def one_writer(folder: Path, workers: Workers, wait: bool = False) -> Iterator[None]:
-    """Inside, no other training writes to the folder.
+    """Prevents other runs from writing to the folder.
 
-    The processes of one training are one writer, of which the chief has the lock.
-    Inside itself, in the same thread, it does nothing.
+    The processes of a run are one writer, and the chief holds the lock. A nested call
+    in the same thread has no effect.
 
     Raises:
-        RunInUse: if another training does, unless `wait`.
+        RunInUse: if a different run writes to the folder, unless `wait`.
     """
     folder = folder.resolve()
     if folder in _entered.get():
@@ -76,21 +76,21 @@ def run_folder(
     forget: Callable[[Path], None] | None = None,
     begun: str = BEGUN,
 ) -> Iterator[None]:
-    """Inside, the folder is this run's, and no other training writes to it.
+    """Prepares a run's folder, and prevents other runs from writing to it.
 
-    Its manifest is discarded: it is written when the run ends.
+    Its manifest is deleted, because a new one is written when the run ends.
 
     Args:
         folder: folder of the run; None: it has none.
-        workers: the processes of the training.
-        wait: whether to wait for another training in it.
-        identity: returns what has to be equal for a run to be resumed.
-        forget: removes the run that is there; None: it is resumed.
-        begun: the file with its identity.
+        workers: processes of the run.
+        wait: whether to wait for a different run in the folder.
+        identity: function that returns the values that must be equal to resume a run.
+        forget: function that deletes an existing run; None: the run is resumed.
+        begun: file with the identity of the run.
 
     Raises:
-        RunInUse: as `one_writer`.
-        ValueError: if the folder has a run of another identity.
+        RunInUse: see `one_writer`.
+        ValueError: if the folder contains a run with a different identity.
     """
     if folder is None:
         yield
@@ -117,8 +117,8 @@ def _acquire(
             return
         if not wait:
             raise RunInUse(
-                f"Another process trains in {str(folder)!r}: {_writer(folder)}. Wait "
-                "for it (--wait, wait=True), or choose another output"
+                f"A different process trains in {str(folder)!r}: {_writer(folder)}. "
+                "Wait for it (--wait, wait=True), or use a different output"
             )
         if workers.chief and not waiting:
             print(f"Waiting for {str(folder)!r}: {_writer(folder)} trains in it")
@@ -127,15 +127,18 @@ def _acquire(
 
 
 def _lock(folder: Path, held: contextlib.ExitStack) -> bool:
-    """Whether the lock is ours now, until `held` ends, or cannot be had at all."""
+    """Acquires the lock until `held` closes; returns False if another process has it.
+
+    It returns True without a lock if the file system has none.
+    """
     path, is_new = folder / LOCK, not folder.exists()
     with explain_os_error([folder]):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = LockFile(path, _warn, f"start one training at a time in {str(folder)!r}")
+        lock = LockFile(path, _warn, f"start one run at a time in {str(folder)!r}")
         if not lock.acquire():
             if lock.outlives:
                 _warn(
-                    "This file system has no locks that end with their process. If "
+                    "Locks on this file system do not end with their process. If "
                     f"{_writer(folder)} has ended, delete {str(lock.path)!r}"
                 )
             return False
@@ -145,7 +148,7 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> bool:
     def release() -> None:
         (folder / WRITER).unlink(missing_ok=True)
         lock.release()
-        if is_new:  # An option was refused: nothing is left of it.
+        if is_new:  # After an invalid option the folder is empty and is deleted.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -161,9 +164,9 @@ def _warn(text: str) -> None:
 
 
 def _writer(folder: Path) -> str:
-    """The process that has the lock, in words."""
+    """Describes the process that holds the lock."""
     try:
         owner = parse_json((folder / WRITER).read_text(encoding="utf-8"))
         return f"process {owner['pid']} on {owner['host']}, since {owner['started']}"
-    except (OSError, ValueError, KeyError, TypeError):  # It has just begun or ended.
+    except (OSError, ValueError, KeyError, TypeError):  # It just started or ended.
         return "a process that has not written its name yet"

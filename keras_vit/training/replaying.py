@@ -1,4 +1,4 @@
-"""A segment of a finished run, computed again and compared with its certificate."""
+"""Compute a segment of a finished run again and compare it with its certificate."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from keras_vit.weights.keras_files import load_model
 
 __all__ = ["Compared", "Replay", "replay"]
 
-TOLERANCE = 1e-3  # Of a metric in a different environment.
+TOLERANCE = 1e-3  # For a metric in a different environment.
 # The bits may differ where one of these does.
 _ENVIRONMENT = (
     *("backend", "keras", "tensorflow", "jax", "torch", "keras_vit"),
@@ -40,8 +40,8 @@ class Compared:
         step: step of the evaluation.
         weights: whether the digests of the weights are equal.
         optimizer: whether the digests of the optimizer's variables are equal.
-        metrics: the largest difference of a metric, relative to 1 or to its value.
-        elsewhere: names of the facts of the environment that differ.
+        metrics: largest difference of a metric, relative to its value or to 1.
+        elsewhere: names of the environment's facts that differ.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Compared:
 
     @property
     def verdict(self) -> Verdict:
-        """Bits in the same environment; in a different one metrics, to 1e-3."""
+        """Compares bits; in a different environment, metrics to 1e-3."""
         if self.weights and self.optimizer and self.metrics == 0:
             return "bit-equal"
         if self.elsewhere and self.metrics <= TOLERANCE:
@@ -62,12 +62,12 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What `replay` found.
+    """The result of `replay`.
 
     Attributes:
-        start: the step that was computed from.
-        kept: the steps that the run can be computed from, 0 if it has its start.
-        links: one for each evaluation of the segment.
+        start: step at which the computation started.
+        kept: steps at which it can start; 0 if the initial weights are stored.
+        links: a comparison for each evaluation of the segment.
     """
 
     start: int
@@ -76,16 +76,16 @@ class Replay:
 
     @property
     def agrees(self) -> bool:
-        """Whether no link is different."""
+        """Whether none of the links is different."""
         return all(link.verdict != "different" for link in self.links)
 
 
 class _Reached(Exception):
-    """The last step of the segment is evaluated."""
+    """Raised after the evaluation of the segment's last step."""
 
 
 class _Comparison(certificate.Certificate):
-    """A certificate that is compared, link by link, with another."""
+    """A certificate that is compared link by link with an expected one."""
 
     def __init__(
         self, expected: Mapping[int, Mapping[str, Any]], last: int, **options: Any
@@ -123,7 +123,7 @@ def _compared(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Compared:
 
 
 def _off(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> float:
-    """The difference of a metric; infinite where one link lacks it."""
+    """Returns the difference of a metric, infinite if a link does not have it."""
     a, b = theirs["metrics"].get(name, np.inf), ours["metrics"].get(name, -np.inf)
     return float(abs(a - b) / max(1.0, abs(a)))
 
@@ -138,25 +138,25 @@ def replay(
 ) -> Replay:
     """Computes a segment of a finished run again.
 
-    It starts from the newest whole checkpoint that is not after `first`, else from the
-    run's start, and compares every evaluation after it, up to `last`, with the run's
-    certificate. The run's folder is only read. Digests are equal on the same backend,
-    versions, processor type and number of threads. In a different environment metrics
-    are compared, to 1e-3 of their value or of 1.
+    It starts from the newest undamaged checkpoint at or before `first`, else from the
+    initial weights. It compares all later evaluations up to `last` with the run's
+    certificate. The run's folder is not changed. Digests are equal with the same
+    backend, versions, processor type and number of threads. In a different environment,
+    metrics are compared, with a tolerance of 1e-3 relative to their value or to 1.
 
     Args:
-        folder: the `output` of `fit`, finished, trained on a source of images.
-        first: the step from which to compute.
-        last: the step of the last evaluation to compare; None: the run's.
-        data: the run's data; None: where `run.json` says that it was.
+        folder: the `output` of `fit`, finished and trained on a source of images.
+        first: step from which to compute.
+        last: step of the last evaluation to compare; None: the last of the run.
+        data: the run's data; None: the data that `run.json` names.
         verbose: as in `model.fit`.
 
     Returns:
         A `Replay`.
 
     Raises:
-        ValueError: if the run has not ended, its certificate or a file is damaged, the
-            data is not the run's, or there is no evaluation or start of this kind.
+        ValueError: if the run has not finished, its certificate or a file is damaged,
+            the data differs, or `first` or `last` is not a step of the run.
     """
     folder = Path(folder)
     links = certificate.read(folder)
@@ -209,21 +209,21 @@ def replay(
 
 
 def _start(folder: Path, first: int) -> tuple[Saved | None, tuple[int, ...]]:
-    """The checkpoint to compute from, None for the run's start; the steps there are."""
+    """Returns the checkpoint to start from (None: step 0), and all stored steps."""
     checkpoints = Checkpoints(folder / "checkpoints")
     has_start = bool(list((folder / "start").glob("step-*.json")))
     kept = tuple([0] * has_start + checkpoints.steps())
     saved = checkpoints.newest(first) if first else None
     if saved is None and not has_start:
         raise ValueError(
-            "Expected a step at or after one that the run can be computed from. "
+            "Expected a step at or after a stored one. "
             f"Received: {first}; kept: {', '.join(map(str, kept)) or 'none'}"
         )
     return saved, kept
 
 
 def _begun(folder: Path) -> tuple[Recipe, float, dict[str, Any]]:
-    """The recipe of a finished run, its learning rate, and `begun.json`."""
+    """Returns the recipe of a finished run, its learning rate, and `begun.json`."""
     result = results.finished(folder)
     if result is None:
         raise ValueError(
@@ -245,7 +245,7 @@ def _source(
     folder: Path,
     data: str | Source | None,
 ) -> Source:
-    """The run's data, under the name that it had."""
+    """Returns the run's data, with the name from the run."""
     if not isinstance(begun["data"], dict):
         raise ValueError(
             "Expected a run on a source of images. Received: a run on ready batches "
@@ -255,10 +255,10 @@ def _source(
         path = folder / "run.json"
         details = parse_json(path.read_text())["details"] if path.exists() else {}
         data = data or details.get("data")
-        # Images that were left out before are left out again: the fingerprint decides.
+        # Images that were skipped in the run are skipped; the fingerprint checks this.
         data = open_source(
             data or begun["data"]["name"],
-            seed=details.get("seed", begun["seed"]),  # Of a transfer: the first run's.
+            seed=details.get("seed", begun["seed"]),  # In a transfer: the first run's.
             on_corrupt="skip",
             labels=objective(model) is None,
         )
@@ -266,20 +266,20 @@ def _source(
 
 
 def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
-    """Raises unless the batches are the run's; the weights are compared later."""
+    """Raises ValueError unless data and recipe are the run's."""
     own = {"recipe": batches.recipe.identity(), **batches.identity()}
     where = str(folder / runs.BEGUN)
     resuming.check_order(begun, own, where, "or replay a run of this version")
     resuming.check_equal(
         {name: value for name, value in begun.items() if name != "model"},
         own,
-        "Expected the run's own data and recipe",
-        "Name the run's data with --data (data=)",
+        "Expected the data and the recipe of the run",
+        "Pass the run's data with --data (data=)",
     )
 
 
 def _restore_start(folder: Path, model: keras.Model) -> None:
-    """Gives the model the run's first weights, where they are kept."""
+    """Restores the run's initial weights, if they are stored."""
     found = Checkpoints(folder / "start").newest()
     if found is not None:
         resuming.restore(resuming.model_variables(model), found.variables)
@@ -288,7 +288,7 @@ def _restore_start(folder: Path, model: keras.Model) -> None:
 def _check_weights(
     saved: Saved, link: dict[str, Any], training: fitting.Trainings
 ) -> None:
-    """Raises unless the weights at a checkpoint are those of its step's link."""
+    """Raises ValueError unless a checkpoint's weights match the link of its step."""
     if link["step"] != saved.step:
         return
     values = {
@@ -300,13 +300,13 @@ def _check_weights(
     whole = resuming.capture(resuming.model_variables(training.model))
     if certificate.digest(whole, "model") != link["weights"]:
         raise ValueError(
-            f"The checkpoint of step {saved.step} is not the certificate's: its "
-            "weights have a different digest. Replay from another step"
+            f"The checkpoint of step {saved.step} does not match the certificate: its "
+            "weights have a different digest. Replay from a different step"
         )
 
 
 def lines(found: Replay) -> Iterator[str]:
-    """What a replay found, in words: a line for each evaluation."""
+    """Yields a line of text for each evaluation of a replay."""
     for link in found.links:
         words = [f"step {link.step}: {link.verdict}"]
         if link.verdict != "bit-equal":

@@ -1,4 +1,4 @@
-"""The result of a training, in its folder next to the model."""
+"""The result of a run, stored in its folder next to the model."""
 
 import dataclasses
 import shutil
@@ -14,16 +14,16 @@ from keras_vit.training.runs import BEGUN, FINISHED, HISTORY
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What `fit` did (Table 4).
+    """The result of `fit` (Table 4).
 
     Attributes:
-        learning_rate: the base rate trained with, chosen by the sweep if there was one.
-        sweep: held-out accuracy in [0, 1] of every rate tried; empty without a sweep.
-        history: one dict of metrics for each evaluation, with the "step" it was made
-            at.
-        test_accuracy: in [0, 1], on the source's test images; None where it has none.
-        test_images: how many those are.
-        left_out: unreadable images that the source did without (on_corrupt="skip").
+        learning_rate: base learning rate, chosen by the sweep if there was one.
+        sweep: held-out accuracy in [0, 1] by learning rate; empty without a sweep.
+        history: a dict of metrics for each evaluation, with its "step".
+        test_accuracy: accuracy in [0, 1] on the source's test images; None if it has
+            none.
+        test_images: number of test images.
+        left_out: number of unreadable images that were skipped (on_corrupt="skip").
     """
 
     learning_rate: float
@@ -34,34 +34,34 @@ class Result:
     left_out: int = 0
 
     def write(self, folder: Path, recipe: Recipe) -> None:
-        """Writes `history.json`, by which a run has ended."""
-        told = {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(self)}
-        write_json(folder / FINISHED, told)
+        """Writes `history.json`, which marks a run as finished."""
+        content = {"recipe": dataclasses.asdict(recipe), **dataclasses.asdict(self)}
+        write_json(folder / FINISHED, content)
 
 
 def finished(folder: Path) -> Result | None:
-    """The result of the run in a folder; None while it has not ended.
+    """Returns the result of the run in a folder, or None if it has not finished.
 
     Raises:
-        ValueError: if the file of it is damaged.
+        ValueError: if the file of the result is damaged.
     """
     path = folder / FINISHED
     try:
-        told = read_json(path, None)
-        if told is None:
+        content = read_json(path, None)
+        if content is None:
             return None
-        del told["recipe"]
-        sweep = {float(rate): score for rate, score in told.pop("sweep").items()}
-        return Result(**told, sweep=sweep)
+        del content["recipe"]
+        sweep = {float(rate): score for rate, score in content.pop("sweep").items()}
+        return Result(**content, sweep=sweep)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"Expected a finished run's own JSON. Received: {str(path)!r} ({error!r}). "
-            "Delete it: the run then ends anew from its last checkpoint"
+            f"Expected the result of a finished run. Received: {str(path)!r} "
+            f"({error!r}). Delete it; the run then resumes from its last checkpoint"
         ) from error
 
 
 def forget(folder: Path) -> None:
-    """Deletes the files that a run would resume from."""
+    """Deletes the files from which a run resumes."""
     written = (BEGUN, HISTORY, FINISHED, "sweep.json")
     for name in (*written, certificate.FILE, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
@@ -70,5 +70,5 @@ def forget(folder: Path) -> None:
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """Returns what a JSON file holds, or the default where there is none."""
+    """Returns the content of a JSON file, or the default if it does not exist."""
     return parse_json(path.read_text()) if path.exists() else default

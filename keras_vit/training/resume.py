@@ -1,11 +1,11 @@
-"""Runs that a kill cannot lose: checkpoints that continue to the same bits.
+"""Checkpoints of runs, which resume bit-exactly after an interruption.
 
-    RUN/begun.json                          what is trained, on what, with what seed
-    RUN/start/step-0000000000.npz, .json    the first weights
-    RUN/checkpoints/step-0000000120.npz     every variable after 120 updates
-    RUN/checkpoints/step-0000000120.json    its size and sha256
+    RUN/begun.json                          recipe, model, data and seed
+    RUN/start/step-0000000000.npz, .json    the initial weights
+    RUN/checkpoints/step-0000000120.npz     all variables after 120 updates
+    RUN/checkpoints/step-0000000120.json    size and SHA-256 of the .npz
 
-The .json is written last: without it the .npz next to it does not count.
+The .json is written last. An .npz without a .json is ignored.
 """
 
 import contextlib
@@ -42,20 +42,20 @@ __all__ = [
 
 __getattr__ = renamed(__name__, Told="RunStatus")
 
-INFO = "info"  # In an npz: JSON of what is no variable, under the same checksum.
+INFO = "info"  # Key in an npz: JSON of the other values, under the same checksum.
 
 
 class SaveOptions(TypedDict, total=False):
-    """Keyword arguments of `fit` and `transfer`: how a run is saved.
+    """Keyword arguments of `fit` and `transfer` for saving a run.
 
-    SIGTERM and Ctrl-C save at once.
+    SIGTERM and Ctrl-C save immediately.
 
     Attributes:
-        save_steps: updates between two checkpoints; default: None, `save_minutes` only.
+        save_steps: updates between two checkpoints; default: None, only `save_minutes`.
         save_minutes: minutes between two checkpoints, or None; default: 10.
-        keep: the number of checkpoints that stay; default: 2.
-        wait: whether to wait while another process trains in the folder, in place of
-            `RunInUse`; default: False.
+        keep: number of checkpoints to keep; default: 2.
+        wait: whether to wait while a different process trains in the folder, instead of
+            raising `RunInUse`; default: False.
     """
 
     save_steps: int | None
@@ -65,15 +65,12 @@ class SaveOptions(TypedDict, total=False):
 
 
 class Preempted(SystemExit):
-    """The process was asked to end, and its run is saved.
+    """Raised after SIGTERM or Ctrl-C, when the run is saved.
 
-    By SIGTERM or Ctrl-C.
-
-    Unless it is caught the process ends, with the status that the signal gives: 128 and
-    its number.
+    If it is not caught, the process ends with the signal's status, 128 plus its number.
 
     Args:
-        step: updates that are saved.
+        step: number of updates in the checkpoint.
         signum: the signal.
     """
 
@@ -84,12 +81,12 @@ class Preempted(SystemExit):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found whole.
+    """An undamaged checkpoint that was read.
 
     Attributes:
-        step: updates made.
-        variables: arrays by name, as `Checkpoints.save` was given them.
-        info: what the caller saved in addition to the variables.
+        step: number of updates.
+        variables: arrays by name, as passed to `Checkpoints.save`.
+        info: other values that the caller saved.
     """
 
     step: int
@@ -98,14 +95,14 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the newest `keep` stay.
+    """The checkpoints of a run; the newest `keep` are kept.
 
-    Two are the least that survive damage to one of them. One that `newest` has found
-    damaged does not count, and goes at the next `save`.
+    Keep two or more to survive damage to one of them. A checkpoint that `newest` has
+    found damaged does not count and is deleted by the next `save`.
 
     Args:
-        folder: folder of the checkpoints, created if absent.
-        keep: how many stay, 1 or more.
+        folder: folder of the checkpoints, created if it does not exist.
+        keep: number of checkpoints to keep, 1 or more.
 
     Raises:
         ValueError: if `keep` is less than 1.
@@ -121,19 +118,19 @@ class Checkpoints:
     def save(
         self, step: int, variables: Mapping[str, np.ndarray], info: Mapping[str, Any]
     ) -> None:
-        """Writes a checkpoint, whole or not at all, then drops what is too old.
+        """Writes a checkpoint, completely or not at all, then deletes old ones.
 
         Args:
-            step: updates made.
+            step: number of updates.
             variables: arrays [...] of any shape, by name.
-            info: plain JSON values, kept under the same checksum.
+            info: plain JSON values, stored under the same checksum.
 
         Raises:
-            OSError: if the disk is full; the checkpoints before stay as they are.
+            OSError: if the disk is full. Earlier checkpoints are not changed.
         """
         values = self.folder / f"step-{step:010}.npz"
-        told = np.frombuffer(json.dumps(dict(info)).encode(), np.uint8)
-        arrays: dict[str, Any] = {**variables, INFO: told}
+        encoded = np.frombuffer(json.dumps(dict(info)).encode(), np.uint8)
+        arrays: dict[str, Any] = {**variables, INFO: encoded}
         with replacing(values) as temporary:
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)
@@ -143,20 +140,20 @@ class Checkpoints:
         self._drop_old()
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints, whole or not, in order."""
+        """Returns the steps of all checkpoints, damaged or not, in order."""
         return sorted(map(_step, self._manifests()))
 
     def newest(self, last: int | None = None) -> Saved | None:
-        """The newest whole checkpoint; warns of each newer one that is damaged.
+        """Reads the newest undamaged checkpoint; warns of each damaged newer one.
 
         Args:
-            last: the step after which none counts; None: all count.
+            last: step after which checkpoints are ignored; None: all count.
 
         Returns:
-            A `Saved`; None where there are no checkpoints.
+            A `Saved`, or None if there are no checkpoints.
 
         Raises:
-            ValueError: if there are checkpoints and none is whole.
+            ValueError: if there are checkpoints and all are damaged.
         """
         damaged = []
         for manifest in self._manifests():
@@ -170,15 +167,15 @@ class Checkpoints:
                 continue
             if damaged:
                 warnings.warn(
-                    f"Damaged: {'; '.join(damaged)}. The run goes on from step "
-                    f"{saved.step}, the newest checkpoint that is whole",
+                    f"Damaged: {'; '.join(damaged)}. The run resumes from step "
+                    f"{saved.step}, the newest undamaged checkpoint",
                     stacklevel=2,
                 )
             return saved
         if damaged:
             raise ValueError(
-                "Expected a whole checkpoint to go on from. Received: "
-                f"{'; '.join(damaged)}. Start the run anew in another folder"
+                "Expected an undamaged checkpoint to resume from. Received: "
+                f"{'; '.join(damaged)}. Start the run again in a different folder"
             )
         return None
 
@@ -189,11 +186,11 @@ class Checkpoints:
         stems = [manifest.stem for manifest in self._manifests()]
         whole = [stem for stem in stems if stem not in self._damaged]
         kept = whole[: self.keep]
-        for file in self.folder.glob("step-*"):  # The .json last, as it vouches.
+        for file in self.folder.glob("step-*"):  # An .npz counts only with its .json.
             if file.stem not in kept:
                 file.with_suffix(".json").unlink(missing_ok=True)
                 file.unlink(missing_ok=True)
-        for file in self.folder.glob(".writing-*"):  # Of a process that was killed.
+        for file in self.folder.glob(".writing-*"):  # Left by a killed process.
             file.unlink(missing_ok=True)
 
 
@@ -202,13 +199,13 @@ def _step(manifest: Path) -> int:
 
 
 def _read(manifest: Path) -> Saved:
-    told = parse_json(manifest.read_text())
+    expected = parse_json(manifest.read_text())
     values = manifest.with_suffix(".npz")
     size = values.stat().st_size
-    if size != told["bytes"]:
-        raise ValueError(f"{size} of {told['bytes']} bytes")
-    if file_sha256(values) != told["sha256"]:
-        raise ValueError("its sha256 is another")
+    if size != expected["bytes"]:
+        raise ValueError(f"{size} of {expected['bytes']} bytes")
+    if file_sha256(values) != expected["sha256"]:
+        raise ValueError("its sha256 differs")
     with np.load(values, allow_pickle=False) as file:
         variables = dict(file)
     info = parse_json(variables.pop(INFO).tobytes())
@@ -216,24 +213,24 @@ def _read(manifest: Path) -> Saved:
 
 
 def model_variables(model: keras.Model) -> dict[str, Any]:
-    """Weights and the states of dropout's generators, by place.
+    """Returns the weights and the states of dropout's generators, by index.
 
-    Keras numbers some names as a process happens to make them.
+    Keras numbers some names in the order in which a process creates layers.
     """
     return {f"model/{place:05}": v for place, v in enumerate(model.variables)}
 
 
 def generator_states(model: keras.Model) -> list[Any]:
-    """What dropout draws from: variables that are no weights."""
+    """Returns the states of dropout's generators: variables that are not weights."""
     weights = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weights]
 
 
 def seed_torch(model: keras.Model, step: int) -> None:
-    """Makes the dropout of update `step` a function of it and of the model's seeds.
+    """Makes dropout in update `step` depend only on the step and the model's seeds.
 
-    On torch, Keras's dropout draws from torch's own generator and not from a state of
-    the layer's, and so do others, as torch's data loader.
+    On torch, Keras's dropout uses torch's generator instead of a state of the layer.
+    Other code, such as torch's data loader, uses the same generator.
     """
     import torch
 
@@ -244,9 +241,10 @@ def seed_torch(model: keras.Model, step: int) -> None:
 
 
 def training_variables(model: keras.Model) -> dict[str, Any]:
-    """Every variable that training changes.
+    """Returns all variables that training changes.
 
-    Those of the model, and the optimizer's moments, averages and count of updates.
+    They are the model's variables, and the optimizer's moments, averages and number of
+    updates.
     """
     model.optimizer.build(model.trainable_variables)
     return model_variables(model) | {
@@ -256,7 +254,7 @@ def training_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def capture(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The variables' values, as `Checkpoints.save` takes them."""
+    """Returns the values of variables in the form for `Checkpoints.save`."""
     return {
         name: plain(keras.ops.convert_to_numpy(variable))
         for name, variable in variables.items()
@@ -264,10 +262,10 @@ def capture(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def restore(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> None:
-    """Puts back what `capture` gave, to the bit.
+    """Restores the values of `capture`, bit-exactly.
 
     Raises:
-        ValueError: if the model or its optimizer is another; nothing is changed then.
+        ValueError: if the model or its optimizer differs. Nothing is changed then.
     """
     differing = sorted(variables.keys() ^ values.keys()) or [
         f"{name}, {tuple(variable.shape)} and {values[name].shape}"
@@ -277,28 +275,28 @@ def restore(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> N
     if differing:
         raise ValueError(
             "Expected a checkpoint of this model and optimizer. Received: one that "
-            f"differs in {', '.join(differing[:4])}. Build them as they were, or start "
-            "another run"
+            f"differs in {', '.join(differing[:4])}. Build them as in the original "
+            "run, or start a new run"
         )
     for name, variable in variables.items():
         assign(variable, values[name])
 
 
 def assign(variable: Any, value: np.ndarray) -> None:
-    """The bits of `plain` back into a variable."""
-    own = keras.ops.convert_to_numpy(variable).dtype
-    variable.assign(value.view(own) if own.name == "bfloat16" else value)
+    """Assigns a value of `plain` to a variable, bit-exactly."""
+    dtype = keras.ops.convert_to_numpy(variable).dtype
+    variable.assign(value.view(dtype) if dtype.name == "bfloat16" else value)
 
 
 def plain(value: np.ndarray) -> np.ndarray:
-    """Numbers that an npz knows: bfloat16 as the integers of its bits."""
+    """Returns an array that an npz supports: bfloat16 as integers of the same bits."""
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
 def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
-    """Keeps a model's variables in a run's folder, or puts back those kept there.
+    """Stores a model's initial variables in a run's folder, or restores stored ones.
 
-    Of a run that has checkpoints none are kept: the training has begun.
+    If the run already has checkpoints, nothing is stored, since training has begun.
     """
     starts = Checkpoints(run / "start")
     begun = bool(Checkpoints(run / "checkpoints").steps())
@@ -309,7 +307,7 @@ def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
             raise
         warnings.warn(f"{error}, to replay it from step 0", stacklevel=2)
         return
-    workers.meet()  # All have looked before the chief writes.
+    workers.meet()  # All must have read before the chief writes.
     values = None if saved else capture(model_variables(model))
     if saved is not None:
         restore(model_variables(model), saved.variables)
@@ -318,15 +316,15 @@ def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
 
 
 def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> None:
-    """Writes what a run is, or compares with what was written.
+    """Writes the identity of a run, or compares it with the stored one.
 
     Args:
         path: path of the run's `begun.json`.
         given: plain JSON values: the recipe, the data's fingerprint, ...
-        writes: whether this process is the one that writes.
+        writes: whether this process writes the file.
 
     Raises:
-        ValueError: naming each value that is another than when the run was begun.
+        ValueError: with each value that differs from the start of the run.
     """
     given = json.loads(json.dumps(given))  # Tuples become lists, as in the file.
     if not path.exists():
@@ -337,19 +335,19 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
         begun = dict(parse_json(path.read_text()))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"Expected a run's own JSON. Received: {str(path)!r} ({error}). Start the "
-            "run anew in another folder"
+            f"Expected the JSON file of a run. Received: {str(path)!r} ({error}). "
+            "Start the run again in a different folder"
         ) from error
     check_order(
-        begun, given, str(path), "or --resume never (resume='never') to begin anew"
+        begun, given, str(path), "or --resume never (resume='never') to start again"
     )
     check_equal(
         begun,
         given,
-        "The run was begun otherwise than it would go on. Expected what "
-        f"{str(path)!r} says",
-        "Give the same again, another folder, or --resume never (resume='never') to "
-        "begin anew",
+        "The run cannot be resumed with different settings. Expected those in "
+        f"{str(path)!r}",
+        "Use the same settings, a different folder, or --resume never "
+        "(resume='never') to start again",
     )
 
 
@@ -366,14 +364,14 @@ def check_order(begun: Any, given: Any, where: str, otherwise: str) -> None:
     if was != is_now:
         drawn = "the shuffle of keras_vit 0.1" if was is None else repr(was)
         raise ValueError(
-            f"Expected a run whose images come in the order {is_now!r}. Received: "
+            f"Expected a run with the image order {is_now!r}. Received: "
             f"{where!r} of a run with {drawn}. Use the version of keras_vit and the "
-            f"--distribute that it was begun with, {otherwise}"
+            f"--distribute of the original run, {otherwise}"
         )
 
 
 def check_equal(begun: Any, given: Any, expected: str, remedy: str) -> None:
-    """Raises ValueError, naming each value of `begun` that is another in `given`."""
+    """Raises ValueError with each value of `begun` that differs in `given`."""
     given = json.loads(json.dumps(given))
     if changes := list(_differences(begun, given)):
         raise ValueError(f"{expected}. Received: {'; '.join(changes[:12])}. {remedy}")
@@ -389,17 +387,17 @@ def _differences(begun: Any, given: Any, name: str = "") -> Iterator[str]:
 
 
 class Termination:
-    """The signal that has come, SIGTERM or SIGINT; see `terminations`."""
+    """The received signal, SIGTERM or SIGINT; see `terminations`."""
 
     signum: int | None = None
 
 
 @contextlib.contextmanager
 def terminations() -> Iterator[Termination]:
-    """Notes SIGTERM and Ctrl-C, inside, in the place of ending the process.
+    """Records SIGTERM and Ctrl-C instead of ending the process.
 
-    Schedulers send SIGTERM before they take the machine away. A second Ctrl-C ends at
-    once. Signals reach the main thread alone; on another one nothing is noted.
+    Schedulers send SIGTERM before they stop a machine. A second Ctrl-C ends the process
+    immediately. Only the main thread receives signals; others record nothing.
     """
     noted = Termination()
     if threading.current_thread() is not threading.main_thread():
@@ -423,28 +421,28 @@ def terminations() -> Iterator[Termination]:
 
 
 def own_optimizer(model: keras.Model) -> Any:
-    """The recipe's optimizer, without the loss scaling of mixed_float16 around it."""
+    """Returns the recipe's optimizer, without the loss scaling of mixed_float16."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
 def synchronize(model: keras.Model) -> None:
-    """Makes the variables those of this moment: JAX trains on copies."""
+    """Updates the variables, because JAX trains on copies."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 class EMACallback(keras.callbacks.Callback):
-    """Evaluates the averaged weights (EMA), and trains on with the others' very bits.
+    """Evaluates averaged weights (EMA), and restores the weights bit-exactly.
 
-    `keras.callbacks.SwapEMAWeights` swaps by adding and subtracting, which costs last
-    digits, and `fit` overwrites the weights by their averages whenever it ends; here
-    only the end of the training does.
+    `keras.callbacks.SwapEMAWeights` swaps by adding and subtracting, which loses
+    precision. `fit` also replaces the weights by their averages whenever it ends. Here
+    this happens only at the end of the run.
 
     The optimizer updates the averages by Keras's rule (3.12 to 3.15): they start from
     the weights after the first update, see `Recipe.ema`.
 
     Args:
-        total_steps: updates of the whole training.
+        total_steps: updates of the whole run.
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -458,7 +456,7 @@ class EMACallback(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the averaged weights, inside."""
+        """Gives the model its averaged weights within a `with` block."""
         self.put_in()
         try:
             yield
@@ -469,13 +467,13 @@ class EMACallback(keras.callbacks.Callback):
         """Gives the model its averaged weights."""
         weights = self.model.trainable_variables
         self._raw = [keras.ops.convert_to_numpy(weight).copy() for weight in weights]
-        asked, self._optimizer.use_ema = self._optimizer.use_ema, True
+        before, self._optimizer.use_ema = self._optimizer.use_ema, True
         self._optimizer.finalize_variable_values(weights)
-        self._optimizer.use_ema = asked
+        self._optimizer.use_ema = before
         self._unshare()
 
     def put_back(self) -> None:
-        """Gives the model the weights that it trains on with."""
+        """Restores the weights for training."""
         for weight, value in zip(
             self.model.trainable_variables, self._raw, strict=False
         ):
@@ -483,10 +481,10 @@ class EMACallback(keras.callbacks.Callback):
         self._raw = []
 
     def _unshare(self) -> None:
-        """Makes the weights arrays of their own.
+        """Copies the weights.
 
-        On JAX the averages and the weights that they were assigned to are one array,
-        which a step that donates the weights deletes for both.
+        On JAX, the averages and the weights share an array after the assignment. A step
+        that donates the weights would delete it for both.
         """
         for weight in self.model.trainable_variables:
             weight.assign(keras.ops.copy(weight))
@@ -505,29 +503,30 @@ class EMACallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         last = self._optimizer.iterations.numpy() == self.total_steps
-        self._optimizer.use_ema = last  # What `fit` asks when it ends.
+        self._optimizer.use_ema = last  # `fit` checks it when it ends.
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """The history of one training; in a folder, the training can be cut and resumed.
+    """Records the history of a run; with a folder, also saves it to be resumed.
 
-    A training is `period`s of updates with an evaluation after each. Belongs inside
-    `terminations`, and before `EMACallback`, whose last act is not to be saved.
+    A run consists of periods of updates with an evaluation after each. Use the callback
+    inside `terminations`, and before `EMACallback`, whose last change must not be
+    saved.
 
     Args:
-        total_steps: updates of the whole training.
+        total_steps: updates of the whole run.
         period: updates between two evaluations.
-        metrics: the objects that the model was compiled with.
-        workers: the processes of the training, of whom the chief writes.
-        by_loss: whether the best evaluation is that of the least loss, not of the
-            highest accuracy.
-        folder: folder of the run; None keeps the history alone, in memory.
-        averaged: where evaluations are of averaged weights.
-        save_best: called when an evaluation was the best so far.
+        metrics: metrics that the model was compiled with.
+        workers: processes of the run; only the chief writes.
+        by_loss: whether the best evaluation has the lowest loss instead of the highest
+            accuracy.
+        folder: folder of the run; None: the history is only kept in memory.
+        averaged: callback that evaluates averaged weights, or None.
+        save_best: function that is called after the best evaluation so far.
         termination: see `terminations`.
         save_steps: updates between two checkpoints, or None.
         save_minutes: minutes between two checkpoints, or None.
-        keep: checkpoints that stay.
+        keep: number of checkpoints to keep.
     """
 
     def __init__(
@@ -561,23 +560,23 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.step = 0
         self.rows: list[dict[str, float]] = []
         self.best = -math.inf
-        self.pending: dict[str, float] | None = None  # Of a period to be evaluated.
+        self.pending: dict[str, float] | None = None  # Logs of a period to evaluate.
         self.certificate: certificates.Certificate | None = None
-        self.certified: keras.Model | None = None  # None: what trains.
+        self.certified: keras.Model | None = None  # None: the trained model.
         self._checkpoints: Checkpoints | None = None
         if folder is not None:
             self._checkpoints = Checkpoints(folder / "checkpoints", keep)
-        self._cut: list[np.ndarray] = []  # The metrics of a period cut in two.
+        self._cut: list[np.ndarray] = []  # Metrics of an interrupted period.
         self._saved_step = 0
         self._tried_at, self._tried_step = time.monotonic(), 0
 
     def resume(self, saved: Saved | None = None) -> None:
-        """Puts a checkpoint into the model and here: the folder's newest whole one.
+        """Restores the newest undamaged checkpoint of the folder.
 
-        Lines of the history after it, which are to come again, are dropped.
+        Later lines of the history are deleted, since they will be written again.
 
         Args:
-            saved: the checkpoint, where there is no folder; None: from the beginning.
+            saved: the checkpoint if there is no folder; None: start from the beginning.
         """
         if self._checkpoints is not None:
             saved = self._checkpoints.newest()
@@ -599,7 +598,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._write_lines()
 
     def save(self) -> None:
-        """Writes a checkpoint of this moment."""
+        """Writes a checkpoint of the present state."""
         if self._checkpoints is None:
             return
         synchronize(self.model)
@@ -632,15 +631,15 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._check_finite((logs or {}).get("loss", 0.0))
         if self.step % self.period == 0:
             self.pending = {key: float(value) for key, value in (logs or {}).items()}
-        asked, due = self.workers.any(self._is_asked(), self._is_due())
-        if asked:
+        ends, due = self.workers.any(self._is_asked(), self._is_due())
+        if ends:
             self._end()
         if due and self.step % self.period:
             self._save_in_between()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        (asked,) = self.workers.any(self._is_asked())
-        if asked:
+        (ends,) = self.workers.any(self._is_asked())
+        if ends:
             if self.averaged is not None:
                 self.averaged.put_back()
             self._end()
@@ -669,7 +668,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _certify(
         self, certificate: certificates.Certificate, row: Mapping[str, float]
     ) -> None:
-        """Adds a link of this moment to a certificate."""
+        """Adds a link for the present state to a certificate."""
         synchronize(self.model)
         metrics = {name: value for name, value in row.items() if name != "step"}
         variables = training_variables(self.model)
@@ -677,7 +676,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         certificate.add(self.step, capture(variables), metrics)
 
     def _write_lines(self) -> None:
-        """Writes the history and the certificate, each whole or not at all."""
+        """Writes the history and the certificate, each completely or not at all."""
         if self.folder is None or not self.workers.chief:
             return
         files: dict[str, list[Any]] = {HISTORY: self.rows}
@@ -693,7 +692,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         kept = "" if self.folder is None else f", kept in {str(self.folder)!r}"
         raise ValueError(
             f"Expected a finite loss. Received: {loss} at step {self.step}; the last "
-            f"checkpoint before it is of step {self._saved_step}{kept}. Take a lower "
+            f"checkpoint before it is of step {self._saved_step}{kept}. Use a lower "
             "base_lr, a longer warm-up or a smaller clip_norm"
         )
 
@@ -701,13 +700,14 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self.termination.signum is not None
 
     def _end(self) -> None:
-        """Ends this process: it was asked to, or another one of the training was."""
+        """Saves and ends this process after a signal to any process of the run."""
         signum = self.termination.signum or signal.SIGTERM
         self.save()
-        self.workers.meet()  # Nobody ends while the chief writes.
+        self.workers.meet()  # All wait until the chief has written.
         print(
-            f"Ended by {signal.Signals(signum).name} after step {self.step}, which is "
-            f"saved in {str(self.folder)!r}. The same call goes on from there",
+            f"Stopped by {signal.Signals(signum).name} after step {self.step}, which "
+            f"is saved in {str(self.folder)!r}. To resume, repeat the same command or "
+            "call",
             file=sys.stderr,
         )
         raise Preempted(self.step, signum)
@@ -726,18 +726,18 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def _going_on(self, without: str) -> Iterator[None]:
-        """What cannot be written costs a warning, not the training."""
+        """Turns a failed write into a warning, so that training continues."""
         try:
             yield
         except OSError as error:
             warnings.warn(
-                f"The training goes on from step {self.step} without {without}. "
+                f"Training continues from step {self.step} without {without}. "
                 f"{error.strerror}",
                 stacklevel=2,
             )
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The loss's mean, which Keras owns, and ours, built or not."""
+        """Returns Keras's mean of the loss, and the compiled metrics, built or not."""
         (loss,) = [m for m in self.model.metrics if m.name == "loss"]
         return [loss, *self.own_metrics]
 

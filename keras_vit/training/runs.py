@@ -111,7 +111,7 @@ def find(folder: Path) -> list[Run]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders with a run, without the trainings of a sweep inside of them."""
+    """Yields folders with a run, without the runs of a learning-rate sweep in them."""
     if (folder / BEGUN).is_file() and _is_of_one_run(folder):
         yield folder
     elif depth and folder.is_dir():
@@ -121,12 +121,12 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_of_one_run(folder: Path) -> bool:
-    """Whether it is the `output` of `fit`, not that of `transfer` or `vtab`."""
+    """Whether the folder is the `output` of `fit`, not of `transfer` or `vtab`."""
     return any((folder / name).exists() for name in (HISTORY, "start", "checkpoints"))
 
 
 def _unfinished(folder: Path) -> str:
-    """Whether a process still trains; on a different host it is not checked."""
+    """Returns "training" or "interrupted"; a process on another host is not checked."""
     try:
         owner: Any = parse_json((folder / WRITER).read_text(encoding="utf-8"))
         if owner["host"] == platform.node():

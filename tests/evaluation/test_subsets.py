@@ -262,7 +262,7 @@ def test_data_that_cannot_be_measured(digits, tmp_path):
 
 def test_a_folder_of_other_settings_or_damaged(digits, tmp_path):
     measure(digits, tmp_path, subsets=(0.2,))
-    with pytest.raises(ValueError, match=r"begun otherwise.*shots"):
+    with pytest.raises(ValueError, match=r"different settings.*shots"):
         measure(digits, tmp_path, subsets=(0.2,), shots=3)
     (tmp_path / "36-images-seed-0.json").write_text("{}")
     with (

@@ -187,7 +187,7 @@ def test_ema_starts_from_the_weights_after_the_first_update(
 
 
 def test_accumulation_needs_batches_it_can_cut():
-    with pytest.raises(ValueError, match=r"batches of a multiple of .*=4.*of 6"):
+    with pytest.raises(ValueError, match=r"batch size to be a multiple of .*=4.*of 6"):
         fit(tiny(), recipe(accumulation_steps=4), ready(size=6), verbose=0)
 
 

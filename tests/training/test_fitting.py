@@ -246,7 +246,7 @@ def test_a_prime_number_of_steps_is_trained_to_its_end(source, trajectory):
     ("data", "message"),
     [
         (lambda: (np.zeros((4, 32, 32, 3)), np.zeros(4)), r"Received: tuple\. Arrays"),
-        (lambda: ready().unbatch(), r"Dataset\.batch makes batches"),
+        (lambda: ready().unbatch(), r"Batch it with Dataset\.batch"),
         (lambda: ready().map(lambda image, label: image), r"Received: a tf\.data"),
         (lambda: ready().take(0), "an empty tf"),
         (lambda: ready().map(lambda image, label: (image, label - 1)), "Received: -1"),

@@ -90,7 +90,7 @@ def test_a_command_exits_with_75(held, shell, source, tmp_path):  # noqa: F811
     finally:
         app.registered_commands.pop()
     assert code == 75
-    assert err.startswith("keras-vit: Another process trains in")
+    assert err.startswith("keras-vit: A different process trains in")
     assert "process 4321 on elsewhere" in err
 
 
@@ -111,7 +111,7 @@ def test_inside_itself_it_does_nothing_and_another_thread_is_refused(tmp_path):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    assert "Another process trains in" in found[0]
+    assert "A different process trains in" in found[0]
     assert not list(tmp_path.iterdir())  # An empty folder of ours goes too.
 
 
@@ -146,7 +146,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refused)
     with (
-        pytest.warns(UserWarning, match="This file system has no locks.*one training"),
+        pytest.warns(UserWarning, match="This file system has no locks.*one run at"),
         locking.one_writer(tmp_path, ALONE),
     ):
         pass

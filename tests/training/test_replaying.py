@@ -115,7 +115,9 @@ def test_the_checkpoint_that_it_starts_from_is_compared(copy, source):  # noqa: 
     saved = checkpoints.newest(12)
     other = {name: value * 0 for name, value in saved.variables.items()}
     checkpoints.save(11, other, saved.info)
-    with pytest.raises(ValueError, match="checkpoint of step 11 is not the certificat"):
+    with pytest.raises(
+        ValueError, match="checkpoint of step 11 does not match the cert"
+    ):
         replaying.replay(copy, first=11, data=source, verbose=0)
 
 
@@ -209,7 +211,9 @@ def test_one_value_of_a_frozen_weight_is_found(partial, source, tmp_path):  # no
 def test_one_value_of_the_head_is_found(partial, source, tmp_path):  # noqa: F811
     folder = shutil.copytree(partial, tmp_path / "copy")
     forge_value(folder / "checkpoints", 4, -1)
-    with pytest.raises(ValueError, match="checkpoint of step 4 is not the certificat"):
+    with pytest.raises(
+        ValueError, match="checkpoint of step 4 does not match the certi"
+    ):
         replaying.replay(folder, first=4, data=source, verbose=0)
 
 

@@ -212,7 +212,7 @@ def test_damage_to_every_newest_in_turn_leaves_a_whole_one(tmp_path):
 @pytest.mark.tensorflow_only
 def test_goes_on_from_the_one_before(begun, source, uncut):  # noqa: F811
     shorten(begun / "checkpoints/step-0000000008.npz")
-    with pytest.warns(UserWarning, match="goes on from step 4"):
+    with pytest.warns(UserWarning, match="resumes from step 4"):
         train(begun, source)
     assert_same_run(begun, uncut[0])
 
@@ -289,7 +289,7 @@ def test_refused_before_the_features_are_read(source, tmp_path, monkeypatch):  #
     settings = recipe(freeze=True, augment="none")
     begun = {"seed": 1, "order": permutation.VERSION}
     (tmp_path / "begun.json").write_text(json.dumps(begun))
-    with pytest.raises(ValueError, match="otherwise than it would go on"):
+    with pytest.raises(ValueError, match="resumed with different settings"):
         fit(tiny(), settings, source, output=tmp_path, verbose=0)
 
 

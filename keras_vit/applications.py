@@ -418,7 +418,7 @@ class ViTBuilder(Builder[ViTConfig]):
             or to features, by `pooling`. `model.provenance` states what was loaded.
 
         Raises:
-            ValueError: if an argument is impossible, the tag is unknown or the weights
+            ValueError: if an argument is invalid, the tag is unknown or the weights
                 do not fit.
             OSError: if the file does not exist, or no mirror has the weights.
         """
@@ -471,7 +471,7 @@ class ResNetBuilder(Builder[ResNetConfig]):
             or to features, by `pooling`. `model.provenance` states what was loaded.
 
         Raises:
-            ValueError: if an argument is impossible, the tag is unknown or the weights
+            ValueError: if an argument is invalid, the tag is unknown or the weights
                 do not fit.
             OSError: if the file does not exist, or no mirror has the weights.
         """

@@ -15,15 +15,15 @@ from keras_vit.layers.positions import AddPositionEmbs
 class ResizedPositionEmbs(AddPositionEmbs):
     """Adds E_pos, resized to the images: [B, T, D], [B, H, W, C] -> [B, T, D].
 
-    Computes what `resize_position_embeddings` does (3.2), in float32; "sincos2d" has a
-    formula for every grid. One table serves all sizes, and its gradient is of all.
+    Equals `resize_position_embeddings` (3.2), in float32; "sincos2d" has a formula for
+    every grid. One table is used and trained for all image sizes.
 
     Args:
-        patch_size: P, in places of what the patches are cut from.
+        patch_size: P, in pixels of the image or cells of the feature map.
         grid: (rows, columns) of the table.
-        num_prefix_tokens: as in `AddPositionEmbs`.
-        kind: as in `AddPositionEmbs`.
-        num_bare_tokens: as in `PlacedPositionEmbs`.
+        num_prefix_tokens: see `AddPositionEmbs`.
+        kind: see `AddPositionEmbs`.
+        num_bare_tokens: see `PlacedPositionEmbs`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ResizedPositionEmbs(AddPositionEmbs):
         )
 
     def build(self, tokens_shape: Shape, places_shape: Shape) -> None:  # type: ignore[override]
-        rows, columns = self.grid or (0, 0)  # It has one.
+        rows, columns = self.grid or (0, 0)  # Never None here.
         tokens = self.num_prefix_tokens + rows * columns
         super().build((None, tokens, tokens_shape[-1]))
 
@@ -58,8 +58,9 @@ class ResizedPositionEmbs(AddPositionEmbs):
         """Returns the tokens with their positions.
 
         Args:
-            tokens: [B, T, D].
-            places: what the patches are cut from, [B, H, W, C]; only its size is read.
+            tokens: tokens [B, T, D].
+            places: the image or feature map that is cut into patches, [B, H, W, C];
+                only its size is used.
         """
         _, height, width, _ = ops.shape(places)
         grid = height // self.patch_size, width // self.patch_size
@@ -106,7 +107,7 @@ class ResizedPositionEmbs(AddPositionEmbs):
     def fixed(
         config: dict[str, Any],
     ) -> tuple[type[AddPositionEmbs], dict[str, Any]]:
-        """The layer for images of one size, and its config, of the config of this."""
+        """The layer for images of one size, and its config, from this one's config."""
         own = {"patch_size", "num_bare_tokens"}
         fixed = {key: value for key, value in config.items() if key not in own}
         if bare := config["num_bare_tokens"]:
@@ -115,9 +116,9 @@ class ResizedPositionEmbs(AddPositionEmbs):
 
 
 def _linear(old: int, new: Any) -> Tensor:
-    """Weights of `old` places for `new` ones, corners aligned: [new, old], float32.
+    """Weights for resizing `old` to `new`, corners aligned: [new, old], float32.
 
-    New place i is at i * (old - 1) / (new - 1); distances are counted in integers.
+    New index i is at i * (old - 1) / (new - 1); distances are computed in integers.
     """
     step = ops.maximum(new - 1, 1)
     away = ops.arange(new)[:, None] * (old - 1) - ops.arange(old)[None] * step
@@ -126,7 +127,7 @@ def _linear(old: int, new: Any) -> Tensor:
 
 
 def _sincos2d(grid: tuple[Any, Any], depth: int) -> Tensor:
-    """`positions.sincos2d` of a grid read off images of any size: [R, S, D]."""
+    """`positions.sincos2d` for a grid from images of any size: [R, S, D]."""
     quarter = ops.cast(ops.arange(depth // 4), "float32") / (depth // 4 - 1)
     omega = ops.power(10_000.0, -quarter)
     y, x = (ops.cast(ops.arange(at), "float32")[:, None] * omega for at in grid)
@@ -137,7 +138,7 @@ def _sincos2d(grid: tuple[Any, Any], depth: int) -> Tensor:
 
 
 def _outer(x: Tensor, y: Tensor) -> Tensor:
-    """Every column's half next to every row's: [S, d], [R, d] -> [R, S, 2 d]."""
+    """Concatenates each column's and each row's half: [S, d], [R, d] -> [R, S, 2 d]."""
     shape = (ops.shape(y)[0], ops.shape(x)[0], x.shape[-1])
     columns = ops.broadcast_to(x[None], shape)
     return ops.concatenate([columns, ops.broadcast_to(y[:, None], shape)], axis=-1)
@@ -145,10 +146,9 @@ def _outer(x: Tensor, y: Tensor) -> Tensor:
 
 @register
 class PadToPatches(keras.layers.Layer):
-    """Zeros below and to the right, up to a multiple of P: -> [B, H', W', C].
+    """Pads the bottom and the right with zeros to multiples of P: -> [B, H', W', C].
 
-    After normalization, as timm's `dynamic_img_pad`: a zero is the mean of the
-    preprocessing.
+    As in timm's `dynamic_img_pad`, padding follows normalization: zero is the mean.
 
     Args:
         patch_size: P, in pixels.

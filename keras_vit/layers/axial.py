@@ -19,14 +19,14 @@ from keras_vit.layers.encoder import SelfAttention, TransformerBlock
 
 
 def along_rows(layer: Any, z: Tensor) -> Tensor:
-    """Each row as a sequence of its own: [B, rows, columns, D] -> the same shape."""
+    """Applies `layer` to each row as a sequence; z: [B, rows, columns, D]."""
     _, rows, columns, depth = z.shape
     y = layer(ops.reshape(z, (-1, columns, depth)))
     return ops.reshape(y, (-1, rows, columns, depth))
 
 
 def along_columns(layer: Any, z: Tensor) -> Tensor:
-    """Each column as a sequence: [B, rows, columns, D] -> the same shape."""
+    """Applies `layer` to each column as a sequence; z: [B, rows, columns, D]."""
     z = ops.transpose(z, (0, 2, 1, 3))
     return ops.transpose(along_rows(layer, z), (0, 2, 1, 3))
 
@@ -46,11 +46,11 @@ class AxialBlock(Composite):
         attention_dropout_rate: fraction of the attention probabilities dropped.
         gelu: "tanh" or "erf", see `MlpBlock`.
         layer_norm_epsilon: epsilon of both blocks' norms, added to the variance.
-        relative: whether attention reads relative positions (D.4), along each axis.
+        relative: whether attention uses relative positions (D.4) along each axis.
 
     Raises:
-        ValueError: if an argument is impossible; when built on T other than rows *
-            columns, or D that is not a multiple of `num_heads`.
+        ValueError: if an argument is invalid; when built, if T is not rows * columns,
+            or D is not a multiple of `num_heads`.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class AxialBlock(Composite):
 class AxialAttention(Composite):
     """Row, then column attention, relative: [B, H, W, C] -> [B, H', W', C].
 
-    What takes the 3x3 convolution's place in Axial-ResNet50 (D.6; Wang et al., 2020).
+    It replaces the 3x3 convolution in Axial-ResNet50 (D.6; Wang et al., 2020).
 
     Args:
         num_heads: k; must divide C.
-        strides: strides of the average pooling that follows, along height and width.
+        strides: strides of the subsequent average pooling, along height and width.
 
     Raises:
-        ValueError: if an argument is impossible; when built, if C is not a multiple of
+        ValueError: if an argument is invalid; when built, if C is not a multiple of
             `num_heads`.
     """
 
@@ -153,7 +153,7 @@ class AxialAttention(Composite):
         y = along_columns(self.column, along_rows(self.row, x))
         if self.strides == 1:
             return y
-        sides = (self.strides, self.strides)  # Keras's default of them fails on JAX.
+        sides = (self.strides, self.strides)  # Keras's default strides fail on JAX.
         return ops.average_pool(y, sides, sides, "same", data_format="channels_last")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
@@ -171,7 +171,7 @@ class AxialAttention(Composite):
 class AxialUnit(PreActivationUnit):
     """Axial-ResNet50's bottleneck, D.6: [B, H, W, C] -> [B, H', W', 4 filters].
 
-    BiT's, with `AxialAttention` in the place of the 3x3 convolution.
+    BiT's bottleneck with `AxialAttention` instead of the 3x3 convolution.
 
     Args:
         filters: output channels of conv1 and of the attention; a multiple of 32.
@@ -182,7 +182,7 @@ class AxialUnit(PreActivationUnit):
         num_heads: k; must divide `filters`.
 
     Raises:
-        ValueError: if an argument is impossible; when built, if `filters` is not a
+        ValueError: if an argument is invalid; when built, if `filters` is not a
             multiple of `num_heads`.
     """
 

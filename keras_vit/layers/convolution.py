@@ -1,7 +1,7 @@
 """ResNets: the hybrids' stems (3.1), the BiT baselines (4.1), and D.6.
 
 "We replace the Batch Normalization layers with Group Normalization, and used
-standardized convolutions" (4.1). The two families differ wherever they can:
+standardized convolutions" (4.1). The two families differ:
 
 |                  | hybrids, "v1"             | BiT, "v2"                     |
 |------------------|---------------------------|-------------------------------|
@@ -30,22 +30,22 @@ class StdConv2D(keras.layers.Layer):
     """The standardized convolution of 4.1: [B, H, W, C] -> [B, H', W', filters].
 
     Each filter has mean 0 and, up to epsilon, standard deviation 1 over its height,
-    width and channels (Qiao et al., 2019); there is no bias. The statistics are
-    float32 under any dtype policy.
+    width and channels (Qiao et al., 2019). There is no bias. The statistics are
+    computed in float32 under any dtype policy.
 
     Args:
-        filters: output channels.
+        filters: number of output channels.
         kernel_size: side of the square kernel.
-        strides: step along height and width.
-        padding: "same", TensorFlow's (more at the end), or "symmetric" (the same at
+        strides: stride along height and width.
+        padding: "same" (TensorFlow's, more at the end), or "symmetric" (the same at
             both ends, kernel_size // 2).
-        epsilon: added to the standard deviation or to the variance; above 0.
-        epsilon_outside: True: w / (std + epsilon), as the hybrids; False:
-            w / sqrt(variance + epsilon), as BiT.
+        epsilon: value added to the standard deviation or to the variance; above 0.
+        epsilon_outside: True: w / (std + epsilon), as in the hybrids; False:
+            w / sqrt(variance + epsilon), as in BiT.
 
     Raises:
-        ValueError: if an argument is impossible, or `padding` symmetric around an even
-            kernel.
+        ValueError: if an argument is invalid, or `padding` is "symmetric" with an even
+            kernel size.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StdConv2D(keras.layers.Layer):
         )
 
     def standardized_kernel(self) -> Tensor:
-        """Returns the kernel that convolves, float32: [k, k, C, filters]."""
+        """Returns the kernel of the convolution in float32: [k, k, C, filters]."""
         kernel = self.kernel - _over_inputs(self.kernel)
         variance = _over_inputs(ops.square(kernel))
         if self.epsilon_outside:
@@ -118,21 +118,22 @@ class StdConv2D(keras.layers.Layer):
 def _over_inputs(kernel: Tensor) -> Tensor:
     """The mean of each filter: [k, k, C, filters] -> [1, 1, 1, filters].
 
-    Times 1 / n, as XLA divides by a constant: where a filter is far narrower than its
-    mean, a last digit of the mean is the fourth of the standardized kernel.
+    Multiplies by 1 / n, as XLA does for a constant divisor. If a filter's deviation is
+    much smaller than its mean, a rounding error of the mean changes the fourth digit of
+    the standardized kernel.
     """
     inputs = math.prod(kernel.shape[:3])
     return ops.sum(kernel, axis=(0, 1, 2), keepdims=True) * (1 / inputs)
 
 
 def strided(shape: Shape, strides: int, channels: int | None) -> Shape:
-    """The shape after `strides`: sides divided and rounded up, by either padding."""
+    """The shape after `strides`: sides divided and rounded up, for both paddings."""
     batch, *sides, _ = shape
     return batch, *(side and -(-side // strides) for side in sides), channels
 
 
 def pad(images: Tensor, pixels: int, value: float = 0.0) -> Tensor:
-    """`value` on every side: [B, H, W, C] -> [B, H + 2 pixels, W + 2 pixels, C]."""
+    """Pads every side: [B, H, W, C] -> [B, H + 2 pixels, W + 2 pixels, C]."""
     if not pixels:
         return images
     sides = ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))
@@ -141,11 +142,11 @@ def pad(images: Tensor, pixels: int, value: float = 0.0) -> Tensor:
 
 @register
 class RootPool(keras.layers.Layer):
-    """The 3x3 maximum with stride 2 of a root: [B, H, W, C] -> [B, H/2, W/2, C].
+    """The root's 3x3 max-pooling with stride 2: [B, H, W, C] -> [B, H/2, W/2, C].
 
     Args:
-        padding: "same", TensorFlow's (hybrids); "zero", zeros on every side (BiT,
-            where they win over negative values); "inf", minus infinity on every side
+        padding: "same", TensorFlow's (hybrids); "zero", zeros on every side, which
+            exceed negative values (BiT); "inf", minus infinity on every side
             (big_vision's BiT).
     """
 
@@ -168,7 +169,7 @@ class RootPool(keras.layers.Layer):
 
 
 class _Unit(Composite):
-    """What the bottleneck units share: their arguments and how they make layers."""
+    """The common part of bottleneck units: their arguments and layers."""
 
     padding: str
 
@@ -185,7 +186,7 @@ class _Unit(Composite):
         self.filters = arguments.integer("filters", filters)
         if self.filters % GROUPS:
             raise ValueError(
-                f"Expected filters to be a multiple of {GROUPS}, the groups of a norm. "
+                f"Expected filters to be a multiple of {GROUPS}, a norm's groups. "
                 f"Received: filters={self.filters}"
             )
         self.strides = arguments.integer("strides", strides)
@@ -239,18 +240,18 @@ class ResidualUnit(_Unit):
 
     y = gn3(conv3(relu(gn2(conv2(relu(gn1(conv1(x))))))));  relu(x + y)
 
-    conv2 has the stride; where shape changes, x becomes gn_proj(conv_proj(x)). The
+    conv2 has the stride. If the shape changes, x becomes gn_proj(conv_proj(x)). The
     scale of gn3 starts at zero (vit_jax/models_resnet.py).
 
     Args:
-        filters: output channels of conv1 and conv2; a multiple of 32, the groups.
+        filters: output channels of conv1 and conv2; a multiple of the 32 groups.
         strides: strides of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: epsilon of the 32 groups' variance.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
     """
 
     padding = "same"
@@ -294,18 +295,18 @@ class PreActivationUnit(_Unit):
 
     x' = relu(gn1(x));  y = conv3(relu(gn3(conv2(relu(gn2(conv1(x')))))));  x + y
 
-    conv2 has the stride; where shape changes, x becomes conv_proj(x'), which reads the
-    normalized input (Kolesnikov et al., 2020, and big_transfer's models).
+    conv2 has the stride. If the shape changes, x becomes conv_proj(x'), a projection of
+    the normalized input (Kolesnikov et al., 2020, and big_transfer's models).
 
     Args:
-        filters: output channels of conv1 and conv2; a multiple of 32, the groups.
+        filters: output channels of conv1 and conv2; a multiple of the 32 groups.
         strides: strides of conv2, along height and width.
         kernel_epsilon: see `StdConv2D`.
         epsilon_outside: see `StdConv2D`.
         group_norm_epsilon: epsilon of the 32 groups' variance.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
     """
 
     padding = "symmetric"
@@ -328,7 +329,7 @@ class PreActivationUnit(_Unit):
         super().build(input_shape)
 
     def _mixing(self) -> keras.layers.Layer:
-        """The layer that mixes places."""
+        """The layer that mixes spatial positions."""
         return self._conv("conv2", self.filters, 3, self.strides)
 
     def sublayers(self) -> list[keras.layers.Layer]:

@@ -17,41 +17,41 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.configs import patch_grid as patch_grid
 
-Tensor: TypeAlias = Any  # keras.KerasTensor while building, a backend's while running.
+Tensor: TypeAlias = Any  # keras.KerasTensor in construction, else a backend's tensor.
 Shape: TypeAlias = tuple[int | None, ...]
 
 register = keras.saving.register_keras_serializable(package="keras_vit")
 
 
 def known_length(x: Tensor, axis: int) -> Any:
-    """The length of an axis: an integer, or TensorFlow's tensor where it is unknown."""
+    """The length of an axis: an integer, or a TensorFlow tensor if it is unknown."""
     length = x.shape[axis]
     return ops.shape(x)[axis] if length is None else length
 
 
 class Composite(keras.layers.Layer):
-    """A layer of layers, made when built, that saves what became of them.
+    """A layer of sublayers that saves their frozen, LoRA and quantization state.
 
-    Without it a reloaded `.keras` file forgets what the outer configuration does not
-    hold: what was frozen inside, its projections' LoRA, their quantization.
+    The sublayers are created when it is built. Without this class a reloaded `.keras`
+    file loses that state, which is not in the outer configuration.
     """
 
     def build(self, input_shape: Shape) -> None:
-        """Comes last in a subclass's `build`."""
+        """Must be called last in a subclass's `build`."""
         super().build(input_shape)
         for layer in self.sublayers():
             layer.trainable = self.trainable
 
     def sublayers(self) -> list[keras.layers.Layer]:
-        """Returns the layers this one has made, in order."""
+        """Returns the layers that this layer has created, in order."""
         raise NotImplementedError
 
     def projections(self) -> list[keras.layers.Layer]:
-        """Returns those inside that LoRA and quantization act on, in order."""
+        """Returns the inner layers that LoRA and quantization apply to, in order."""
         return _projections(self.sublayers())
 
     def _inside(self) -> Iterator[keras.layers.Layer]:
-        """Every layer inside, each before those inside it."""
+        """Every inner layer, each before its own inner layers."""
         for layer in self.sublayers():
             yield layer
             if isinstance(layer, Composite):
@@ -97,12 +97,12 @@ def _projections(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
 
 
 def projections_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """What LoRA and quantization act on in a model, in order."""
+    """The layers of a model that LoRA and quantization apply to, in order."""
     return _projections(model.layers)
 
 
 def everything_in(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """A model's layers, each before those inside it."""
+    """A model's layers, each before its inner layers."""
     for layer in model.layers:
         yield layer
         if isinstance(layer, Composite):
@@ -115,7 +115,7 @@ def quantized(model: keras.Model) -> list[str]:
 
 
 def check_unadapted(model: keras.Model, instead: str) -> None:
-    """Raises for a model with LoRA or quantization, saying what to do `instead`."""
+    """Raises for a model with LoRA or quantization; the error contains `instead`."""
     lora = [at.path for at in projections_of(model) if at.lora_enabled]
     changed = lora + quantized(model)
     if changed:
@@ -129,19 +129,19 @@ def check_unadapted(model: keras.Model, instead: str) -> None:
 class PatchEmbedding(Composite):
     """The projection E of Equation 1: [B, H, W, C] -> [B, N, D], row by row.
 
-    Cutting patches and projecting them is one convolution with stride P.
+    One convolution with stride P cuts the patches and projects them.
 
     Args:
         hidden_size: D.
         patch_size: P, in pixels; must divide H and W unless `crop`. H and W may be
             unknown until the call.
-        crop: whether to leave out the last rows and columns that fill no patch: for a
+        crop: whether to drop the last rows and columns that do not fill a patch: for a
             hybrid's feature map, whose sides are rounded already.
         use_bias: whether the projection has a bias; CLIP's has none.
 
     Raises:
-        ValueError: if an argument is impossible; when built or called on images whose
-            sides P does not divide.
+        ValueError: if an argument is invalid; when built or called, if P does not
+            divide the sides of the images.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class PatchEmbedding(Composite):
         return ops.reshape(patches, (-1, num_patches, self.hidden_size))
 
     def _checked(self, images: Tensor) -> Tensor:
-        """The images, if P divides sides that TensorFlow only learns as it computes.
+        """The images; raises if P does not divide sides known only at run time.
 
-        A convolution would crop them, and XLA, which has no assertions, would too: it
-        compiles no reshape of another count.
+        A convolution would crop the images. XLA ignores assertions, but does not
+        compile the reshape to a different number of elements.
         """
         import tensorflow as tf
 
@@ -237,8 +237,8 @@ class ClassToken(keras.layers.Layer):
     The token starts at zero, as in vit_jax/models_vit.py (`cls`).
 
     Args:
-        num_tokens: n; more than 1 where a distillation token (DeiT) or registers
-            (DINOv2) follow the class token.
+        num_tokens: n; more than 1 if a distillation token (DeiT) or registers (DINOv2)
+            follow the class token.
 
     Raises:
         ValueError: if `num_tokens` is not a positive integer.

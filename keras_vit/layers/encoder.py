@@ -29,7 +29,7 @@ _DRAWN = contextvars.ContextVar("drawn", default=True)
 
 @contextlib.contextmanager
 def uninitialized() -> Iterator[None]:
-    """Inside, kernels start at zero: a checkpoint is about to fill them."""
+    """A context in which kernels start at zero, before a checkpoint is loaded."""
     token = _DRAWN.set(False)
     try:
         yield
@@ -38,10 +38,10 @@ def uninitialized() -> Iterator[None]:
 
 
 def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
-    """Glorot's bound written out for a kernel of `inputs` x `outputs`.
+    """Glorot's uniform initializer for explicit fans, `inputs` and `outputs`.
 
-    A fused kernel holds several matrices, and Keras's "glorot_uniform" takes its fans
-    from the shape it is given, by a rule that changed in 3.15.
+    A fused kernel contains several matrices. Keras's "glorot_uniform" computes the fans
+    from its shape, by a rule that changed in 3.15.
     """
     if not _DRAWN.get():
         return keras.initializers.Zeros()
@@ -50,7 +50,7 @@ def xavier_uniform(inputs: int, outputs: int) -> keras.initializers.Initializer:
 
 
 def check_heads(hidden_size: int | None, num_heads: int) -> int:
-    """D, which must be known and a multiple of k."""
+    """D; raises unless it is known and a multiple of k."""
     if hidden_size is None or hidden_size % num_heads:
         raise ValueError(
             "Expected hidden_size to be a multiple of num_heads (Appendix A: "
@@ -67,17 +67,17 @@ class SelfAttention(Composite):
     [q, k, v] = z U_qkv;  A = softmax(q k^T / sqrt(D_h));  SA(z) = A v
     MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa
 
-    U_qkv is one Dense layer for all heads, as the equation has it; the softmax is
-    computed in float32 under any dtype policy.
+    U_qkv is one Dense layer for all heads, as in the equation. The softmax is computed
+    in float32 under any dtype policy.
 
     Args:
         num_heads: k; must divide D.
         dropout_rate: fraction of the attention probabilities dropped in training.
-        relative: whether a learned embedding r of every offset between a query's and
-            a key's place, as a second key, adds q r^T / sqrt(D_h) to the logits (D.4).
+        relative: whether a learned embedding r of the offset between query and key adds
+            q r^T / sqrt(D_h) to the logits (D.4).
 
     Raises:
-        ValueError: if an argument is impossible; when built, if D is not a multiple of
+        ValueError: if an argument is invalid; when built, if D is not a multiple of
             `num_heads`, or T is not known and positions are relative.
     """
 
@@ -96,7 +96,7 @@ class SelfAttention(Composite):
     def build(self, input_shape: Shape) -> None:
         tokens, hidden_size = input_shape[1:]
         hidden_size = check_heads(hidden_size, self.num_heads)
-        initializer = xavier_uniform(hidden_size, hidden_size)  # Of each matrix.
+        initializer = xavier_uniform(hidden_size, hidden_size)  # For each matrix.
         self.qkv = keras.layers.Dense(
             3 * hidden_size,
             kernel_initializer=initializer,
@@ -120,7 +120,7 @@ class SelfAttention(Composite):
         if self.relative:  # Row i is the offset i - (T - 1) from query to key.
             if tokens is None:
                 raise ValueError(
-                    "Expected sequences of a known length for relative positions. "
+                    "Expected sequences with a known length for relative positions. "
                     f"Received: input_shape={tuple(input_shape)}"
                 )
             self.relative_embedding = self.add_weight(
@@ -148,7 +148,7 @@ class SelfAttention(Composite):
         elif kernels.has_fused_attention():
             shape = (-1, tokens, 3, self.num_heads, hidden_size // self.num_heads)
             q, k, v = ops.unstack(ops.reshape(qkv, shape), 3, axis=2)
-            # Scaled before, as the official code does: its rounding.
+            # Scaled first, to round like the official code.
             y = ops.dot_product_attention(q * shape[-1] ** -0.5, k, v, scale=1.0)
             y = ops.reshape(y, (-1, tokens, hidden_size))
         else:
@@ -167,16 +167,16 @@ class SelfAttention(Composite):
     def attention_scores(self, z: Tensor) -> Tensor:
         """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
 
-        A method, not a second output of `call`: ordinary calls never pay for it.
+        This is not an output of `call`, so that ordinary calls do not compute it.
 
         Args:
-            z: what the layer would attend over, [B, T, D].
+            z: input of the layer, [B, T, D].
         """
         q, k, _ = kernels.split_heads(self._projected(z), self.num_heads)
         return self._scores(q, k)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """A of q / sqrt(D_h) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
+        """A from q / sqrt(D_h) and k, float32: two [B, k, T, D_h] -> [B, k, T, T]."""
         logits = ops.matmul(q, kernels.transposed(k))
         if self.relative_embedding is not None:
             keys = ops.transpose(ops.cast(self.relative_embedding, q.dtype), (1, 2, 0))
@@ -196,10 +196,10 @@ class SelfAttention(Composite):
 
 
 def _by_offset(logits: Tensor) -> Tensor:
-    """Logits of offsets as logits of keys: [B, k, T, 2T - 1] -> [B, k, T, T].
+    """Converts logits of offsets to logits of keys: [B, k, T, 2T - 1] -> [B, k, T, T].
 
-    Entry (i, j) is entry (i, j - i + T - 1) of `logits`: read in one run, with one
-    number put behind every row, each row starts a place earlier than the one before.
+    Entry (i, j) is entry (i, j - i + T - 1) of `logits`. With one number appended to
+    every row, flattening and reshaping shifts each row by one more entry.
     """
     heads, tokens, offsets = logits.shape[1:]
     run = ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1)))
@@ -215,11 +215,11 @@ class MlpBlock(Composite):
     Args:
         mlp_dim: width of the hidden layer.
         dropout_rate: fraction of units dropped after each dense layer (B.1).
-        gelu: "tanh", the approximation the published weights were trained with
+        gelu: "tanh", the approximation that the published weights were trained with
             (Flax's default), or "erf", the exact function.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -279,15 +279,15 @@ class MlpBlock(Composite):
 def rematerialized(
     function: Callable[[Tensor, bool], Tensor], z: Tensor, layer: keras.layers.Layer
 ) -> Tensor:
-    """function(z, training=True), run once more where its gradient is computed.
+    """function(z, training=True), rematerialized for the gradient.
 
-    `keras.RematScope` would drop other units the second time, or none: dropout's
-    generators have gone on by then, and nothing says that it is training.
+    `keras.RematScope` would drop different units the second time, or none: dropout's
+    generators have advanced, and the training flag is not passed on.
 
     Args:
-        function: reads and assigns the variables of `layer` alone.
-        z: its argument, which is kept in the place of all that follows from it.
-        layer: whose dropout draws.
+        function: function that uses only the variables of `layer`.
+        z: argument of the function, and the only tensor that is kept.
+        layer: layer with the dropout.
     """
     weights = {id(weight) for weight in layer.weights}
     learned = layer.trainable_variables
@@ -321,18 +321,18 @@ class TransformerBlock(Composite):
             query, key and value projections (B.1).
         attention_dropout_rate: fraction of the attention probabilities dropped.
         gelu: "tanh" or "erf", see `MlpBlock`.
-        layer_norm_epsilon: 1e-6 in Flax and the published weights; Keras's own
-            default is 1e-3.
-        relative: whether attention reads relative positions (D.4), see `SelfAttention`.
-        stochastic_depth_rate: probability that training leaves out a branch, MSA or
-            MLP, of an image (AugReg); a branch that stays is divided by the
-            probability that it does, as timm has it.
+        layer_norm_epsilon: epsilon of the norms; 1e-6 in Flax and the published
+            weights. Keras's default is 1e-3.
+        relative: whether attention uses relative positions (D.4), see `SelfAttention`.
+        stochastic_depth_rate: probability of dropping a branch (MSA or MLP) for an
+            image in training (AugReg); a kept branch is divided by the probability of
+            keeping it, as in timm.
 
-    Set `remat` to True, and training keeps the block's input alone, and computes the
-    rest once more for the gradient: less memory for about a third more time.
+    Set `remat` to True to keep only the block's input in training and rematerialize the
+    rest for the gradient. This saves memory for about a third more time.
 
     Raises:
-        ValueError: if an argument is impossible; when built, if D is not a multiple of
+        ValueError: if an argument is invalid; when built, if D is not a multiple of
             `num_heads`.
     """
 
@@ -367,7 +367,7 @@ class TransformerBlock(Composite):
         )
 
     def build(self, input_shape: Shape) -> None:
-        policy = self.dtype_policy  # Sub-layers would otherwise take the global one.
+        policy = self.dtype_policy  # Sublayers would otherwise use the global policy.
         self.layer_norm_0 = keras.layers.LayerNormalization(
             epsilon=self.layer_norm_epsilon, dtype=policy, name="LayerNorm_0"
         )
@@ -390,13 +390,13 @@ class TransformerBlock(Composite):
         super().build(input_shape)
 
     def _build_dropout(self) -> None:
-        """Makes what training drops: units, and whole branches of an image."""
+        """Creates dropout of units, and of whole branches for an image."""
         policy = self.dtype_policy
         self.dropout = keras.layers.Dropout(
             self.dropout_rate, dtype=policy, name="dropout"
         )
         self.stochastic_depth = None
-        if self.stochastic_depth_rate:  # One draw an image and branch.
+        if self.stochastic_depth_rate:  # One draw per image and branch.
             self.stochastic_depth = keras.layers.Dropout(
                 self.stochastic_depth_rate,
                 noise_shape=(None, 1, 1),
@@ -434,7 +434,7 @@ class TransformerBlock(Composite):
         return self._branch(y, training) + z
 
     def _is_plain(self) -> bool:
-        """Whether training computes Equations 2 and 3 in float32 and nothing more."""
+        """Whether training is Equations 2 and 3 in float32 without any options."""
         rates = self.dropout_rate, self.attention_dropout_rate
         return (
             self.compute_dtype == "float32"
@@ -443,7 +443,7 @@ class TransformerBlock(Composite):
         )
 
     def _weights(self) -> list[Tensor]:
-        """What `kernels.block` reads; a kernel with its LoRA is their sum."""
+        """The weights for `kernels.block`; LoRA is added to its kernel."""
         norms = self.layer_norm_0, self.layer_norm_1
         dense = [self.attention.qkv, self.attention.out]
         dense += [self.mlp.dense_0, self.mlp.dense_1]

@@ -1,9 +1,9 @@
-"""What the encoder computes with: attention in parts, a block's gradient written out.
+"""Kernels of the encoder: attention in parts, and an explicit gradient of a block.
 
-The equations are the encoder's; these give the same numbers in less time and memory.
-Which backend takes which, and what was measured: docs/performance.md.
+They compute the encoder's equations with the same results in less time and memory.
+docs/performance.md has measurements and lists the kernels of each backend.
 
-Glossary: as `encoder`. - P: softmax(q k^T / sqrt(D_h)), Appendix A. - n: normalized.
+Glossary: see `encoder`. - P: softmax(q k^T / sqrt(D_h)), Appendix A. - n: normalized.
 - h: the MLP's hidden layer before its GELU. - dx: the gradient of x.
 """
 
@@ -17,12 +17,12 @@ from keras import ops
 
 from keras_vit.layers.embeddings import Tensor, known_length
 
-LONG = 1024  # Tokens from which P is computed in parts.
+LONG = 1024  # Number of tokens from which P is computed in parts.
 PART = 512  # Queries in a part.
 
 
 def on_tensorflow_cpu() -> bool:
-    """Whether TensorFlow computes, on nothing but CPUs."""
+    """Whether the backend is TensorFlow and has only CPUs."""
     if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
@@ -32,7 +32,7 @@ def on_tensorflow_cpu() -> bool:
 
 
 def has_fused_attention() -> bool:
-    """Whether the backend has one kernel for Appendix A that never holds P."""
+    """Whether the backend has a kernel for Appendix A that never stores P."""
     if keras.backend.backend() != "jax":
         return bool(keras.backend.backend() == "torch")
     import jax
@@ -41,7 +41,7 @@ def has_fused_attention() -> bool:
 
 
 def control_dependency(x: Tensor, event: Tensor) -> Tensor:
-    """`x`, but not before `event`: what follows from it is neither early nor kept."""
+    """`x`, but not before `event`, so that later operations do not start early."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -55,9 +55,9 @@ def control_dependency(x: Tensor, event: Tensor) -> Tensor:
 
 
 def xla_fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A chain of elementwise operations, compiled by TensorFlow into one pass.
+    """Compiles a chain of elementwise operations into one pass on TensorFlow.
 
-    Inside gradients that are written out; JAX compiles whole steps as it is.
+    For use in explicit gradients. JAX compiles whole steps anyway.
     """
 
     @functools.cache
@@ -75,7 +75,7 @@ def xla_fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function that returns its value and what makes dx of dy, for any backend."""
+    """Makes a differentiable function, for any backend, from (y, dy -> dx)."""
 
     @ops.custom_gradient
     def differentiable(*xs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
@@ -90,16 +90,15 @@ def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Numbers as float32, or as they are where the policy is float64."""
+    """Casts to float32, unless the policy is float64."""
     return ops.cast(x, wide(x.dtype))
 
 
 def wide(dtype: Any = None) -> str:
-    """What is computed in float32 under any policy but float64.
+    """The dtype of computations in float32 or more under any policy.
 
     Args:
-        dtype: dtype of what is computed; None: the one that layers compute in by
-            default.
+        dtype: compute dtype; None: the default compute dtype of layers.
     """
     own = keras.config.dtype_policy().compute_dtype if dtype is None else dtype
     return "float64" if keras.backend.standardize_dtype(own) == "float64" else "float32"
@@ -114,7 +113,7 @@ def attention_softmax(logits: Tensor) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The last two axes, exchanged."""
+    """Exchanges the last two axes."""
     return ops.swapaxes(x, -1, -2)
 
 
@@ -136,10 +135,10 @@ def merge_heads(heads: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """P v of q / sqrt(D_h), k and v: three [B, k, T, D_h] -> [B, k, T, D_h].
+    """P v from q / sqrt(D_h), k and v: three [B, k, T, D_h] -> [B, k, T, D_h].
 
-    Of `LONG` or more tokens P is never whole: `PART` rows of it at a time, and once
-    more for the gradient. Where TensorFlow does not know T beforehand, it is whole.
+    For `LONG` or more tokens P is computed `PART` rows at a time, and again for the
+    gradient. If TensorFlow does not know T beforehand, P is computed as a whole.
     """
     if (q.shape[2] or 0) < LONG:
         return ops.matmul(_rows_of_p(q, k), v)
@@ -158,7 +157,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def attend_gradient(
     q: Tensor, k: Tensor, v: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv of `attend`, from no more of P than it held."""
+    """dq, dk and dv of `attend`, with the same parts of P."""
     dqs: list[Tensor] = []
     dk = dv = 0.0
     for part in _parts(q):
@@ -179,7 +178,7 @@ def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _parts(q: Tensor) -> list[slice]:
-    """The rows of P that are computed together."""
+    """Slices of the rows of P that are computed together."""
     tokens = q.shape[2]
     if tokens is None:
         return [slice(None)]
@@ -195,15 +194,15 @@ def block(
     gelu: str,
     epsilon: float,
 ) -> Tensor:
-    """Equations 2 and 3 with the gradient written out: [B, T, D] -> [B, T, D].
+    """Equations 2 and 3 with an explicit gradient: [B, T, D] -> [B, T, D].
 
-    For the gradient it keeps z, q, k, v, the heads' outputs, z' and h: 10 D numbers a
-    token, where TensorFlow by itself keeps what every operation read.
+    For the gradient it keeps z, q, k, v, the heads' outputs, z' and h: 10 D numbers per
+    token. TensorFlow's gradient keeps the inputs of every operation.
 
     Args:
         z: tokens, in float32.
         weights: gamma and beta of the first norm, kernel and bias of [q, k, v] and of
-            the output; the same of the second norm and the MLP's two layers.
+            the output; then the same for the second norm and the MLP's two layers.
         num_heads: k.
         gelu: "tanh" or "erf".
         epsilon: epsilon of both norms.
@@ -253,7 +252,7 @@ def block(
 
 
 def flatten_tokens(x: Tensor) -> Tensor:
-    """[B, T, D] -> [B T, D], of which TensorFlow fuses product, bias and GELU."""
+    """[B, T, D] -> [B T, D], for which TensorFlow fuses product, bias and GELU."""
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
@@ -285,7 +284,7 @@ def _dense_of_norm(
     kernel: Tensor,
     dy: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Of y = (n * gamma + beta) kernel + bias: dx, and the weights' in that order."""
+    """Gradients of y = (n * gamma + beta) kernel + bias: dx, and those of weights."""
     d_kernel = ops.matmul(transposed(_normed(x, moments, gamma, beta)), dy)
     d_normed = ops.matmul(dy, transposed(kernel))
     dx, d_gamma, d_beta = _norm_gradient(x, moments, gamma, d_normed)
@@ -296,7 +295,7 @@ def _dense_of_norm(
 def _norm_gradient(
     x: Tensor, moments: tuple[Tensor, Tensor], gamma: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of y = n * gamma + beta: dx, d_gamma, d_beta."""
+    """Gradients of y = n * gamma + beta: dx, d_gamma, d_beta."""
     n, dn = _normalized(x, *moments), dy * gamma
     along_n = ops.mean(dn * n, axis=-1, keepdims=True)
     dx = (dn - ops.mean(dn, axis=-1, keepdims=True) - n * along_n) * moments[1]
@@ -310,7 +309,7 @@ def _gelu(h: Tensor, kind: str) -> Tensor:
 
 @xla_fused
 def _gelu_gradient(h: Tensor, dy: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """The GELU, and the gradient of what went into it."""
+    """The GELU, and the gradient of its input."""
     y, slope = _gelu_and_slope(h, kind)
     return y, dy * slope
 
@@ -330,14 +329,14 @@ def _gelu_and_slope(h: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _in_heads(y: Tensor, num_heads: int) -> Tensor:
-    """`merge_heads` undone: [B, T, D] -> [B, k, T, D_h]."""
+    """The inverse of `merge_heads`: [B, T, D] -> [B, k, T, D_h]."""
     tokens, width = known_length(y, 1), y.shape[2]
     heads = ops.reshape(y, (-1, tokens, num_heads, width // num_heads))
     return ops.transpose(heads, (0, 2, 1, 3))
 
 
 def _gradient_of_heads(heads: tuple[Tensor, Tensor, Tensor], dy: Tensor) -> Tensor:
-    """Gradient of `attend` and `split_heads`: [B, k, T, D_h] -> qkv's, [B T, 3 D]."""
+    """Gradient of `attend` and `split_heads`: [B, k, T, D_h] -> [B T, 3 D], of qkv."""
     num_heads, _, size = dy.shape[1:]
     dq, dk, dv = attend_gradient(*heads, dy)
     d_qkv = ops.transpose(ops.stack([dq * size**-0.5, dk, dv]), (1, 3, 0, 2, 4))

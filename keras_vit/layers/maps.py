@@ -1,4 +1,4 @@
-"""Tokens back in their places: what a detector or a segmentation head reads."""
+"""Feature maps from tokens, for detection or segmentation heads (section 3.1)."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -15,14 +15,14 @@ class FeatureMaps(keras.layers.Layer):
 
     R and S are the rows and columns of patches. For layer 3 the keys are `block_3`,
     the map; `class_token_3` [B, D]; `distillation_token_3` [B, D]; and `registers_3`
-    [B, n, D]. Tokens that a model does not have have no key.
+    [B, n, D]. Keys of tokens that the model does not have are absent.
 
     Args:
         numbers: numbers of the layers, from 1, in the order of the tokens.
-        patch_size: P, in places of what the patches are cut from.
-        num_class_tokens: 1, or 2 with a distillation token, or 0.
-        num_registers: tokens between those and the patches.
-        norm: layer that is applied to the tokens; shared, not copied. None: no layer.
+        patch_size: P, in pixels of the image or cells of the feature map.
+        num_class_tokens: number of class tokens: 1, 2 with a distillation token, or 0.
+        num_registers: number of tokens between those and the patches.
+        norm: layer to apply to the tokens; shared, not copied. None: no layer.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class FeatureMaps(keras.layers.Layer):
 
         Args:
             tokens: tokens of each layer, [B, T, D].
-            places: what the patches are cut from, [B, H, W, C]; only its size is read.
+            places: the image or feature map that is cut into patches, [B, H, W, C];
+                only its size is used.
         """
         _, height, width, _ = ops.shape(places)
         grid = height // self.patch_size, width // self.patch_size

@@ -1,7 +1,7 @@
-"""The block of plain ViTs of later papers, composed of what its config asks for.
+"""The block of plain ViTs of later papers, with the options of its config.
 
-The paper's own is `encoder.TransformerBlock`. Each switch is a field of
-`PlainViTConfig`, whose docstring names the paper that it is of.
+The paper's block is `encoder.TransformerBlock`. Each option is a field of
+`PlainViTConfig`; the class's docstring names its paper.
 
 Glossary of shapes (the paper's letters):
 - B: batch.   - T: tokens.   - N: patches.   - D: hidden size.   - k: heads.
@@ -31,11 +31,11 @@ from keras_vit.layers.embeddings import (
 from keras_vit.layers.encoder import TransformerBlock, rematerialized, xavier_uniform
 from keras_vit.layers.positions import AddPositionEmbs
 
-QUICK = 1.702  # Of CLIP's GELU (openai/CLIP, model.py).
+QUICK = 1.702  # Factor in CLIP's GELU (openai/CLIP, model.py).
 
 
 def norm(config: PlainViTConfig, name: str, dtype: Any = None) -> keras.layers.Layer:
-    """The norm of a config, not built: [..., D] -> [..., D]."""
+    """The norm of a config, before it is built: [..., D] -> [..., D]."""
     kinds = {
         "layer_norm": keras.layers.LayerNormalization,
         "rms_norm": keras.layers.RMSNormalization,
@@ -44,7 +44,7 @@ def norm(config: PlainViTConfig, name: str, dtype: Any = None) -> keras.layers.L
 
 
 def activated(x: Tensor, activation: str) -> Tensor:
-    """The function of `PlainViTConfig.activation`, element by element."""
+    """Applies the function of `PlainViTConfig.activation`, element by element."""
     if activation == "quick_gelu":
         return x * ops.sigmoid(QUICK * x)
     if activation == "silu":
@@ -53,7 +53,7 @@ def activated(x: Tensor, activation: str) -> Tensor:
 
 
 def _checked(config: Any) -> PlainViTConfig:
-    """A config, also from the plain values that `get_config` returns."""
+    """The config; also accepts the plain values that `get_config` returns."""
     if isinstance(config, Mapping):
         return PlainViTConfig.from_plain(config)
     return arguments.instance("config", config, PlainViTConfig)
@@ -62,7 +62,7 @@ def _checked(config: Any) -> PlainViTConfig:
 def _dense(
     inputs: int, units: int, *, fan: int, bias: bool, name: str, dtype: Any
 ) -> keras.layers.Dense:
-    """A built dense layer of Xavier kernels, `fan` units to each matrix."""
+    """A built dense layer with Xavier kernels, with `fan` units in each matrix."""
     dense = keras.layers.Dense(
         units,
         use_bias=bias,
@@ -80,10 +80,10 @@ class LayerScale(keras.layers.Layer):
     """Multiplies a branch unit by unit (arXiv:2103.17239): [B, T, D] -> [B, T, D].
 
     Args:
-        initial: what the D learned factors start at.
+        initial: initial value of the D learned factors.
 
     Raises:
-        ValueError: if `initial` is no number.
+        ValueError: if `initial` is not a number.
     """
 
     def __init__(self, initial: float, **kwargs: Any) -> None:
@@ -109,18 +109,18 @@ class LayerScale(keras.layers.Layer):
 
 @register
 class PlacedPositionEmbs(AddPositionEmbs):
-    """`AddPositionEmbs` where some tokens have no position: [B, T, D] -> [B, T, D].
+    """`AddPositionEmbs` if some tokens have no position: [B, T, D] -> [B, T, D].
 
-    Tokens are those before the patches that have a position, `num_bare_tokens` that
-    have none, and the patches (DINOv2's registers, timm's no_embed_class).
+    The tokens are `num_prefix_tokens` with a position, `num_bare_tokens` without one,
+    and the patches (DINOv2's registers, timm's no_embed_class).
 
     Args:
         grid: (rows, columns) of the patches.
-        num_prefix_tokens: tokens before the patches that have a position.
-        num_bare_tokens: tokens after those that have none.
+        num_prefix_tokens: number of first tokens, which have a position.
+        num_bare_tokens: number of next tokens, which have no position.
 
     Raises:
-        ValueError: if an argument is impossible; when built on another T.
+        ValueError: if an argument is invalid; when built, if T does not match.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PlacedPositionEmbs(AddPositionEmbs):
         num_bare_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("kind", None)  # Of a saved config: the base class writes it.
+        kwargs.pop("kind", None)  # In saved configs: the base class writes it.
         super().__init__(grid, num_prefix_tokens, **kwargs)
         self.num_bare_tokens = arguments.integer(
             "num_bare_tokens", num_bare_tokens, least=0
@@ -141,7 +141,7 @@ class PlacedPositionEmbs(AddPositionEmbs):
         super().build((batch, tokens - self.num_bare_tokens, depth))
 
     def table(self) -> Tensor:
-        """Returns what is added: [1, T, D], zeros where there is no position."""
+        """Returns the table to add: [1, T, D], zeros for tokens without a position."""
         placed, patches = (
             self.pos_embedding[:, : self.num_prefix_tokens],
             self.pos_embedding[:, self.num_prefix_tokens :],
@@ -155,15 +155,15 @@ class PlacedPositionEmbs(AddPositionEmbs):
 
 
 def _library(grid: tuple[Any, Any]) -> Any:
-    """NumPy for a grid of numbers, `keras.ops` for one read off images of any size."""
+    """NumPy for a grid of integers, `keras.ops` for a grid from images of any size."""
     return np if all(isinstance(side, int) for side in grid) else ops
 
 
 def rotary_positions(rotary: RotaryConfig, grid: tuple[Any, Any]) -> Any:
     """Positions of the patches, row by row: (rows, columns) -> [N, 2].
 
-    float64 NumPy; a float32 tensor for a grid read off images of any size. The two
-    coordinates are in the config's order.
+    The result is float64 NumPy, or a float32 tensor for a grid from images of any size.
+    The two coordinates are in the config's order.
     """
     library, sides = _library(grid), []
     for axis, count in enumerate(grid):
@@ -182,9 +182,9 @@ def rotary_positions(rotary: RotaryConfig, grid: tuple[Any, Any]) -> Any:
 
 
 def rotary_angles(rotary: RotaryConfig, grid: tuple[Any, Any], head_size: int) -> Any:
-    """Angles that queries and keys are turned by: -> [N, D_h / 2].
+    """Rotation angles of queries and keys: -> [N, D_h / 2].
 
-    float64 NumPy; a float32 tensor for a grid read off images of any size.
+    The result is float64 NumPy, or a float32 tensor for a grid from images of any size.
     """
     library = _library(grid)
     bands = np.arange(head_size // 4) / (head_size // 4)
@@ -200,8 +200,8 @@ def rotary_angles(rotary: RotaryConfig, grid: tuple[Any, Any], head_size: int) -
 def relative_index(grid: tuple[int, int]) -> np.ndarray:
     """Rows of BEiT's table by query and key: (rows, columns) -> [1 + N, 1 + N].
 
-    (2 rows - 1)(2 columns - 1) offsets, then class token to patch, patch to class
-    token, class token to itself.
+    The table has (2 rows - 1)(2 columns - 1) offsets, then class token to patch, patch
+    to class token, and class token to itself.
     """
     rows, columns = grid
     y, x = np.mgrid[:rows, :columns].reshape(2, -1)
@@ -223,7 +223,7 @@ class PlainAttention(Composite):
         grid: (rows, columns) of the patches, which follow the other tokens.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -300,12 +300,12 @@ class PlainAttention(Composite):
         places: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """Returns what the tokens attend to.
+        """Returns the output of the attention.
 
         Args:
-            z: [B, T, D].
-            places: what the patches are cut from, [B, H, W, C], in a model for images
-                of any size; only its size is read.
+            z: tokens [B, T, D].
+            places: the images, [B, H, W, C], in a model for images of any size; only
+                their size is used.
             training: whether attention probabilities are dropped.
         """
         tokens, width = known_length(z, 1), z.shape[2]
@@ -330,7 +330,7 @@ class PlainAttention(Composite):
         """Returns A, Appendix A, in float32: [B, T, D] -> [B, k, T, T].
 
         Args:
-            z: what the layer would attend over, [B, T, D].
+            z: input of the layer, [B, T, D].
         """
         q, k, _ = self._heads(z)
         return self._scores(q, k)
@@ -357,7 +357,7 @@ class PlainAttention(Composite):
         return [q * size**-0.5, k, v]
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries or keys turned by the angles of their places: [B, k, T, D_h]."""
+        """Queries or keys rotated by the angles of their positions: [B, k, T, D_h]."""
         tokens, size = known_length(x, 2), x.shape[3]
         if self.config.rotary.half:  # type: ignore[union-attr]
             a, b = x[..., : size // 2], x[..., size // 2 :]
@@ -368,12 +368,12 @@ class PlainAttention(Composite):
         return ops.reshape(turned, (-1, self.num_heads, tokens, size))
 
     def _turns(self, grid: tuple[Any, Any]) -> Any:
-        """Angles of all tokens, of "mixed" their places: [T, D_h / 2] or [T, 2].
+        """Angles of all tokens; positions for "mixed": [T, D_h / 2] or [T, 2].
 
-        Those before the patches have 0.
+        Tokens before the patches have 0.
         """
         config, rotary = self.config, self.config.rotary
-        assert rotary is not None  # noqa: S101  The caller asked.
+        assert rotary is not None  # noqa: S101  Checked by the caller.
         if rotary.kind == "mixed":
             found = rotary_positions(rotary, grid)
         else:
@@ -382,7 +382,7 @@ class PlainAttention(Composite):
         return _library(grid).pad(found, ((config.num_prefix_tokens, 0), (0, 0)))
 
     def _angles(self, places: Tensor | None) -> Tensor:
-        """Of all tokens: [T, D_h / 2], "mixed" [k, T, D_h / 2]."""
+        """Angles of all tokens: [T, D_h / 2], for "mixed" [k, T, D_h / 2]."""
         turns = self.turns
         if places is not None:
             _, height, width, _ = ops.shape(places)
@@ -398,7 +398,7 @@ class PlainAttention(Composite):
         return first + second
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """A of q / sqrt(D_h) in float32: two [B, k, T, D_h] -> [B, k, T, T]."""
+        """A from q / sqrt(D_h) and k, float32: two [B, k, T, D_h] -> [B, k, T, T]."""
         logits = ops.matmul(q, kernels.transposed(k))
         if self.relative_position_bias is not None:
             table = ops.cast(self.relative_position_bias, q.dtype)
@@ -420,7 +420,7 @@ class PlainAttention(Composite):
 
 
 def _mixed(temperature: float) -> Any:
-    """How "mixed" frequencies start: of each head in a direction of its own."""
+    """The initializer of "mixed" frequencies: a random direction for each head."""
 
     def initializer(shape: tuple[int, ...], dtype: Any = None) -> Tensor:
         _, heads, half = shape
@@ -443,13 +443,13 @@ def _mixed(temperature: float) -> Any:
 class PlainMlp(Composite):
     """The MLP of Equation 3, gated or not: [B, T, D] -> [B, T, D].
 
-    y = W_1 LN(f(W_0 z)), gated W_1 LN(f(W_g z) * W_0 z); LN where the config has it.
+    y = W_1 LN(f(W_0 z)), or, gated, W_1 LN(f(W_g z) * W_0 z); LN if `mlp_norm`.
 
     Args:
         config: a `PlainViTConfig`, or its plain values.
 
     Raises:
-        ValueError: if `config` is impossible.
+        ValueError: if `config` is invalid.
     """
 
     def __init__(self, config: PlainViTConfig, **kwargs: Any) -> None:
@@ -517,7 +517,7 @@ class PlainBlock(TransformerBlock):
         stochastic_depth_rate: see `TransformerBlock`.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -574,9 +574,9 @@ class PlainBlock(TransformerBlock):
         """Returns the tokens of the next layer.
 
         Args:
-            z: [B, T, D].
-            places: what the patches are cut from, [B, H, W, C], in a model for images
-                of any size; only its size is read.
+            z: tokens [B, T, D].
+            places: the images, [B, H, W, C], in a model for images of any size; only
+                their size is used.
             training: whether units and branches are dropped.
         """
         equations = functools.partial(self._equations_on, places)

@@ -1,4 +1,4 @@
-"""Equation 4's token, and D.3 beyond averaging: a head that attends (MAP)."""
+"""Equation 4's class token, and D.3's attention pooling (MAP)."""
 
 from typing import Any, get_args
 
@@ -20,15 +20,15 @@ from keras_vit.layers.kernels import attention_softmax
 
 @register
 class TakeTokens(keras.layers.Layer):
-    """Takes the tokens `start` up to `stop`: [B, T, D] -> [B, stop - start, D].
+    """Selects the tokens `start` to `stop`: [B, T, D] -> [B, stop - start, D].
 
-    A slice written as `tokens[:, 0]` is an operation of Keras's that the legacy .h5
-    format saves and cannot load.
+    A slice such as `tokens[:, 0]` becomes a Keras operation that the legacy .h5 format
+    can save but not load.
 
     Args:
-        start: first token.
-        stop: the token after the last one; None takes all that follow.
-        squeeze: whether to drop the token axis, of one token: [B, T, D] -> [B, D].
+        start: index of the first token.
+        stop: index after the last token; None selects all that follow.
+        squeeze: whether to drop the axis of a single token: [B, T, D] -> [B, D].
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TakeTokens(keras.layers.Layer):
         squeeze: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(autocast=False, **kwargs)  # As a slice: no cast.
+        super().__init__(autocast=False, **kwargs)  # A slice does not cast.
         self.start = start
         self.stop = stop
         self.squeeze = squeeze
@@ -69,8 +69,8 @@ class TakeTokens(keras.layers.Layer):
 class MAPHead(Composite):
     """Multihead attention pooling, big_vision's "map": [B, T, D] -> [B, D].
 
-    A learned probe asks, the tokens answer: x = MHA(probe, z);  x + MLP(LN(x)). The
-    attention has no residual to the probe (big_vision/models/vit.py).
+    A learned probe is the query: x = MHA(probe, z);  x + MLP(LN(x)). There is no
+    residual connection from the probe (big_vision/models/vit.py).
 
     Args:
         num_heads: k; must divide D.
@@ -79,7 +79,7 @@ class MAPHead(Composite):
         layer_norm_epsilon: epsilon of the norm before the MLP.
 
     Raises:
-        ValueError: if an argument is impossible; when built, if D is not a multiple of
+        ValueError: if an argument is invalid; when built, if D is not a multiple of
             `num_heads`.
     """
 
@@ -107,7 +107,7 @@ class MAPHead(Composite):
         self.query, self.key_value, self.out = (
             keras.layers.Dense(
                 units,
-                kernel_initializer=xavier_uniform(depth, depth),  # Of each matrix.
+                kernel_initializer=xavier_uniform(depth, depth),  # For each matrix.
                 bias_initializer="zeros",
                 dtype=self.dtype_policy,
                 name=name,
@@ -135,10 +135,10 @@ class MAPHead(Composite):
         return (x + self.mlp(self.layer_norm(x)))[:, 0]
 
     def attention_scores(self, z: Tensor) -> Tensor:
-        """Returns what the probe looks at, in float32: [B, T, D] -> [B, k, 1, T].
+        """Returns the probe's attention, in float32: [B, T, D] -> [B, k, 1, T].
 
         Args:
-            z: the tokens that the head reads, [B, T, D].
+            z: input tokens of the head, [B, T, D].
         """
         return self._scores(self._keys_and_values(z)[0])
 

@@ -21,21 +21,21 @@ def _grid(name: str, value: Any) -> tuple[int, int]:
 class AddPositionEmbs(keras.layers.Layer):
     """Adds the E_pos of Equation 1: [B, T, D] -> [B, T, D].
 
-    Initialized N(0, 0.02), "from BERT" (vit_jax/models_vit.py); Keras's
-    "random_normal" string would give 0.05.
+    Initialized with N(0, 0.02), "from BERT" (vit_jax/models_vit.py). Keras's
+    "random_normal" would have 0.05.
 
     Args:
-        grid: (rows, columns) of the patches; None where tokens have no grid, and
-            then the table cannot be resized.
-        num_prefix_tokens: tokens before the patches (1 with a class token).
+        grid: (rows, columns) of the patches; None: the tokens have no grid, and the
+            table cannot be resized.
+        num_prefix_tokens: number of tokens before the patches (1 with a class token).
         kind: "1d", a learned row for every token in raster order; "2d", half of D
             learned for the column (X) and half for the row (Y) of a patch (D.4), and a
-            row for each prefix token; "sincos2d", big_vision's sines and cosines, not
-            learned, nothing for prefix tokens.
+            row for each prefix token; "sincos2d", big_vision's sines and cosines, which
+            are not learned and zero for prefix tokens.
 
     Raises:
-        ValueError: if an argument is impossible, or `kind` lacks a grid; when built on
-            T other than `num_prefix_tokens` + rows * columns.
+        ValueError: if an argument is invalid, or `kind` requires a grid; when built, if
+            T is not `num_prefix_tokens` + rows * columns.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class AddPositionEmbs(keras.layers.Layer):
         return tokens + self.table()
 
     def table(self) -> Tensor:
-        """Returns E_pos of Equation 1, what is added: [1, T, D]."""
+        """Returns E_pos of Equation 1: [1, T, D]."""
         if self.kind == "1d":
             return self.pos_embedding
         return self.constant if self.kind == "sincos2d" else self._joined()
 
     def _joined(self) -> Tensor:
-        """The learned halves of every patch side by side, X first: [1, T, D]."""
-        rows, columns = self.grid or (0, 0)  # "2d" has one.
+        """The learned halves of every patch, concatenated, X first: [1, T, D]."""
+        rows, columns = self.grid or (0, 0)  # Never None for "2d".
         half = self.x_embedding.shape[-1]
         x = ops.broadcast_to(
             ops.reshape(self.x_embedding, (1, columns, half)), (rows, columns, half)
@@ -136,7 +136,7 @@ def sincos2d(grid: tuple[int, int] | None, depth: int) -> np.ndarray:
     """
     if grid is None or depth % 4 or depth < 8:
         raise ValueError(
-            "Expected a grid and a depth that is a multiple of 4, at least 8. "
+            "Expected a grid, and a depth that is a multiple of 4 and at least 8. "
             f"Received: grid={grid}, depth={depth}"
         )
     y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
@@ -152,26 +152,27 @@ def resize_position_embeddings(
     new_grid: tuple[int, int],
     num_prefix_tokens: int,
 ) -> np.ndarray:
-    """Interpolates E_pos by place in the image (3.2): [..., T, D] -> [..., T', D].
+    """Interpolates E_pos by location in the image (3.2): [..., T, D] -> [..., T', D].
 
-    Linear with aligned corners, as `checkpoint.interpolate_posembed` of the official
-    code: new row i reads the old rows around i * (old - 1) / (new - 1). Coordinates
-    are clamped to the table; the official code's scipy.ndimage.zoom lets rounding
-    carry the last one over the edge for some sizes (28 -> 14 among them) and fills
-    that row and column with zeros.
+    Interpolation is linear with aligned corners, as in the official code's
+    `checkpoint.interpolate_posembed`: new row i is computed from the old rows around
+    i * (old - 1) / (new - 1). Coordinates are clamped to the table. In the official
+    code's scipy.ndimage.zoom, rounding moves the last one over the edge for some sizes
+    (such as 28 -> 14), and that row and column become zeros.
 
     Args:
         table: NumPy array [..., num_prefix_tokens + rows * columns, D].
         old_grid: (rows, columns) of `table`.
-        new_grid: (rows, columns) wanted.
-        num_prefix_tokens: leading tokens without a place, copied as they are.
+        new_grid: (rows, columns) of the result.
+        num_prefix_tokens: number of leading tokens without a location, which are
+            copied.
 
     Returns:
-        NumPy array [..., num_prefix_tokens + new rows * new columns, D], of
-        `table`'s dtype.
+        NumPy array [..., num_prefix_tokens + new rows * new columns, D], with the
+        dtype of `table`.
 
     Raises:
-        ValueError: if `table` does not hold `old_grid`, or a grid is empty.
+        ValueError: if `table` does not match `old_grid`, or a grid is empty.
     """
     rows, columns = old_grid = _grid("old_grid", old_grid)
     new_grid = _grid("new_grid", new_grid)
@@ -196,7 +197,7 @@ def resize_position_embeddings(
 
 
 def _interpolate(grid: np.ndarray, new: int, axis: int) -> np.ndarray:
-    """Linear interpolation with aligned corners of `axis` to `new` places."""
+    """Linear interpolation of `axis` to length `new`, with aligned corners."""
     old = grid.shape[axis]
     places = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
     low = np.minimum(places.astype(int), old - 1)

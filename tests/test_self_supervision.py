@@ -583,5 +583,5 @@ def test_what_is_no_whole_vit(made):
     ],
 )
 def test_the_predictor_in_its_backbones_place(use):
-    with pytest.raises(ValueError, match=r"take predictor\.backbone"):
+    with pytest.raises(ValueError, match=r"pass predictor\.backbone"):
         use(MaskedPatchPredictor(tiny()))

@@ -1,4 +1,4 @@
-"""A trained model as a backbone: maps of its layers instead of logits.
+"""A trained model as a backbone: feature maps of its layers instead of logits.
 
 Glossary of shapes: B: batch. D: hidden size. p: stride of a patch in pixels. n: number
 of registers.
@@ -25,17 +25,17 @@ def feature_maps(
     """A model of feature maps (3.1, 4.1): [B, H, W, C] -> a dict of [B, H/p, W/p, D].
 
     Layers are counted from 1, as in Equations 2 and 3: the map of layer 3 is z_3, and
-    the last layer of a ViT-B is 12. For `layers=(3, 6, 9, 12)` the numbers are those of
-    timm's `forward_intermediates(indices=[2, 5, 8, 11], norm=True)` and of DINOv2's
+    the last layer of a ViT-B is 12. For `layers=(3, 6, 9, 12)` the values equal those
+    of timm's `forward_intermediates(indices=[2, 5, 8, 11], norm=True)` and DINOv2's
     `get_intermediate_layers(n=[2, 5, 8, 11])`.
 
     Args:
-        model: a ViT, a hybrid or a ResNet of this library; left as it is. Its layers
-            are shared: training or freezing one of the two acts on the other.
-        layers: numbers of encoder layers, from 1; of a ResNet, numbers of stages. None:
-            all of them.
-        norm: whether the last LayerNorm of the encoder is applied to the tokens of
-            every layer. In a ResNet only the last stage has a norm.
+        model: a ViT, a hybrid or a ResNet of this library, which is not changed. The
+            two models share layers: training or freezing one affects the other.
+        layers: numbers of encoder layers, from 1; for a ResNet, numbers of stages.
+            None: all of them.
+        norm: whether to apply the encoder's last LayerNorm to the tokens of every
+            layer. In a ResNet only the last stage has a norm.
 
     Returns:
         A `VisionModel` from the same images to a dict of
@@ -43,12 +43,12 @@ def feature_maps(
         - `block_3`: the map of layer 3, [B, H/p, W/p, D];
         - `class_token_3`, `distillation_token_3`: [B, D], and `registers_3`: [B, n, D],
           if the model has them;
-        - `stage_1`, `stage_2`, ...: the maps of a ResNet's or of a hybrid's stages,
-          [B, H/4, W/4, C'], [B, H/8, W/8, 2 C'], ... A hybrid has all of them whatever
-          `layers` is; one without stages has `root`, [B, H/4, W/4, C'].
+        - `stage_1`, `stage_2`, ...: the maps of the stages of a ResNet or a hybrid,
+          [B, H/4, W/4, C'], [B, H/8, W/8, 2 C'], ... A hybrid has all of them for any
+          `layers`; one without stages has `root`, [B, H/4, W/4, C'].
 
     Raises:
-        ValueError: if `layers` are no such numbers, or `model` is not of this library.
+        ValueError: if `layers` is invalid, or `model` is not of this library.
 
     Examples:
         >>> import keras_vit
@@ -74,17 +74,17 @@ def feature_maps(
     else:
         raise ValueError(
             "Expected a ViT, a hybrid or a ResNet of keras_vit (3.1, 4.1). Received: "
-            f"model={model.name!r} without their layers; a model inside another one is "
-            "reached as model.get_layer(name)"
+            f"model={model.name!r} without their layers. If the model is inside "
+            "another one, pass model.get_layer(name)"
         )
     facts = dataclasses.replace(facts_of(model), labels=None)
     return VisionModel(model.input, maps, model.name, facts=facts)
 
 
 def _stages(named: dict[str, keras.layers.Layer]) -> dict[str, keras.KerasTensor]:
-    """The map of each stage of a ResNet or of a hybrid's stem, by key."""
+    """The map of each stage of a ResNet or a hybrid's stem, by key."""
     maps = {}
-    for name, layer in named.items():  # In the order of the calls: the last unit stays.
+    for name, layer in named.items():  # In order of the calls: the last unit is kept.
         if found := _UNIT.fullmatch(name):
             maps[f"stage_{found[1]}"] = layer.output
     if not maps and "pool_root" in named:
@@ -93,7 +93,7 @@ def _stages(named: dict[str, keras.layers.Layer]) -> dict[str, keras.KerasTensor
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """The numbers that were asked for, of `count` layers or stages."""
+    """The selected numbers of `count` layers or stages."""
     if layers is None:
         return tuple(range(1, count + 1))
     valid = (
@@ -104,8 +104,8 @@ def _chosen(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     )
     if not valid:
         raise ValueError(
-            f"Expected layers to be None or different numbers from 1 to {count}, such "
-            f"as ({count},) for the last. Received: layers={arguments.shown(layers)}"
+            f"Expected layers to be None or unique numbers from 1 to {count}, such as "
+            f"({count},) for the last. Received: layers={arguments.shown(layers)}"
         )
     return tuple(int(at) for at in layers)
 
@@ -130,10 +130,10 @@ def _block_maps(
 
 
 def _prefix(model: keras.Model) -> tuple[int, int]:
-    """Class tokens and registers of a model; those of one without facts by its layer.
+    """The numbers of class tokens and registers, from the config or the layer.
 
     Raises:
-        ValueError: if a model without facts has several of which kind is unknown.
+        ValueError: if a model without facts has several tokens, of unknown kinds.
     """
     if (config := facts_of(model).config) is not None:
         prefix = getattr(config, "num_prefix_tokens", 0)
@@ -141,8 +141,8 @@ def _prefix(model: keras.Model) -> tuple[int, int]:
     count = sum(at.num_tokens for at in model.layers if isinstance(at, ClassToken))
     if count > 1:
         raise ValueError(
-            f"Expected a model whose config states what its {count} tokens before the "
-            f"patches are. Received: model={model.name!r} without a config. Give the "
-            "VisionModel that it was made from"
+            f"Expected a model with a config, which states the kinds of its {count} "
+            f"tokens before the patches. Received: model={model.name!r} without one. "
+            "Pass the VisionModel that it was created from"
         )
     return count, 0

@@ -1,4 +1,4 @@
-"""The layout of a built model, read off its layers."""
+"""The layout of a built model, inferred from its layers."""
 
 import hashlib
 from collections.abc import Collection
@@ -20,25 +20,25 @@ from keras_vit.layers.embeddings import patch_grid
 
 
 class ForeignModelError(ValueError):
-    """A model that is not made of this library's layers, or only contains one."""
+    """A model without this library's layers, or with one of our models inside."""
 
 
 def check_one_size(model: keras.Model) -> None:
-    """Raises for a model of images of any size."""
+    """Raises for a model that accepts images of any size."""
     if None in model.inputs[0].shape[1:3]:
         raise ValueError(
             "Expected a model for images of one size. Received: "
-            f"model={model.name!r} for images of any. "
-            "keras_vit.at_resolution(model, (H, W)) makes one"
+            f"model={model.name!r} for images of any size. "
+            "Use keras_vit.at_resolution(model, (H, W))"
         )
 
 
 def describe(model: keras.Model) -> dict[str, Any]:
-    """The facts of a built ViT, read off its layers: sizes, grid, class token.
+    """The facts of a built ViT, inferred from its layers: sizes, grid, class token.
 
     Raises:
-        ForeignModelError: if `model` is not made of this library's layers.
-        ValueError: if it has no grid, since it is for images of any size.
+        ForeignModelError: if `model` does not consist of this library's layers.
+        ValueError: if it has no grid because it accepts images of any size.
     """
     embedding = _only(model, PatchEmbedding)
     blocks = [
@@ -63,7 +63,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
 
 
 def stride_of(model: keras.Model) -> int:
-    """Pixels to a place that patches are cut from: 1, or that of a hybrid's map."""
+    """Pixels per cell of the map that is cut into patches: 1, except in a hybrid."""
     stride = 1
     for layer in model.layers:
         if isinstance(layer, StdConv2D | ResidualUnit):
@@ -79,18 +79,18 @@ def _only(model: keras.Model, kind: type) -> Any:
     if len(found) != 1:
         raise ForeignModelError(
             f"Expected a model of keras_vit with one {kind.__name__} layer. Received: "
-            f"model={model.name!r} with {len(found)}; a model inside another one is "
-            "reached as model.get_layer(name)"
+            f"model={model.name!r} with {len(found)}. If the model is inside another "
+            "one, pass model.get_layer(name)"
         )
     return found[0]
 
 
 def weights_sha256(model: keras.Model, without: Collection[str] = ()) -> str:
-    """A hash of weights' types, shapes and values, by layer.
+    """A hash of the types, shapes and values of weights, by layer.
 
     Args:
-        model: any.
-        without: names of layers to leave out.
+        model: any Keras model.
+        without: names of layers to omit.
     """
     digest = hashlib.sha256()
     for layer in model.layers:

@@ -1,8 +1,8 @@
 """EfficientNet up to L2: the "Noisy Student" column of Table 2.
 
-The architecture and its scaling are arXiv:1905.11946's, L2 is arXiv:1911.04252's; the
-code they were trained with is tensorflow/tpu, models/official/efficientnet. Layers have
-the names of its checkpoints, "/" written "_".
+The architecture and its scaling are from arXiv:1905.11946, and L2 is from
+arXiv:1911.04252. The training code is tensorflow/tpu, models/official/efficientnet.
+Layers have the names in its checkpoints, with "_" for "/".
 
 Glossary of shapes:
 - B: batch.     - H, W: image height, width.     - C: channels.     - K: classes.
@@ -23,11 +23,11 @@ from keras_vit.normalization import IMAGENET
 
 
 class Stage(NamedTuple):
-    """A row of B0's table: blocks alike but for the first one's stride and width."""
+    """A row of B0's table: equal blocks, except the first one's stride and width."""
 
     num_repeat: int
     kernel_size: int
-    strides: int  # Of the first block; 1 in the others.
+    strides: int  # Strides of the first block; the others have 1.
     expand_ratio: int
     output_filters: int
 
@@ -43,9 +43,9 @@ STAGES = (  # arXiv:1905.11946, Table 1; `blocks_args` of efficientnet_builder.p
 )
 STEM_FILTERS = 32
 HEAD_FILTERS = 1280
-SE_RATIO = 0.25  # Of a block's input filters, before they are expanded.
+SE_RATIO = 0.25  # Share of a block's input filters, before their expansion.
 
-# N(0, 2 / fan_out), not truncated, and U(-1/sqrt(K), 1/sqrt(K)): the official
+# N(0, 2 / fan_out), not truncated, and U(-1/sqrt(K), 1/sqrt(K)), as in the official
 # `conv_kernel_initializer` and `dense_kernel_initializer`.
 CONV_INITIALIZER = {
     "scale": 2.0,
@@ -64,26 +64,25 @@ def efficientnet(
 ) -> VisionModel:
     """Builds EfficientNet, the Noisy Student baseline of Table 2.
 
-    Every strided convolution pads like TensorFlow's SAME, as the official code does.
-    keras.applications' explicit zero padding is the same for every image size, odd or
-    even, that it knows when building; for sizes of None it pads as if they were even.
+    Strided convolutions pad like TensorFlow's SAME, as in the official code. The
+    explicit zero padding of keras.applications is equal for image sizes, odd or even,
+    that are known when the model is built; sizes of None are padded as if even.
 
     Args:
-        config: an `EfficientNetConfig`, e.g.
+        config: an `EfficientNetConfig`, such as
             `configs.EFFICIENTNET_VARIANTS["EfficientNet-L2"]`.
-        image_size: (H, W) in pixels, any; the config's, square, by default.
-        num_classes: K; None or 0 leaves the head out, and the model returns what the
-            head would read.
+        image_size: (H, W) in pixels, any; default: the config's size, square.
+        num_classes: K; None or 0: no head, and the model returns the head's input.
         name: name of the model.
 
     Returns:
         A `VisionModel` from images [B, H, W, 3] to logits [B, K]. The published weights
-        expect images normalized by ImageNet's channels, as `model.preprocessing`
-        states: about -2.1 to 2.6. Unlike in keras.applications, that is not a part of
-        the graph.
+        expect images normalized with ImageNet's mean and deviation, about -2.1 to 2.6
+        (`model.preprocessing`). Unlike in keras.applications, the normalization is not
+        part of the graph.
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
 
     Examples:
         >>> from keras_vit.configs import EFFICIENTNET_VARIANTS
@@ -133,7 +132,7 @@ def classify(
     num_classes: int | None,
     activation: Any = None,
 ) -> Tensor:
-    """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
+    """Global average pooling and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
     x = keras.layers.GlobalAveragePooling2D(
         data_format="channels_last", dtype=wide(), name="head_pool"
     )(features)
@@ -168,12 +167,12 @@ def mb_conv(
 ) -> Tensor:
     """One MBConv block: [B, H, W, C] -> [B, ceil(H / s), ceil(W / s), filters].
 
-    Expansion, depthwise convolution, squeeze and excitation, projection. Where input
-    and output are of one shape they are added, the block's part dropped for a whole
-    image with probability `drop_rate`.
+    It consists of expansion, depthwise convolution, squeeze and excitation, and
+    projection. If the shapes are equal, the input is added, and the block's branch is
+    dropped for an image with probability `drop_rate`.
     """
     x = inputs
-    # TensorFlow 1 numbers the layers of a kind in the order they are called.
+    # TensorFlow 1 numbers the layers of a kind in the order of the calls.
     convs = iter((f"{name}_conv2d", f"{name}_conv2d_1"))
     norms = (f"{name}_tpu_batch_normalization{n}" for n in ("", "_1", "_2"))
     if stage.expand_ratio != 1:
@@ -201,7 +200,7 @@ def mb_conv(
 
 
 def _squeeze_excite(x: Tensor, reduced: int, name: str) -> Tensor:
-    """Scales the channels by a gate on their means: [B, H, W, C] -> [B, H, W, C]."""
+    """Scales the channels with a gate from their means: [B, H, W, C], unchanged."""
     gate = keras.layers.GlobalAveragePooling2D(
         data_format="channels_last", keepdims=True, name=f"{name}_squeeze"
     )(x)

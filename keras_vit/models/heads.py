@@ -1,4 +1,4 @@
-"""From tokens to logits: Equation 4, section 3.1's head, and D.3's choices."""
+"""From tokens to logits: Equation 4, section 3.1's head, and the options of D.3."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from keras_vit.layers.pooling import TakeTokens
 
 
 def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
-    """What the head reads (Equation 4, D.3): [B, T, D] -> [B, D], or [B, T, D].
+    """The input of the head (Equation 4, D.3): [B, T, D] -> [B, D], or [B, T, D].
 
-    The pooling comes after the last LayerNorm; "gap" and "map" read the patches alone,
-    "distilled" the class and the distillation token, side by side.
+    Pooling follows the last LayerNorm. "gap" and "map" use only the patches.
+    "distilled" concatenates the class and the distillation token.
     """
     if config.classifier in ("gap", "map") and config.num_registers:
         tokens = TakeTokens(config.num_registers)(tokens)
@@ -35,7 +35,7 @@ def pool(tokens: Tensor, config: ViTConfig) -> Tensor:
 
 
 def class_tokens(tokens: Tensor, classifier: str) -> Tensor:
-    """Returns the class tokens that a classifier reads; unpooled, all tokens."""
+    """Returns the class tokens that a classifier uses; unpooled: all tokens."""
     if classifier == "token":
         return class_token(tokens)
     if classifier == "distilled":

@@ -1,7 +1,6 @@
 """Plain ViTs of later papers as one functional Keras model.
 
-Images become tokens, blocks and logits as in section 3.1; what differs is a field of
-`PlainViTConfig`.
+The model is that of section 3.1, with the options of `PlainViTConfig`.
 """
 
 from typing import Any
@@ -29,22 +28,21 @@ def plain_vit(
     num_channels: int = 3,
     name: str = "plain_vit",
 ) -> VisionModel:
-    """Builds a plain ViT of a later paper (section 3.1 with the config's switches).
+    """Builds a plain ViT of a later paper (section 3.1 with the config's options).
 
     Args:
         config: a `PlainViTConfig`.
         image_size: (H, W) in pixels; each a multiple of `config.patch_size`.
-        num_classes: K; None or 0 leaves the head out, and the model returns what the
-            head would read.
+        num_classes: K; None or 0: no head, and the model returns the head's input.
         num_channels: C.
         name: name of the model.
 
     Returns:
-        A `VisionModel` from images [B, H, W, C] to logits [B, K] ([B, T, K] where
-        `config.classifier` is one of the unpooled).
+        A `VisionModel` from images [B, H, W, C] to logits [B, K] ([B, T, K] for the
+        unpooled classifiers).
 
     Raises:
-        ValueError: if an argument is impossible, or a side of `image_size` is not a
+        ValueError: if an argument is invalid, or a side of `image_size` is not a
             positive multiple of the patch size (section 3.1).
 
     Examples:
@@ -99,7 +97,7 @@ def _positions(config: PlainViTConfig, grid: tuple[int, int]) -> AddPositionEmbs
 
 
 def pool(tokens: Tensor, config: PlainViTConfig) -> Tensor:
-    """What the head reads: [B, T, D] -> [B, D], [B, 2 D] or [B, T, D]."""
+    """The input of the head: [B, T, D] -> [B, D], [B, 2 D] or [B, T, D]."""
     if config.classifier in ("gap", "map"):
         if config.num_prefix_tokens and not config.pool_prefix:
             tokens = TakeTokens(config.num_prefix_tokens)(tokens)

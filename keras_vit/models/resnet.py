@@ -1,4 +1,4 @@
-"""Section 4.1's baselines (BiT, D.6's Axial-ResNet50) and the hybrids' stem (3.1)."""
+"""The baselines of 4.1 (BiT) and D.6 (Axial-ResNet50), and the hybrids' stem (3.1)."""
 
 from typing import Any
 
@@ -26,10 +26,10 @@ def resnet(
     """Builds a ResNet of section 4.1 (BiT), or D.6's Axial-ResNet50.
 
     Args:
-        config: a `ResNetConfig`, e.g. `VARIANTS["BiT-R50x1"]`.
-        image_size: (H, W) in pixels; any. None for a side that is not fixed, unless
-            units are axial.
-        num_classes: K; None or 0 leaves the head out.
+        config: a `ResNetConfig`, such as `VARIANTS["BiT-R50x1"]`.
+        image_size: (H, W) in pixels, any; a side may be None (any size), unless units
+            are axial.
+        num_classes: K; None or 0: no head.
         num_channels: C.
         name: name of the model.
 
@@ -38,7 +38,7 @@ def resnet(
         features [B, 4 * width * 2^(stages - 1)].
 
     Raises:
-        ValueError: if an argument is impossible.
+        ValueError: if an argument is invalid.
 
     Examples:
         >>> import keras_vit
@@ -64,7 +64,7 @@ def classify(
     num_classes: int | None,
     activation: Any = None,
 ) -> Tensor:
-    """The mean over places and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
+    """Global average pooling and the head: [B, H, W, C] -> logits [B, K], or [B, C]."""
     y = keras.layers.GlobalAveragePooling2D(
         data_format="channels_last", dtype=wide(), name="gap"
     )(features)
@@ -90,7 +90,7 @@ def encode(images: Tensor, config: ResNetConfig) -> Tensor:
 
 
 def _root(images: Tensor, config: ResNetConfig) -> Tensor:
-    """A 7x7 convolution and a 3x3 maximum, each with stride 2: H x W -> H/4 x W/4."""
+    """A 7x7 convolution and 3x3 max-pooling, both with stride 2: H x W -> H/4 x W/4."""
     v1 = config.unit == "v1"
     x = StdConv2D(
         config.width,

@@ -1,4 +1,4 @@
-"""Section 3.2: a new task, a new resolution."""
+"""Section 3.2: a new task or a new resolution."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,24 +34,24 @@ from keras_vit.models.vision import VisionModel, facts_of
 
 
 def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
-    """Replaces the head by a new, zero-initialized linear one (3.2).
+    """Replaces the head with a new, zero-initialized linear one (3.2).
 
     "We remove the whole head (two linear layers) and replace it by a single,
-    zero-initialized linear layer" (B.1.1): `pre_logits` and `head` go.
+    zero-initialized linear layer" (B.1.1). `pre_logits` and `head` are removed.
 
     Args:
-        model: a model of this library, with its head or without.
+        model: a model of this library, with or without its head.
         classes: K of the new task, or its K labels.
 
     Returns:
         A `VisionModel` from the same images to logits [B, K], with the facts of
-        `model` except its labels. It shares every layer but the head with `model`:
+        `model` except its labels. The two models share all layers except the head:
         training one trains the other.
 
     Raises:
-        ValueError: if `classes` is neither positive nor names, `model` is not made of
-            this library's layers or has several outputs, or its output has no features
-            for a head.
+        ValueError: if `classes` is neither a positive integer nor labels, `model` does
+            not consist of this library's layers or has several outputs, or its output
+            has no features for a head.
     """
     labels = None
     if isinstance(classes, Sequence) and not isinstance(classes, str):
@@ -61,7 +61,7 @@ def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
     features = _features(model)
     if len(features.shape) not in (2, 3) or features.shape[-1] is None:
         raise ValueError(
-            "Expected features [B, D] or tokens [B, T, D] to put a head on. Received: "
+            "Expected features [B, D] or tokens [B, T, D] for a new head. Received: "
             f"model={model.name!r} with output {features.shape}"
         )
     facts = facts_of(model)
@@ -77,35 +77,35 @@ def for_task(model: keras.Model, classes: int | Sequence[str]) -> VisionModel:
 
 
 def _check_ours(model: keras.Model) -> None:
-    """Raises for a model that only holds one of ours, or none, or says many things."""
+    """Raises for foreign models and for models with several outputs."""
     arguments.instance("model", model, keras.Model)
     if len(model.outputs) != 1:
         raise ValueError(
-            "Expected a model of one output. Received: "
-            f"model={model.name!r} with {len(model.outputs)}. Of a "
-            "MaskedPatchPredictor take predictor.backbone"
+            "Expected a model with one output. Received: "
+            f"model={model.name!r} with {len(model.outputs)}. For a "
+            "MaskedPatchPredictor, pass predictor.backbone"
         )
     if not any(isinstance(at, PatchEmbedding | StdConv2D) for at in model.layers):
         describe(model)
 
 
 def _features(model: keras.Model) -> keras.KerasTensor:
-    """What the old head read, before `pre_logits`."""
+    """The input of the old head, before `pre_logits`."""
     read = read_by(model, "pre_logits", "head")
     if read is not None:
         return read
     last = model.layers[-1]
     if isinstance(last, keras.layers.Dense):
         raise ValueError(
-            "Expected the old head to be named 'head', or features without one. "
+            "Expected an old head with the name 'head', or features without a head. "
             f"Received: model={model.name!r}, which ends in the Dense layer "
-            f"{last.name!r}. Pass keras.Model(model.input, FEATURES) to keep it out"
+            f"{last.name!r}. To remove it, pass keras.Model(model.input, FEATURES)"
         )
     return model.output
 
 
 def read_by(model: keras.Model, *names: str) -> keras.KerasTensor | None:
-    """What the first of these layers reads; None where the model has none of them."""
+    """The input of the first of these layers; None if the model has none of them."""
     named = {layer.name: layer for layer in model.layers}
     return next((named[name].input for name in names if name in named), None)
 
@@ -113,29 +113,29 @@ def read_by(model: keras.Model, *names: str) -> keras.KerasTensor | None:
 def at_resolution(
     model: keras.Model, image_size: tuple[int | None, int | None], pad: bool = False
 ) -> VisionModel:
-    """The same trained model for images of another size (3.2).
+    """The same trained model for images of a different size (3.2).
 
-    The patches stay as they are, the sequence grows, and the position embeddings are
-    interpolated by their place in the image.
+    The patch size stays the same, the sequence length changes, and the position
+    embeddings are interpolated by their location in the image.
 
     Args:
-        model: a model of this library; left as it is.
-        image_size: (H, W) in pixels; each a multiple of the patch size, but for a
+        model: a model of this library, which is not changed.
+        image_size: (H, W) in pixels; each a multiple of the patch size, except for a
             hybrid or a ResNet, whose maps round up. A side of None accepts images
             of any size: positions are interpolated in the model, from the same table
             for every size.
-        pad: whether a side that is None may be of any number of pixels: images are
-            padded by zeros below and to the right, after normalization, to a multiple
-            of the patch size. Otherwise other sizes are errors.
+        pad: whether a side that is None may have any number of pixels: after
+            normalization, images are padded with zeros at the bottom and the right to a
+            multiple of the patch size. Without it, other sizes are errors.
 
     Returns:
-        A `VisionModel` of the same layers and weights (copies), with the same facts.
+        A `VisionModel` with copies of the layers and weights, and the same facts.
 
     Raises:
-        ValueError: if `image_size` is no pair of sides, or no multiple of the patch
-            size (3.1), the model is not made of this library's layers, has LoRA or is
-            quantized, its positions are relative (D.4), or it attends along rows and
-            columns (D.6) and a side is None.
+        ValueError: if `image_size` is not a pair of sides or not a multiple of the
+            patch size (3.1); if the model does not consist of this library's layers,
+            has LoRA, is quantized, or has relative positions (D.4); or if it attends
+            along rows and columns (D.6) and a side is None.
     """
     _check_ours(model)
     height, width = arguments.sides("image_size", image_size, opened=True)
@@ -151,18 +151,18 @@ def at_resolution(
     images = keras.Input((height, width, model.input_shape[-1]), name="images")
     clone = _cloned(model, images, (height, width), pad)
     resized = VisionModel(clone.input, clone.output, model.name, facts=facts_of(model))
-    if clone.compiled:  # As `clone_model` does.
+    if clone.compiled:  # As in `clone_model`.
         resized.compile_from_config(clone.get_compile_config())
     new = {layer.name: layer for layer in resized.layers}
     for old in model.layers:
-        if (layer := new.get(old.name)) is not None:  # But for padding that is gone.
+        if (layer := new.get(old.name)) is not None:  # None for removed padding.
             layer.set_weights(_moved(old, layer))
             _copy_trainable(old, layer)
     return resized
 
 
 def _check_any_size(model: keras.Model) -> None:
-    """Raises for a model whose weights belong to one size."""
+    """Raises for a model with weights for one size only."""
     for layer in model.layers:
         if isinstance(layer, AxialBlock | AxialUnit):
             raise ValueError(
@@ -174,15 +174,15 @@ def _check_any_size(model: keras.Model) -> None:
             raise _unmoved(layer.name)
         if isinstance(layer, AddPositionEmbs) and layer.grid is None:
             raise ValueError(
-                "Expected positions of a known grid, which can be resized (3.2). "
-                f"Received: model={model.name!r}, whose {layer.name} has none"
+                "Expected positions with a known grid, which can be resized (3.2). "
+                f"Received: model={model.name!r} with {layer.name}, which has none"
             )
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
-    """The same function without LoRA: a copy whose kernels have it added in.
+    """A copy of the model with LoRA merged into the kernels.
 
-    A model without LoRA is returned as it is.
+    A model without LoRA is returned unchanged.
     """
     if not any(at.lora_enabled for at in projections_of(model)):
         return model
@@ -195,7 +195,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     merged = keras.models.clone_model(model, clone_function=clone)
     for old, new in zip(everything_in(model), everything_in(merged), strict=True):
         own: dict[str, Any] = {}
-        old.save_own_variables(own)  # Keras adds LoRA to what it saves.
+        old.save_own_variables(own)  # Keras merges LoRA when it saves.
         new.load_own_variables(own)
     return merged
 
@@ -206,7 +206,7 @@ def _cloned(
     image_size: tuple[int | None, int | None],
     pad: bool,
 ) -> keras.Model:
-    """The model's layers anew, on other images; layers with a grid get the new one."""
+    """Clones the model for other images; layers with a grid get the new one."""
     any_size = None in image_size
     embeddings = [at for at in model.layers if isinstance(at, PatchEmbedding)]
     patch_size = embeddings[0].patch_size if embeddings else None
@@ -214,7 +214,7 @@ def _cloned(
     padded = stride_of(model) == 1 and (
         pad or any(isinstance(at, PadToPatches) for at in model.layers)
     )
-    cut: list[Tensor] = []  # What the patches are cut from, where it has no fixed size.
+    cut: list[Tensor] = []  # The map that is cut into patches, if it has no fixed size.
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind, config = layer.__class__, layer.get_config()
@@ -253,16 +253,16 @@ def _turns(layer: keras.layers.Layer) -> bool:
 
 
 def _grid(model: keras.Model, image_size: Any) -> tuple[int, int]:
-    """The patches of images of another size.
+    """The grid of patches for images of a different size.
 
     Raises:
-        ValueError: if they are no whole number, or positions are relative.
+        ValueError: if patches do not tile them, or positions are relative.
     """
     (embedding,) = (at for at in model.layers if isinstance(at, PatchEmbedding))
     stride = stride_of(model)
     places = (-(-image_size[0] // stride), -(-image_size[1] // stride))
     grid = patch_grid(places, embedding.patch_size, crop=stride > 1)
-    for layer in model.layers:  # As many tokens in another grid: wrong, yet fit.
+    for layer in model.layers:  # Shapes may match although offsets do not.
         relative = isinstance(layer, TransformerBlock) and layer.relative
         if relative and grid != describe(model)["grid"]:
             raise _unmoved(layer.name)
@@ -270,7 +270,7 @@ def _grid(model: keras.Model, image_size: Any) -> tuple[int, int]:
 
 
 def _moved(old: Any, new: Any) -> list[np.ndarray]:
-    """The weights of `old` for the places of `new`."""
+    """The weights of `old`, resized for the grid of `new`."""
     weights: list[np.ndarray] = old.get_weights()
     old_grid, new_grid = getattr(old, "grid", None), getattr(new, "grid", None)
     if isinstance(old, AddPositionEmbs) and old_grid and new_grid:
@@ -300,13 +300,13 @@ def _moved(old: Any, new: Any) -> list[np.ndarray]:
 
 def _unmoved(what: str) -> ValueError:
     return ValueError(
-        f"Expected positions that can be resized (3.2). Received: {what}, which holds "
-        "offsets in a sequence (D.4, relative) and has no place in another"
+        f"Expected positions that can be resized (3.2). Received: {what}, which "
+        "contains offsets in a sequence (D.4, relative) of a fixed length"
     )
 
 
 def _copy_trainable(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
-    """Freezes in `new` what is frozen in `old`, inside a block too."""
+    """Freezes the layers in `new` that are frozen in `old`, also inside blocks."""
     new.trainable = old.trainable
     if isinstance(old, Composite):
         for inner, copy in zip(old.sublayers(), new.sublayers(), strict=True):

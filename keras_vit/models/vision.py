@@ -1,4 +1,4 @@
-"""A functional model that carries its facts.
+"""A functional model that stores its facts.
 
 Glossary of shapes: B: batch. H, W: height and width in pixels. C: channels.
 K: classes.
@@ -28,21 +28,21 @@ from keras_vit.facts import (
 _BY_NAME: weakref.WeakValueDictionary[int, "VisionModel"] = (
     weakref.WeakValueDictionary()
 )
-"""Each model by the identity of its name, a string that no other model has.
+"""Models by the identity of their name string, which is unique for each model.
 
-`keras.models.clone_model` calls a model's class with inputs, outputs and the original's
-name and nothing else: the name is how a clone finds the facts of its original.
+`keras.models.clone_model` calls a model's class with only inputs, outputs and the
+original's name. A clone finds the facts of the original through that string.
 """
 
 
 def _as_keras_declares(init: Callable[..., None]) -> Callable[..., None]:
-    """Declares `__init__` as Keras's functional models do, else no layers are saved.
+    """Declares `__init__` like Keras's functional models, so that layers are saved.
 
-    Keras compares the declared arguments of the two. Before 3.15 (Colab has 3.13)
-    Keras's own are behind a decorator, as *args and **kwargs.
+    Keras compares the declared arguments of both. Before 3.15 (Colab has 3.13) Keras's
+    `__init__` is decorated and has *args and **kwargs.
     """
     subclasses = {at.__name__: at for at in keras.Model.__subclasses__()}
-    functional = subclasses["Functional"]  # To build one would fix the dtype policy.
+    functional = subclasses["Functional"]  # Building one would fix the dtype policy.
     if inspect.getfullargspec(functional.__init__).args:
         return init
 
@@ -57,20 +57,20 @@ def _as_keras_declares(init: Callable[..., None]) -> Callable[..., None]:
 class VisionModel(keras.Model):
     """A functional `keras.Model` (3.1, 4.1) from images [B, H, W, C], with its facts.
 
-    Every builder returns one. Its facts are saved with it: in a `.keras` file, in JSON,
-    in a pickle, in a clone and in an exported model.
+    Every builder returns one. Its facts are saved with it in `.keras` files, JSON,
+    pickles, clones and exported models.
 
     Args:
         inputs: images, a `keras.Input`.
         outputs: outputs of the graph: logits [B, K], tokens or features.
         name: name of the model.
-        facts: its `Facts`, or what `Facts.to_json` returned; default: the paper's
-            preprocessing, and nothing else known.
+        facts: its `Facts`, or the result of `Facts.to_json`; default: only the paper's
+            preprocessing.
         **kwargs: see `keras.Model`.
 
     Raises:
-        ValueError: if there is not one label for each of the K outputs, or not one
-            value of the normalization for each channel.
+        ValueError: if the number of labels is not K, or the number of normalization
+            values is not the number of channels.
 
     Examples:
         >>> import keras_vit
@@ -80,7 +80,7 @@ class VisionModel(keras.Model):
         (3, (0.5, 0.5, 0.5))
     """
 
-    # Keras saves a subclass without its layers unless these are its arguments.
+    # Keras saves the layers of a subclass only if it has these arguments.
     @_as_keras_declares
     def __init__(
         self,
@@ -122,12 +122,12 @@ class VisionModel(keras.Model):
 
     @property
     def config(self) -> Config | None:
-        """The dataclass that the model was built from."""
+        """The config that the model was built from."""
         return self.facts.config
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images become the model's input."""
+        """The preprocessing of the model's images."""
         return self.facts.preprocessing
 
     @preprocessing.setter
@@ -136,7 +136,7 @@ class VisionModel(keras.Model):
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The name of each class, or None if unknown."""
+        """The name of each class; None if unknown."""
         return self.facts.labels
 
     @labels.setter
@@ -146,7 +146,7 @@ class VisionModel(keras.Model):
 
     @property
     def provenance(self) -> Provenance:
-        """Where the weights came from."""
+        """The origin of the weights."""
         return self.facts.provenance
 
     def _check(self, facts: Facts) -> None:
@@ -160,25 +160,26 @@ class VisionModel(keras.Model):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's, with the facts as plain values."""
+        """Keras's config, with the facts as plain values."""
         return {**super().get_config(), "facts": self.facts.to_json()}
 
     def preprocess(
         self, images: Any, image_size: tuple[int, int] | None = None
     ) -> np.ndarray:
-        """Makes model input of images or files, as evaluation and serving do.
+        """Converts images or files to model input, as in evaluation and serving.
 
         Args:
-            images: [B, H', W', C'] or one [H', W', C'], uint8 or floats in 0..255; or a
-                path or encoded bytes (JPEG, PNG, GIF, BMP, WebP), or a list of them.
+            images: images [B, H', W', C'] or one [H', W', C'], uint8 or floats in
+                0..255; or a path or encoded bytes (JPEG, PNG, GIF, BMP, WebP), or a
+                list of them.
             image_size: (H, W) in pixels; default: the model's.
 
         Returns:
-            float32 NumPy array [B, H, W, C], scaled by `preprocessing`.
+            A float32 NumPy array [B, H, W, C], scaled by `preprocessing`.
 
         Raises:
-            ValueError: if a file is no image, images have a wrong rank, or the model
-                has no size of its own and `image_size` is not given.
+            ValueError: if a file is not an image, images have a wrong rank, or
+                `image_size` is missing for a model of any size.
             OSError: if a file cannot be read.
         """
         from keras_vit.data.preprocessing import prepare_all
@@ -193,40 +194,40 @@ class VisionModel(keras.Model):
         return prepare_all(images, size, self.preprocessing, channels)
 
 
-# Files in the legacy .h5 format name a model's class without its package.
+# The legacy .h5 format stores a model's class without its package.
 keras.saving.get_custom_objects()["VisionModel"] = VisionModel
 
 
 def _is_clone(model: VisionModel, original: VisionModel, name: str | None) -> bool:
-    """Whether a model was made with the original's own name and has its layers.
+    """Whether a model was created with the original's name string and has its layers.
 
-    An original that was renamed no longer has the string that it was found by. Inputs
-    do not count: `clone_model(model, input_tensors=...)` replaces them.
+    A renamed original has a different string. Inputs are not compared, because
+    `clone_model(model, input_tensors=...)` replaces them.
     """
     return original.name is name and _layer_names(model) == _layer_names(original)
 
 
 def _layer_names(model: keras.Model) -> list[str]:
-    """The names of all layers but the inputs."""
+    """The names of all layers except the inputs."""
     kind = keras.layers.InputLayer
     return [at.name for at in model.layers if not isinstance(at, kind)]
 
 
 def facts_of(model: keras.Model) -> Facts:
-    """The facts of any Keras model; those of a foreign one are unknown."""
+    """The facts of any Keras model; the defaults for a foreign one."""
     return model.facts if isinstance(model, VisionModel) else Facts()
 
 
 def labels_of(
     model: keras.Model, given: Iterable[str] | None = None
 ) -> tuple[str, ...]:
-    """The names of a model's outputs, each on one line.
+    """The names of a model's outputs, each a single line.
 
-    Those that were given, else the model's own, else ImageNet's for 1000 outputs, else
-    "class 0" and on.
+    These are the given names, else the model's, else ImageNet's for 1000 outputs, else
+    "class 0", "class 1", ...
 
     Raises:
-        ValueError: if they are not one text of one line for each output.
+        ValueError: if they are not one string of one line for each output.
     """
     outputs = model.output_shape[-1]
     labels = facts_of(model).labels if given is None else given
@@ -237,19 +238,19 @@ def labels_of(
     names = tuple(labels)
     if isinstance(labels, str) or len(names) != outputs:
         raise ValueError(
-            f"Expected labels of the model's {outputs} outputs. Received: "
+            f"Expected labels for the model's {outputs} outputs. Received: "
             f"{len(names)} ({', '.join(map(repr, names[:3]))}, ...)"
         )
     odd = [name for name in names if not isinstance(name, str) or _is_broken(name)]
     if odd:
         raise ValueError(
-            f"Expected labels that are text of one line each. Received: {odd[0]!r}"
+            f"Expected labels to be strings of one line each. Received: {odd[0]!r}"
         )
     return names
 
 
 def _is_broken(name: str) -> bool:
-    """Whether a text has line ends in it, or no bytes in UTF-8."""
+    """Whether a string has line breaks or cannot be encoded in UTF-8."""
     lone = any("\ud800" <= character <= "\udfff" for character in name)
     return lone or name.splitlines() not in ([], [name])
 
@@ -257,10 +258,10 @@ def _is_broken(name: str) -> bool:
 def preprocessing_of(
     model: keras.Model, given: Preprocessing | None = None
 ) -> Preprocessing:
-    """The preprocessing that was given, else the model's, else the paper's.
+    """The given preprocessing, else the model's, else the paper's.
 
     Raises:
-        ValueError: if it does not fit the model's channels.
+        ValueError: if it does not match the model's channels.
     """
     preprocessing = (
         getattr(model, "preprocessing", OFFICIAL) if given is None else given
@@ -270,5 +271,5 @@ def preprocessing_of(
             "Expected preprocessing to be a keras_vit.Preprocessing. "
             f"Received: preprocessing={arguments.shown(preprocessing)}"
         )
-    preprocessing.for_channels(model.inputs[0].shape[-1])  # Raises unless it fits.
+    preprocessing.for_channels(model.inputs[0].shape[-1])  # Raises on a mismatch.
     return preprocessing

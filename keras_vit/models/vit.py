@@ -32,22 +32,21 @@ def vit(
     """Builds the Vision Transformer or the hybrid of section 3.1.
 
     Args:
-        config: a `ViTConfig`, e.g. `VARIANTS["ViT-B/16"]`.
-        image_size: (H, W) in pixels; each a multiple of `config.patch_size`, but for a
-            hybrid, whose feature map rounds up.
-        num_classes: K; None or 0 leaves the head out, and the model returns what the
-            head would read.
+        config: a `ViTConfig`, such as `VARIANTS["ViT-B/16"]`.
+        image_size: (H, W) in pixels; each a multiple of `config.patch_size`, except for
+            a hybrid, whose feature map rounds up.
+        num_classes: K; None or 0: no head, and the model returns the head's input.
         num_channels: C.
         name: name of the model.
 
     Returns:
         A `VisionModel` from images [B, H, W, C] in [-1, 1] to logits [B, K]
-        ([B, T, K] where `config.classifier` is one of the unpooled).
+        ([B, T, K] for the unpooled classifiers).
 
     Raises:
-        ValueError: if an argument is impossible, a side of `image_size` is not a
-            positive multiple of the patch size (section 3.1), or, of a hybrid, its map
-            is smaller than a patch.
+        ValueError: if an argument is invalid, a side of `image_size` is not a positive
+            multiple of the patch size (section 3.1), or a hybrid's feature map is
+            smaller than a patch.
 
     Examples:
         >>> import keras_vit
@@ -70,10 +69,10 @@ def vit(
 def images_of(
     config: ViTConfig | PlainViTConfig, image_size: tuple[int, int], num_channels: int
 ) -> Tensor:
-    """The input of a model, [B, H, W, C], of a size that patches can be cut from.
+    """The input of a model, [B, H, W, C], with a valid size.
 
     Raises:
-        ValueError: if the size or the number of channels is impossible.
+        ValueError: if the size or the number of channels is invalid.
     """
     height, width = arguments.sides("image_size", image_size, least=0)
     check_size("image_size", (height, width), config)
@@ -84,24 +83,24 @@ def images_of(
 def check_size(
     name: str, size: tuple[int, int], config: ViTConfig | PlainViTConfig
 ) -> None:
-    """Raises for images (H, W) that no patches can be cut from (3.1).
+    """Raises for images (H, W) that cannot be cut into patches (3.1).
 
     Args:
         name: the argument's name, for the error.
-        size: in pixels.
-        config: a ViT's config (patches tile the image) or a hybrid's.
+        size: (H, W) in pixels.
+        config: config of a ViT (patches tile the image) or a hybrid.
 
     Raises:
-        ValueError: if a side is no positive multiple of the patch size, or a hybrid's
-            feature map is smaller than a patch.
+        ValueError: if a side is not a positive multiple of the patch size, or a
+            hybrid's feature map is smaller than a patch.
     """
     patch_size, resnet = config.patch_size, config.resnet
     if resnet is not None:
         least = resnet.stride * (patch_size - 1) + 1
         if min(size) < least:
             raise ValueError(
-                f"Expected {name} (H, W) of {least} pixels a side or more, whose "
-                f"feature map has a patch (3.1). Received: {name}={size}"
+                f"Expected {name} (H, W) of at least {least} pixels per side, for "
+                f"one patch of the feature map (3.1). Received: {name}={size}"
             )
     elif min(size) < patch_size or size[0] % patch_size or size[1] % patch_size:
         raise ValueError(
@@ -113,7 +112,7 @@ def check_size(
 def encode(images: Tensor, config: ViTConfig) -> Tensor:
     """Equations 1 to 3 and the last LayerNorm: images [B, H, W, C] -> [B, T, D].
 
-    In a hybrid the patches are those of a ResNet's feature map (3.1).
+    In a hybrid, patches are cut from a ResNet's feature map (3.1).
     """
     z = images
     if config.resnet is not None:
@@ -131,10 +130,10 @@ def encode(images: Tensor, config: ViTConfig) -> Tensor:
 def after_embedding(
     config: ViTConfig, grid: tuple[int, int]
 ) -> Iterator[keras.layers.Layer]:
-    """Every layer from patch embeddings to `encoder_norm`, in the order of the calls.
+    """Yields the layers from patch embeddings to `encoder_norm`, in calling order.
 
-    [B, N, D] -> [B, T, D]. Each is made when it is asked for; "every_layer_shared" has
-    one several times.
+    Together they map [B, N, D] -> [B, T, D]. Each is created when it is yielded;
+    "every_layer_shared" yields one several times.
     """
     if config.num_prefix_tokens:
         yield ClassToken(config.num_prefix_tokens, name="cls")
@@ -151,7 +150,7 @@ def after_embedding(
 
 
 def _positions(config: ViTConfig, grid: tuple[int, int]) -> dict[int, Any]:
-    """The layers that add positions (D.4), by the block they come before."""
+    """The layers that add positions (D.4), by the block that follows them."""
     if config.position in ("none", "relative"):
         return {}
     arguments = (grid, config.num_prefix_tokens, config.position)

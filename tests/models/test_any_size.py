@@ -278,7 +278,7 @@ def test_without_weights_positions_are_those_of_224_pixels():
 @pytest.mark.tensorflow_only
 def test_what_needs_one_size_says_so(opened, tmp_path):
     _, any_size = opened
-    remedy = r"keras_vit\.at_resolution\(model, \(H, W\)\) makes one"
+    remedy = r"Use keras_vit\.at_resolution\(model, \(H, W\)\)"
     with pytest.raises(ValueError, match=remedy):
         inspection.attention_rollout(any_size, images((32, 48)))
     resnet = keras_vit.resnet(

@@ -171,7 +171,7 @@ def test_a_head_on_frozen_maps_trains():
     "layers", [(), (0,), (3,), (-1,), (1, 1), 2, (1.0,), "1", (True,), [None]]
 )
 def test_layers_that_are_none(layers):
-    with pytest.raises(ValueError, match=r"different numbers from 1 to 2, such as \(2"):
+    with pytest.raises(ValueError, match=r"unique numbers from 1 to 2, such as \(2"):
         keras_vit.feature_maps(tiny(), layers)
 
 
@@ -196,5 +196,7 @@ def test_a_model_without_facts():
     assert "class_token_2" in keras_vit.feature_maps(bare).output
     model = tiny(num_registers=2)
     bare = keras.Model(model.input, model.get_layer("encoder_norm").output)
-    with pytest.raises(ValueError, match="what its 3 tokens before the patches are"):
+    with pytest.raises(
+        ValueError, match="the kinds of its 3 tokens before the patches"
+    ):
         keras_vit.feature_maps(bare)

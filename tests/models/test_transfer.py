@@ -43,7 +43,7 @@ def test_for_task_takes_numpy_integers():
 def test_for_task_never_puts_a_head_on_logits():
     images = keras.Input((16, 24, 3))
     nested = keras.Model(images, tiny()(images))
-    with pytest.raises(ValueError, match=r"reached as model\.get_layer"):
+    with pytest.raises(ValueError, match=r"pass model\.get_layer"):
         keras_vit.for_task(nested, 3)
     features = tiny(num_classes=None)
     mine = keras.layers.Dense(7, name="mine")(features.output)

@@ -356,7 +356,7 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
     says(ValueError, "Add a head with keras_vit.for_task", features, out)
     says(ValueError, r"of \.tflite \(LiteRT\), .*m\.pb", model, tmp_path / "m.pb")
     says(ValueError, "float32 for ONNX.*'float16'", model, out, precision="float16")
-    says(ValueError, "labels of the model's 5", model, out, ["one"])
+    says(ValueError, "labels for the model's 5", model, out, ["one"])
     says(ValueError, r"images uint8 \[N, 32, 48, 3\]", model, out, images=IMAGES[:, 1:])
     says(ValueError, "Received: none", model, out, images=IMAGES[:0])
     (tmp_path / "file").write_text("")

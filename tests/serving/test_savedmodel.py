@@ -440,7 +440,7 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": LABELS[:4]}, "labels of the model's 5 outputs. Received: 4"),
+        ({"labels": LABELS[:4]}, "labels for the model's 5 outputs. Received: 4"),
         ({"labels": "abcde"}, "Received: 5"),
         ({"labels": [*LABELS[:4], "two\nlines"]}, "one line each"),
         ({"labels": [*LABELS[:4], "carriage\r"]}, "one line each"),

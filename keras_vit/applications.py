@@ -415,7 +415,7 @@ class ViTBuilder(Builder[ViTConfig]):
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
-            or to features, by `pooling`. `model.provenance` states what was loaded.
+            or to features, by `pooling`. `model.provenance` reports the loaded weights.
 
         Raises:
             ValueError: if an argument is invalid, the tag is unknown or the weights
@@ -468,7 +468,7 @@ class ResNetBuilder(Builder[ResNetConfig]):
 
         Returns:
             A `VisionModel` from images [B, H, W, C] in [-1, 1] to probabilities [B, K],
-            or to features, by `pooling`. `model.provenance` states what was loaded.
+            or to features, by `pooling`. `model.provenance` reports the loaded weights.
 
         Raises:
             ValueError: if an argument is invalid, the tag is unknown or the weights

@@ -665,10 +665,10 @@ def builder_name(variant: str) -> str:
 
 
 def find_variant(name: str) -> str | None:
-    """The paper's spelling of a variant in any spelling; None for other names.
+    """Returns the paper's spelling (4.1) of a variant; None for other names.
 
     Args:
-        name: the name; only its letters and digits count, in either case.
+        name: a name in any spelling; only letters and digits count, in either case.
 
     Examples:
         >>> find_variant("keras_vit.vit_b16")

@@ -427,8 +427,8 @@ _CATS = (
     "tests/fixtures/tests_samples/COCO/000000039769.png"
 )
 _SAME_B16 = (
-    "google/vit-base-patch16-224 is ViT-B_16-224.npz: its card and timm's changelog "
-    "(30.10.2020) say so; the tensors were not compared"
+    "google/vit-base-patch16-224 is ViT-B_16-224.npz, according to its card and timm's "
+    "changelog (30.10.2020); the tensors were not compared"
 )
 REFERENCES = (
     Reference(
@@ -507,8 +507,8 @@ REFERENCES = (
         source="huggingface/transformers, tests/models/vit_hybrid/"
         "test_modeling_vit_hybrid.py",
         believed="google/vit-hybrid-base-bit-384 is R50+ViT-B_16.npz, and its images "
-        "are resized as timm's vit_base_r50_s16_384 does: its conversion script says "
-        "so; the tensors were not compared",
+        "are resized as in timm's vit_base_r50_s16_384, according to its conversion "
+        "script; the tensors were not compared",
     ),
     Reference(
         variant="BiT-R50x1",
@@ -523,8 +523,8 @@ REFERENCES = (
         numerics="hf",
         source="huggingface/transformers, tests/models/bit/test_modeling_bit.py",
         believed="google/bit-50 is BiT-M-R50x1-ILSVRC2012.npz, and its images are "
-        "resized as timm's resnetv2_50x1_bitm does: that is the default of its "
-        "conversion script; the tensors were not compared",
+        "resized as in timm's resnetv2_50x1_bitm, the default of its conversion "
+        "script; the tensors were not compared",
     ),
 )
 

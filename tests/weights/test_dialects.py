@@ -163,7 +163,7 @@ def test_paper_numerics(name):
 def test_a_built_model_keeps_its_numerics_and_says_so():
     images, theirs = io("timm_vit")
     paper = build("timm_vit", images, numerics="paper")
-    with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
+    with pytest.warns(UserWarning, match=r"requires gelu='erf' \(timm\)"):
         weights.load(paper, source("timm_vit"))
     assert np.abs(outputs(paper, images) - theirs).max() > 1e-5
 

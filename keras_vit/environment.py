@@ -14,28 +14,28 @@ from keras_vit._version import __version__
 def versions() -> dict[str, str]:
     """Returns the versions of Python, Keras, TensorFlow, JAX and this library."""
     backend = keras.backend.backend()
-    found = {"python": platform.python_version(), "keras_vit": __version__}
-    found |= {"keras": keras.__version__, "backend": backend}
+    result = {"python": platform.python_version(), "keras_vit": __version__}
+    result |= {"keras": keras.__version__, "backend": backend}
     import tensorflow as tf  # It prepares batches on every backend.
 
-    found["tensorflow"] = tf.__version__
+    result["tensorflow"] = tf.__version__
     if backend == "jax":
         import jax
 
-        found["jax"] = jax.__version__
-    return found
+        result["jax"] = jax.__version__
+    return result
 
 
 def environment() -> dict[str, Any]:
     """Returns versions, processor, device and threads, which can affect result bits."""
     backend = keras.backend.backend()
-    found: dict[str, Any] = dict(versions())
+    result: dict[str, Any] = dict(versions())
     if backend == "torch":
         import torch
 
-        found["torch"] = torch.__version__
+        result["torch"] = torch.__version__
     return {
-        **found,
+        **result,
         "processor": _processor(),
         "device": _device(backend),
         "threads": _threads(backend),

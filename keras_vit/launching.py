@@ -136,9 +136,9 @@ def environments(workers: int) -> list[dict[str, str]]:
     variables = [shared | {"TF_CONFIG": json.dumps(config)} for config in configs]
     visible = gpus()
     if share := len(visible) // workers:
-        for index, own in enumerate(variables):
+        for index, environment in enumerate(variables):
             part = visible[index * share : (index + 1) * share]
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(part)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(part)
     return variables
 
 

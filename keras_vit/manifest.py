@@ -67,9 +67,9 @@ def add(folder: Path, name: str) -> None:
     """
     files = _read(folder)["files"]
     _write(folder, files | {name: _entry(folder / name)})
-    own, around = f"{folder.name}/{FILE}", folder.parent
-    if (around / FILE).exists() and own in _read(around)["files"]:
-        add(around, own)
+    entry, around = f"{folder.name}/{FILE}", folder.parent
+    if (around / FILE).exists() and entry in _read(around)["files"]:
+        add(around, entry)
 
 
 def beside(file: Path) -> Path:
@@ -95,8 +95,8 @@ def discard(folder: Path) -> None:
     if not (folder / FILE).exists():
         return
     try:
-        found = verify(folder)
-        damage = ", ".join((*found.changed, *found.missing))
+        verification = verify(folder)
+        damage = ", ".join((*verification.changed, *verification.missing))
     except ValueError as error:
         damage = str(error)
     if damage:
@@ -174,11 +174,11 @@ def _names(folder: Path) -> list[str]:
 
     A subfolder with its own manifest is represented only by that manifest.
     """
-    own = {at.parent for at in folder.rglob(FILE)} - {folder}
+    folders = {at.parent for at in folder.rglob(FILE)} - {folder}
     names = []
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
-        around = own.intersection(path.parents)
+        around = folders.intersection(path.parents)
         shown = not around or (path.name == FILE and around == {path.parent})
         if shown and str(name) not in _LEFT_OUT and path.is_file():
             names.append(name.as_posix())
@@ -202,13 +202,13 @@ def _write_content(path: Path, files: dict[str, Any], data: Any) -> None:
 
 def _versions() -> dict[str, str]:
     """Returns the versions of the libraries that this process has imported."""
-    found = {"keras_vit": __version__, "python": platform.python_version()}
+    versions = {"keras_vit": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         if (version := getattr(sys.modules.get(name), "__version__", None)) is not None:
-            found[name] = version
+            versions[name] = version
     if (keras := sys.modules.get("keras")) is not None:
-        found["backend"] = keras.backend.backend()
-    return found
+        versions["backend"] = keras.backend.backend()
+    return versions
 
 
 def _read(place: Path) -> dict[str, Any]:

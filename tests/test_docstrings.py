@@ -68,6 +68,7 @@ WITHOUT_SOURCE = (
     "keras_vit.training.locking",
     "keras_vit.training.replaying",
     "keras_vit.training.resume",
+    "keras_vit.training.runs",
     "keras_vit.weights.mirrors",
 )
 TENSOR = re.compile(r"\b(Tensor|KerasTensor|ndarray|NDArray|ArrayLike)\b")

@@ -250,19 +250,21 @@ class Client:
 
     def _predict_batch(self, images: Sequence[Image]) -> list[Prediction]:
         if isinstance(images[0], np.ndarray):
-            told = self._ask("images", "images", np.stack(images), "classes", "scores")  # type: ignore[arg-type]
+            answer = self._ask(
+                "images", "images", np.stack(images), "classes", "scores"
+            )  # type: ignore[arg-type]
             status = [OK] * len(images)
         else:
             encoded = [_encoded(image) for image in images]
             outputs = ("classes", "scores", "status")
-            told = self._ask("serving_default", "image_bytes", encoded, *outputs)
-            status = told["status"].tolist()
-        if told["classes"].shape != told["scores"].shape:
-            shapes = f"{told['classes'].shape} and {told['scores'].shape}"
+            answer = self._ask("serving_default", "image_bytes", encoded, *outputs)
+            status = answer["status"].tolist()
+        if answer["classes"].shape != answer["scores"].shape:
+            shapes = f"{answer['classes'].shape} and {answer['scores'].shape}"
             received = f"classes and scores of shapes {shapes}"
             raise self.target.garbled(asking("serving_default", len(images)), received)
         rows = zip(
-            told["classes"].tolist(), told["scores"].tolist(), status, strict=True
+            answer["classes"].tolist(), answer["scores"].tolist(), status, strict=True
         )
         return [
             Prediction(tuple(classes), tuple(scores))
@@ -282,9 +284,9 @@ class Client:
         for start in range(0, len(images), self.batch_size):
             batch = images[start : start + self.batch_size]
             encoded = [_encoded(image) for image in batch]
-            told = self._ask(signature, "image_bytes", encoded, signature, "status")
-            parts.append(told[signature])
-            for place, status in enumerate(told["status"], start):
+            answer = self._ask(signature, "image_bytes", encoded, signature, "status")
+            parts.append(answer[signature])
+            for place, status in enumerate(answer["status"], start):
                 if status != OK:
                     bad.append(f"{_name(images[place], place)}: {status}")
         if bad:
@@ -302,29 +304,29 @@ class Client:
         *outputs: str,
     ) -> dict[str, np.ndarray]:
         """Returns the signature's outputs, each with one row for each image."""
-        asked = asking(signature, len(values))
+        description = asking(signature, len(values))
         try:
-            told = self._transport.predict(signature, key, values)
+            answer = self._transport.predict(signature, key, values)
         except RequestRefused as error:
             raise self._explained(signature, error) from error
         for name in outputs:
             kind, rank = OUTPUTS[name]
-            if name not in told:
-                names = ", ".join(sorted(told)) or "none"
+            if name not in answer:
+                names = ", ".join(sorted(answer)) or "none"
                 received = f"outputs {names}, without {name}"
-                raise self.target.garbled(asked, received)
-            output = told[name]
+                raise self.target.garbled(description, received)
+            output = answer[name]
             if output.dtype.kind != kind or output.ndim != rank:
                 received = f"{name} of {output.dtype} and shape {output.shape}"
-                raise self.target.garbled(asked, received)
+                raise self.target.garbled(description, received)
             if len(output) != len(values):
-                raise self.target.garbled(asked, f"{len(output)} rows of {name}")
+                raise self.target.garbled(description, f"{len(output)} rows of {name}")
         for name in outputs:
-            bad = _first_not_finite(told[name], told.get("status"))
+            bad = _first_not_finite(answer[name], answer.get("status"))
             if bad is not None:
                 received = f"NaN or infinity in {name} of image {bad} of the request"
-                raise self.target.garbled(asked, received)
-        return told
+                raise self.target.garbled(description, received)
+        return answer
 
     def _explained(self, signature: str, error: RequestRefused) -> ServerError:
         """Returns the error, or a clearer one if the signature does not exist."""

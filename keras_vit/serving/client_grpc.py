@@ -54,12 +54,12 @@ class Grpc(Transport):
         is_array = isinstance(values, np.ndarray)
         kept = values if is_array else np.array(values, dtype=object)
         schema.assign(request.inputs[key], tf.make_tensor_proto(kept))
-        asked = asking(signature, len(values))
-        answer = self._ask("Predict", request, asked)
+        description = asking(signature, len(values))
+        answer = self._ask("Predict", request, description)
         try:
             return {key: _array(tensor) for key, tensor in answer.outputs.items()}
         except (TypeError, ValueError) as error:
-            raise self.target.garbled(asked, str(error)) from error
+            raise self.target.garbled(description, str(error)) from error
 
     def metadata(self) -> dict[str, Any]:
         request = schema.message("GetModelMetadataRequest")()
@@ -83,33 +83,33 @@ class Grpc(Transport):
         elif self.target.version is not None:
             spec.version.value = self.target.version
 
-    def _ask(self, method: str, request: Any, asked: str) -> Any:
+    def _ask(self, method: str, request: Any, description: str) -> Any:
         call = schema.call(self._channel, "PredictionService", method)
         try:
             return call(request, timeout=self.target.timeout, metadata=self._headers)
         except grpc.RpcError as error:
-            raise self._meaning(error, asked) from error
+            raise self._meaning(error, description) from error
 
-    def _meaning(self, error: Any, asked: str) -> OSError:
+    def _meaning(self, error: Any, description: str) -> OSError:
         """Returns the exception for a status other than OK."""
         code, status = error.code(), grpc.StatusCode
-        told = f"{code.name}: {error.details()!r}"
+        received = f"{code.name}: {error.details()!r}"
         if code == status.UNAVAILABLE:
-            return self.target.unavailable(told)
+            return self.target.unavailable(received)
         if code == status.DEADLINE_EXCEEDED:
-            return self.target.late(asked)
+            return self.target.late(description)
         if code == status.NOT_FOUND:
-            return self.target.unknown(asked, told)
+            return self.target.unknown(description, received)
         if code == status.RESOURCE_EXHAUSTED:
-            return self.target.busy(asked, told)
+            return self.target.busy(description, received)
         if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED):
-            return self.target.forbidden(asked, told)
+            return self.target.forbidden(description, received)
         if code in (status.INVALID_ARGUMENT, status.FAILED_PRECONDITION):
-            return self.target.refused(asked, told)
+            return self.target.refused(description, received)
         broken = code in (status.INTERNAL, status.UNKNOWN, status.DATA_LOSS)
-        if broken and UNREADABLE not in told:
-            return self.target.failed(asked, told)
-        return self.target.garbled(asked, told)
+        if broken and UNREADABLE not in received:
+            return self.target.failed(description, received)
+        return self.target.garbled(description, received)
 
 
 def _retries(retries: int) -> list[tuple[str, Any]]:

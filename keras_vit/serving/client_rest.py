@@ -64,13 +64,13 @@ class Rest(Transport):
     ) -> dict[str, np.ndarray]:
         rows = values.tolist() if isinstance(values, np.ndarray) else map(_b64, values)
         body = {"signature_name": signature, "instances": [{key: row} for row in rows]}
-        asked = asking(signature, len(values))
-        answer = self._ask("POST", f"{self._model}:predict", asked, body)
+        description = asking(signature, len(values))
+        answer = self._ask("POST", f"{self._model}:predict", description, body)
         try:
             return _columns(answer["predictions"])
         except (KeyError, TypeError, ValueError) as error:
             received = f"JSON without rows of outputs, {_short(json.dumps(answer))}"
-            raise self.target.garbled(asked, received) from error
+            raise self.target.garbled(description, received) from error
 
     def metadata(self) -> dict[str, Any]:
         answer = self._ask("GET", f"{self._model}/metadata", "metadata")
@@ -88,7 +88,7 @@ class Rest(Transport):
         request.headers.update(self.target.headers)
         return request
 
-    def _ask(self, method: str, url: str, asked: str, body: Any = None) -> Any:
+    def _ask(self, method: str, url: str, description: str, body: Any = None) -> Any:
         """Returns the parsed JSON of the response."""
         deadline = _Deadline(time.monotonic() + self.target.timeout)
         data = None if body is None else json.dumps(body, separators=(",", ":"))
@@ -115,40 +115,43 @@ class Rest(Transport):
                 left.sleep()
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             if deadline.passed():
-                raise self.target.late(asked) from error
+                raise self.target.late(description) from error
             raise self.target.unreachable(_reason(error)) from error
         if text is None:
-            raise self.target.late(asked)
-        self._check(response, text, asked)
+            raise self.target.late(description)
+        self._check(response, text, description)
         try:
             return parse_json(text)
         except ValueError as error:
             received = f"invalid JSON, {_short(text.decode(errors='replace'))}"
-            raise self.target.garbled(asked, received) from error
+            raise self.target.garbled(description, received) from error
 
-    def _check(self, response: requests.Response, text: bytes, asked: str) -> None:
+    def _check(
+        self, response: requests.Response, text: bytes, description: str
+    ) -> None:
         """Raises the exception for a status other than 200."""
         status = response.status_code
-        told = f"{status} {response.reason}: {_error_of(text)}"
+        received = f"{status} {response.reason}: {_error_of(text)}"
         if status == HTTPStatus.OK:
             return
         if status == HTTPStatus.NOT_FOUND:
-            raise self.target.unknown(asked, told)
+            raise self.target.unknown(description, received)
         if status in (*BUSY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
-            raise self.target.busy(asked, told)
+            raise self.target.busy(description, received)
         if status == HTTPStatus.GATEWAY_TIMEOUT:
             raise TimeoutError(
-                f"Expected {self.target} to answer {asked}. Received: {told}. This is "
-                "a limit of the server (--rest_api_timeout_in_ms) or of a proxy. Raise "
-                "it, or send fewer images in a request (batch_size=)"
+                f"Expected {self.target} to answer {description}. Received: "
+                f"{received}. This is a limit of the server "
+                "(--rest_api_timeout_in_ms) or of a proxy. Raise it, or send fewer "
+                "images in a request (batch_size=)"
             )
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            raise self.target.forbidden(asked, told)
+            raise self.target.forbidden(description, received)
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self.target.refused(asked, told)
+            raise self.target.refused(description, received)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self.target.failed(asked, told)
-        raise self.target.garbled(asked, told)
+            raise self.target.failed(description, received)
+        raise self.target.garbled(description, received)
 
 
 class _Cut:

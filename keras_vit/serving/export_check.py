@@ -83,7 +83,7 @@ class Trial:
                 yield name, {spec.name: part}
 
     def prove(
-        self, found: Mapping[str, np.ndarray], inputs: Mapping[str, tf.TensorSpec]
+        self, outputs: Mapping[str, np.ndarray], inputs: Mapping[str, tf.TensorSpec]
     ) -> dict[str, float]:
         """Returns the largest difference from Keras for each output of the file.
 
@@ -92,7 +92,7 @@ class Trial:
         """
         reference = self._keras_outputs(inputs)
         differences = {}
-        for key, values in found.items():
+        for key, values in outputs.items():
             name, _, output = key.rpartition("/")
             if output == "status" and set(values) != {decoding.OK.encode()}:
                 raise ValueError(
@@ -105,7 +105,7 @@ class Trial:
                 probabilities = reference["probabilities"]
                 if inputs[name].dtype == tf.uint8:
                     probabilities = reference["probabilities of pixels"]
-                expected = self._best(values, found[f"{name}/classes"], probabilities)
+                expected = self._best(values, outputs[f"{name}/classes"], probabilities)
             else:
                 continue
             differences[key] = max(
@@ -173,10 +173,10 @@ def _decoded(number: int, sample: bytes) -> Any:
     try:
         return decoding.decode(sample)
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        found = decoding.reason(sample) if isinstance(sample, bytes) else None
+        reason = decoding.reason(sample) if isinstance(sample, bytes) else None
         raise ValueError(
             "Expected encoded images as samples. Received: "
-            f"samples[{number}], {found or decoding.UNREADABLE}"
+            f"samples[{number}], {reason or decoding.UNREADABLE}"
         ) from error
 
 

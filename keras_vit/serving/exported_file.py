@@ -118,9 +118,9 @@ class ExportedModel:
 def _facts(path: Path) -> tuple[Facts, tuple[str, ...]]:
     """Reads the facts and the labels; raises ValueError if a file is damaged."""
     if manifest.beside(path).exists():
-        found = manifest.verify(path)
-        if not found.whole:
-            files = ", ".join((*found.changed, *found.missing))
+        verification = manifest.verify(path)
+        if not verification.whole:
+            files = ", ".join((*verification.changed, *verification.missing))
             raise ValueError(
                 f"Expected {str(path)!r} and the files next to it to be unchanged "
                 f"since the export. Received: {files}, changed or missing. Export it "

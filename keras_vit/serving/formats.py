@@ -151,16 +151,16 @@ def export_file(
         )
         write_json(facts_file, facts.to_json())
         file_format.write(_from_pixels(plain, scaling), temporaries[0], precision)
-        found = run_fresh(file_format.kind, temporaries[0], {"images": trial})
+        outputs = run_fresh(file_format.kind, temporaries[0], {"images": trial})
         difference = largest_difference(
             f"scores of {path.name}",
-            found["scores"],
+            outputs["scores"],
             expected,
             INT8 if quantized(plain) else file_format.tolerances[precision],
         )
         written = zip(paths[:-1], temporaries[:-1], strict=True)
         manifest.write_files(manifest_file, {at.name: now for at, now in written})
-    same = found["scores"].argmax(-1) == expected.argmax(-1)
+    same = outputs["scores"].argmax(-1) == expected.argmax(-1)
     exported = ExportedFile(path, difference, float(same.mean()), len(trial))
     if verbose:
         print(exported)
@@ -286,11 +286,11 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
         whole = Path(folder, "model.xml")
         with _openvino_deletes_no_name(), _openvino_sends_nothing():
             model.export(str(whole), format="openvino", verbose=False)
-        found = openvino.Core().read_model(whole)
-        for output in found.outputs:
+        network = openvino.Core().read_model(whole)
+        for output in network.outputs:
             if "scores" not in output.names:
-                found.remove_result(output.node)
-        openvino.serialize(found, path)
+                network.remove_result(output.node)
+        openvino.serialize(network, path)
 
 
 @contextlib.contextmanager

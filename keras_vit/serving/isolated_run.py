@@ -32,13 +32,13 @@ def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
         given[f"image_bytes/{i}"].tobytes()
         for i in range(sum(name.startswith("image_bytes/") for name in given))
     ]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, signature in tf.saved_model.load(path).signatures.items():
         ((argument, spec),) = signature.structured_input_signature[1].items()
         value = encoded if spec.dtype == tf.string else given[spec.dtype.name]
         outputs = signature(**{argument: tf.constant(value)})
-        found |= {f"{name}/{key}": out.numpy() for key, out in outputs.items()}
-    return found
+        results |= {f"{name}/{key}": out.numpy() for key, out in outputs.items()}
+    return results
 
 
 def open_litert(path: str, threads: int | None = None) -> Opened:
@@ -134,14 +134,16 @@ KINDS: dict[str, Callable[[str, Arrays], dict[str, Any]]] = {
 }
 
 
-def main(kind: str, path: str, given: str, found: str) -> None:
+def main(kind: str, path: str, given: str, destination: str) -> None:
     """Reads arrays, runs the file on them, and writes its outputs."""
     for name in ("keras", "keras_vit"):  # TensorFlow imports Keras if it can.
         sys.modules[name] = None  # type: ignore[assignment]
     with np.load(given) as arrays:
         outputs = KINDS[kind](path, dict(arrays))
     strings = {key: out for key, out in outputs.items() if out.dtype == object}
-    np.savez(found, **outputs | {key: out.astype("S") for key, out in strings.items()})
+    np.savez(
+        destination, **outputs | {key: out.astype("S") for key, out in strings.items()}
+    )
 
 
 if __name__ == "__main__":

@@ -43,24 +43,24 @@ def run_fresh(
                 f"Expected {path} to run in a process without Keras. Received: "
                 f"{lines[-1]}"
             )
-        with np.load(outputs) as found:
-            return dict(found)
+        with np.load(outputs) as arrays:
+            return dict(arrays)
 
 
 def largest_difference(
-    what: str, found: np.ndarray, expected: np.ndarray, tolerance: float
+    what: str, actual: np.ndarray, expected: np.ndarray, tolerance: float
 ) -> float:
     """Returns the largest absolute difference, which must be within `tolerance`.
 
     Raises:
         ValueError: if it exceeds `tolerance`, the shapes differ, or a value is NaN.
     """
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         raise ValueError(
             f"Expected {what} of shape {expected.shape}, as Keras computes it. "
-            f"Received: {found.shape} from the exported file; nothing was written"
+            f"Received: {actual.shape} from the exported file; nothing was written"
         )
-    difference = float(np.abs(found - expected).max(initial=0.0))
+    difference = float(np.abs(actual - expected).max(initial=0.0))
     if not difference <= tolerance:  # Also true for NaN.
         raise ValueError(
             f"Expected {what} within {tolerance:.0e} of Keras's. Received: a "

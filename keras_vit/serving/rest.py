@@ -51,8 +51,8 @@ def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Reques
     Raises:
         Refused: INVALID_ARGUMENT, with the reason, or any error of `dtypes_of`.
     """
-    asked = _loads(body)
-    signature = asked.get("signature_name", "")
+    content = _loads(body)
+    signature = content.get("signature_name", "")
     if not isinstance(signature, str):
         raise invalid(
             "Expected 'signature_name' to be a string. "
@@ -60,16 +60,16 @@ def parse(body: bytes | bytearray, dtypes_of: Callable[[str], Dtypes]) -> Reques
         )
     signature = signature or "serving_default"
     dtypes = dtypes_of(signature)
-    if ("instances" in asked) == ("inputs" in asked):
+    if ("instances" in content) == ("inputs" in content):
         raise invalid(
             "Expected one of 'instances' (row format) and 'inputs' (column format). "
-            f"Received: the keys {sorted(asked)}"
+            f"Received: the keys {sorted(content)}"
         )
-    by_row = "instances" in asked
+    by_row = "instances" in content
     columns = (
-        _columns(asked["instances"], dtypes)
+        _columns(content["instances"], dtypes)
         if by_row
-        else _named(asked["inputs"], dtypes, "'inputs'")
+        else _named(content["inputs"], dtypes, "'inputs'")
     )
     inputs = {name: array(columns[name], dtypes[name], name) for name in dtypes}
     return Request(signature, inputs, by_row)
@@ -127,15 +127,15 @@ def array(value: Any, dtype: np.dtype, name: str) -> np.ndarray:
 
 def _loads(body: bytes | bytearray) -> dict[str, Any]:
     try:
-        asked = json.loads(body.decode("utf-8"))
+        content = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as wrong:
         raise invalid(f"Expected a JSON body. Received: {wrong}") from wrong
-    if not isinstance(asked, dict):
+    if not isinstance(content, dict):
         raise invalid(
             "Expected a JSON object such as {'instances': [...]} as the body. "
-            f"Received: a {type(asked).__name__}"
+            f"Received: a {type(content).__name__}"
         )
-    return asked
+    return content
 
 
 def _dumps(value: Any) -> bytes:

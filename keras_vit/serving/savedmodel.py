@@ -154,8 +154,8 @@ def export(
         with _as_oserror():
             _write(served, inputs, temporary)
             warmup.write(temporary, Path(path).resolve().name, trial.requests(inputs))
-        found = run_fresh("savedmodel", temporary, trial.arrays())
-        differences = trial.prove(found, inputs)
+        outputs = run_fresh("savedmodel", temporary, trial.arrays())
+        differences = trial.prove(outputs, inputs)
         manifest.write(temporary)
     exported = Exported(folder, differences, served.preprocessing, omitted)
     if verbose:

@@ -111,10 +111,10 @@ class Servable:
                 f"Expected outputs of {sorted(known)}. Received: {sorted(wanted)}"
             )
         try:
-            found = self._functions[signature](
+            results = self._functions[signature](
                 **{name: tf.constant(value) for name, value in inputs.items()}
             )
-            return {name: found[name].numpy() for name in wanted}
+            return {name: results[name].numpy() for name in wanted}
         except tf.errors.OpError as wrong:
             code = CODES.get(wrong.error_code, "INTERNAL")
             raise Refused(code, _first_sentence(wrong.message)) from wrong
@@ -211,18 +211,18 @@ class Servable:
 
 def version_folder(path: Path, version: int | None) -> Path:
     """Returns `PATH/VERSION`; default: the newest version."""
-    found = sorted(
+    numbers = sorted(
         int(folder.name)
         for folder in (path.iterdir() if path.is_dir() else ())
         if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
     )
-    if not found or version not in (None, *found):
+    if not numbers or version not in (None, *numbers):
         raise ValueError(
             f"Expected {path}/VERSION/saved_model.pb. Received: "
-            + (f"version={version}, of {found}" if found else "no version there")
+            + (f"version={version}, of {numbers}" if numbers else "no version there")
             + ". To write one, run `keras-vit export MODEL OUT --format savedmodel`"
         )
-    return path / str(found[-1] if version is None else version)
+    return path / str(numbers[-1] if version is None else version)
 
 
 def batched(function: Any, batching: Batching, name: str) -> Function:
@@ -247,8 +247,8 @@ def batched(function: Any, batching: Batching, name: str) -> Function:
         autograph=False,
     )
     def together(*inputs: Any) -> list[Any]:
-        found = function(**dict(zip(names, inputs, strict=True)))
-        return [found[name] for name in outputs]
+        results = function(**dict(zip(names, inputs, strict=True)))
+        return [results[name] for name in outputs]
 
     @tf.function(input_signature=specs, autograph=False)
     def call(*inputs: Any) -> dict[str, Any]:

@@ -109,8 +109,8 @@ class Models:
         """
         if name != self.name or version not in (None, self.servable.version):
             served = f"{self.name!r}, version {self.servable.version}"
-            asked = f"{name!r}" + ("" if version is None else f", version {version}")
-            raise Refused("NOT_FOUND", f"Expected model {served}. Received: {asked}")
+            received = f"{name!r}" + ("" if version is None else f", version {version}")
+            raise Refused("NOT_FOUND", f"Expected model {served}. Received: {received}")
         return self.servable
 
     def specified(self, spec: Any) -> Servable:
@@ -129,9 +129,11 @@ class Models:
         """Returns the response body of a `:predict` request."""
         servable = self.find(name, version)
         async with self._deadline():
-            asked = await self._on_thread(rest.parse, body, servable.dtypes)
-            outputs = await self._run(servable, asked.signature, asked.inputs, (), left)
-            return await self._on_thread(rest.answer, outputs, asked.by_row)
+            parsed = await self._on_thread(rest.parse, body, servable.dtypes)
+            outputs = await self._run(
+                servable, parsed.signature, parsed.inputs, (), left
+            )
+            return await self._on_thread(rest.answer, outputs, parsed.by_row)
 
     async def predict(self, body: bytes) -> bytes:
         """Returns the PredictResponse to a PredictRequest, both serialized."""
@@ -146,13 +148,13 @@ class Models:
                 self.limits.max_request_bytes,
             )
             wanted = request.output_filter
-            found = await self._run(servable, signature, inputs, wanted, _stays)
+            outputs = await self._run(servable, signature, inputs, wanted, _stays)
             response = schema.message("PredictResponse")()
             self._specify(response.model_spec, servable)
             response.model_spec.signature_name = signature
 
             def serialized() -> bytes:
-                protos.fill(response.outputs, found)
+                protos.fill(response.outputs, outputs)
                 return bytes(response.SerializeToString())
 
             return await self._on_thread(serialized)
@@ -210,14 +212,16 @@ class Models:
         """Computes a signature's outputs part by part, and joins them."""
         self._check(inputs)
         parts = await self._on_thread(servable.parts, signature, inputs)
-        found = []
+        results = []
         for number, part in enumerate(parts):
             if number and await left():
                 raise Refused("CANCELLED", "The client has disconnected")
-            found.append(await self._on_thread(servable.run, signature, part, wanted))
-        if len(found) == 1:
-            return found[0]
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+            results.append(await self._on_thread(servable.run, signature, part, wanted))
+        if len(results) == 1:
+            return results[0]
+        return {
+            name: np.concatenate([one[name] for one in results]) for name in results[0]
+        }
 
     async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
@@ -403,11 +407,11 @@ def http_application(models: Models) -> Starlette:
         return _json(_as_json(models.status(models.find(*_asked(request)))))
 
     async def metadata(request: HttpRequest) -> Response:
-        told = models.metadata(models.find(*_asked(request)))
+        described = models.metadata(models.find(*_asked(request)))
         signatures = schema.message("SignatureDefMap")()
-        told.metadata["signature_def"].Unpack(signatures)
+        described.metadata["signature_def"].Unpack(signatures)
         fields = {"signature_def": json.loads(_as_json(signatures))}
-        spec = json.loads(_as_json(told.model_spec))
+        spec = json.loads(_as_json(described.model_spec))
         return _json(json.dumps({"model_spec": spec, "metadata": fields}).encode())
 
     async def root(_: HttpRequest) -> Response:

@@ -61,61 +61,61 @@ class Target:
             "full. Send fewer images at once (batch_size=), or try again later"
         )
 
-    def late(self, asked: str) -> TimeoutError:
+    def late(self, description: str) -> TimeoutError:
         """Returns the error for a missed deadline."""
         return TimeoutError(
-            f"Expected a response from {self} to {asked} within {self.timeout:g} s. "
-            "Received: none. Use a longer timeout=, or send fewer images at once "
-            "(batch_size=)"
+            f"Expected a response from {self} to {description} within "
+            f"{self.timeout:g} s. Received: none. Use a longer timeout=, or send fewer "
+            "images at once (batch_size=)"
         )
 
-    def refused(self, asked: str, told: str) -> RequestRefused:
+    def refused(self, description: str, received: str) -> RequestRefused:
         """Returns the error for a wrong request."""
         remedy = (
             "Send fewer images at once (batch_size=)"
-            if TOO_MANY in told
+            if TOO_MANY in received
             else f"keras_vit.serving.export writes the signatures {SIGNATURES}. "
             "client.metadata() returns the signatures of this model"
         )
         return RequestRefused(
-            f"Expected {self} to accept {asked}. Received: {told}. {remedy}"
+            f"Expected {self} to accept {description}. Received: {received}. {remedy}"
         )
 
-    def unknown(self, asked: str, told: str) -> RequestRefused:
+    def unknown(self, description: str, received: str) -> RequestRefused:
         """Returns the error if the server does not have the model, or not yet."""
         return RequestRefused(
-            f"Expected {self} to be available for {asked}. Received: {told}. Check "
-            "name and version, and check the server's log to see whether the model was "
-            "loaded"
+            f"Expected {self} to be available for {description}. Received: "
+            f"{received}. Check name and version, and check the server's log to see "
+            "whether the model was loaded"
         )
 
-    def busy(self, asked: str, told: str) -> ServerError:
+    def busy(self, description: str, received: str) -> ServerError:
         """Returns the error for a busy server or a request that is too large."""
         return ServerError(
-            f"Expected {self} to accept {asked}. Received: {told} (retries="
+            f"Expected {self} to accept {description}. Received: {received} (retries="
             f"{self.retries}). Send fewer images at once (batch_size=), or try again "
             "later"
         )
 
-    def forbidden(self, asked: str, told: str) -> ServerError:
+    def forbidden(self, description: str, received: str) -> ServerError:
         """Returns the error for missing or wrong credentials."""
         return ServerError(
-            f"Expected {self} to accept {asked}. Received: {told}. "
+            f"Expected {self} to accept {description}. Received: {received}. "
             "Pass credentials in headers={'authorization': ...}"
         )
 
-    def failed(self, asked: str, told: str) -> ServerError:
+    def failed(self, description: str, received: str) -> ServerError:
         """Returns the error for an internal error of the server."""
         return ServerError(
-            f"Expected a response from {self} to {asked}. Received: {told}. The "
-            "server's log, or that of a proxy, contains the reason"
+            f"Expected a response from {self} to {description}. Received: "
+            f"{received}. The server's log, or that of a proxy, contains the reason"
         )
 
-    def garbled(self, asked: str, told: str) -> ServerError:
+    def garbled(self, description: str, received: str) -> ServerError:
         """Returns the error for a response in an unexpected format."""
         return ServerError(
-            f"Expected a TensorFlow Serving response from {self} to {asked}. Received: "
-            f"{told}. Check that the URL is a model server's, and that "
+            f"Expected a TensorFlow Serving response from {self} to {description}. "
+            f"Received: {received}. Check that the URL is a model server's, and that "
             "keras_vit.serving.export wrote the model"
         )
 

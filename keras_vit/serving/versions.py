@@ -100,11 +100,11 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _files(path: Path, version: int) -> Files:
-    found = []
+    entries = []
     for file in sorted((path / str(version)).rglob("*")):
         try:
             facts = file.stat()
         except FileNotFoundError:  # Removed in the meantime.
             continue
-        found.append((str(file), facts.st_size, facts.st_mtime_ns))
-    return tuple(found)
+        entries.append((str(file), facts.st_size, facts.st_mtime_ns))
+    return tuple(entries)

@@ -24,12 +24,12 @@ START = "0" * 64  # Before the first link.
 
 def digest(variables: Mapping[str, np.ndarray], kind: str) -> str:
     """Returns the SHA-256 of names, shapes and bits of the variables in `kind`/."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for name in sorted(name for name in variables if name.startswith(f"{kind}/")):
         value = variables[name]
-        found.update(f"{name} {value.dtype.str} {list(value.shape)}\n".encode())
-        found.update(value.tobytes())
-    return found.hexdigest()
+        result.update(f"{name} {value.dtype.str} {list(value.shape)}\n".encode())
+        result.update(value.tobytes())
+    return result.hexdigest()
 
 
 def link_hash(link: Mapping[str, Any]) -> str:

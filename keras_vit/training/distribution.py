@@ -140,8 +140,8 @@ def _mirrored(tpu: str | None) -> Any:
 
 
 def _multiworker(tpu: str | None) -> Any:
-    addresses, own = cluster()
-    wait_for(addresses, own, versions=versions())
+    addresses, index = cluster()
+    wait_for(addresses, index, versions=versions())
     return MultiWorker()
 
 
@@ -255,9 +255,9 @@ def _join_on_jax() -> None:
             )
         given: dict[str, Any] = {}
         if is_described():
-            addresses, own = cluster()
-            wait_for(addresses, own, versions=versions())
-            given = {"coordinator_address": addresses[0], "process_id": own}
+            addresses, index = cluster()
+            wait_for(addresses, index, versions=versions())
+            given = {"coordinator_address": addresses[0], "process_id": index}
             given |= {"num_processes": len(addresses)}
             given |= {"cluster_detection_method": "deactivate"}
         change: Callable[[str, Any], None] = jax.config.update
@@ -416,11 +416,11 @@ class Workers:
         """Returns this process's part of ready batches that `fit` does not divide."""
         return batches
 
-    def any(self, *asked: bool) -> list[bool]:
+    def any(self, *flags: bool) -> list[bool]:
         """Returns whether each flag is set in any process; all processes call this."""
         if self.count == 1:
-            return list(asked)
-        return [bool(total) for total in self._sums(np.array(asked, np.float32))]
+            return list(flags)
+        return [bool(total) for total in self._sums(np.array(flags, np.float32))]
 
     def meet(self) -> None:
         """Waits until every process has called this."""
@@ -495,7 +495,7 @@ class _JaxWorkers(Workers):
         if self.count == 1 or not isinstance(batches, tf.data.Dataset):
             return batches
 
-        def own(x: Any) -> Any:
+        def part(x: Any) -> Any:
             count = tf.shape(x)[0]
             tf.debugging.assert_equal(
                 count % self.replicas,
@@ -507,7 +507,7 @@ class _JaxWorkers(Workers):
             share = count // self.count
             return x[self.index * share : (self.index + 1) * share]
 
-        return batches.map(lambda *batch: tf.nest.map_structure(own, batch))
+        return batches.map(lambda *batch: tf.nest.map_structure(part, batch))
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         sums: np.ndarray = _gathered(values).sum(axis=0)
@@ -579,8 +579,8 @@ class _TensorFlowWorkers(Workers):
             parts = self._parts(state)
             for replica, part in enumerate(parts, self.index * len(parts)):
                 if replica:
-                    own = (int(seed) + APART * replica) % 2**32
-                    part.assign(np.array([own, count], seed.dtype))
+                    replica_seed = (int(seed) + APART * replica) % 2**32
+                    part.assign(np.array([replica_seed, count], seed.dtype))
 
     def _parts(self, variable: keras.Variable) -> Sequence[Any]:
         """Returns a variable's copies on this process's replicas."""

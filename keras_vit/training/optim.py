@@ -289,7 +289,7 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
         [0.25, 0.5, 1.0]
     """
     blocks = [re.match(r"(?:encoderblock|posembed)_(\d+)/", path) for path in paths]
-    last = 1 + max((1 + int(found[1]) for found in blocks if found), default=-1)
+    last = 1 + max((1 + int(match[1]) for match in blocks if match), default=-1)
     if not last:
         raise ValueError(
             "Expected variables of a Transformer (encoderblock_0/...) for layer_decay. "
@@ -297,8 +297,8 @@ def layer_rates(paths: Sequence[str], layer_decay: float) -> list[float]:
         )
     after = ("encoder_norm/", "MAPHead_0/", "pre_logits/", "head/")
     depths = [
-        1 + int(found[1]) if found else last if path.startswith(after) else 0
-        for path, found in zip(paths, blocks, strict=True)
+        1 + int(match[1]) if match else last if path.startswith(after) else 0
+        for path, match in zip(paths, blocks, strict=True)
     ]
     return [layer_decay ** (last - depth) for depth in depths]
 

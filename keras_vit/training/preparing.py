@@ -82,8 +82,8 @@ def compiled(
     optimizer = optim.optimizer(recipe, base_lr, trained)
     if any(layer.compute_dtype == "float16" for layer in trained.layers):
         optimizer = optim.LossScale(optimizer)
-    if own := objective(model):
-        loss, metrics = own()
+    if make_objective := objective(model):
+        loss, metrics = make_objective()
     else:
         kind = "SparseCategoricalAccuracy" if sparse else "CategoricalAccuracy"
         metrics = [getattr(keras.metrics, kind)("accuracy")]

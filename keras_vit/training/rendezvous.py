@@ -114,18 +114,18 @@ class _Greeting:
 def _read(line: bytes) -> list[_Greeting]:
     """Parses greetings; returns none for other input, such as a port scanner's."""
     try:
-        found = [_Greeting(**fields) for fields in parse_json(line)]
+        greetings = [_Greeting(**fields) for fields in parse_json(line)]
     except (ValueError, TypeError):
         return []
     kinds = [
         kind
-        for one in found
+        for one in greetings
         for kind in (
             isinstance(one.index, int) and isinstance(one.workers, int),
             isinstance(one.token, str) and isinstance(one.versions, dict),
         )
     ]
-    return found if all(kinds) else []
+    return greetings if all(kinds) else []
 
 
 class _Meeting:
@@ -156,21 +156,21 @@ class _Meeting:
                 connection.settimeout(5)
                 connection.sendall(self.line())
                 with connection.makefile("rb") as file:
-                    found = _read(file.readline(LIMIT))
-            self._note(found)
-            for one in found[:1]:
+                    greetings = _read(file.readline(LIMIT))
+            self._note(greetings)
+            for one in greetings[:1]:
                 self.answered.add(index)
                 if one.index != index:
                     self.elsewhere[self.addresses[index]] = one.index
 
     def take(self, line: bytes) -> None:
         """Stores the greetings from a worker that has connected."""
-        found = _read(line)
-        self._note(found)
-        self.called.update(one.index for one in found[:1])
+        greetings = _read(line)
+        self._note(greetings)
+        self.called.update(one.index for one in greetings[:1])
 
-    def _note(self, found: Sequence[_Greeting]) -> None:
-        self.greetings.update({one.token: one for one in found})
+    def _note(self, greetings: Sequence[_Greeting]) -> None:
+        self.greetings.update({one.token: one for one in greetings})
 
     def missing(self) -> set[int]:
         """Returns the workers that are not yet connected in both directions."""
@@ -179,9 +179,9 @@ class _Meeting:
 
     def problem(self) -> str | None:
         """Returns an error message if the connected workers are inconsistent."""
-        found = sorted(self.greetings.copy().values(), key=lambda one: one.index)
+        greetings = sorted(self.greetings.copy().values(), key=lambda one: one.index)
         places: dict[int, list[str]] = {}
-        for one in found:
+        for one in greetings:
             places.setdefault(one.index, []).append(one.process)
         for index, processes in places.items():
             if len(processes) > 1:
@@ -190,8 +190,10 @@ class _Meeting:
                     f"{index} in {' and in '.join(processes)}. Give each worker its "
                     "own index"
                 )
-        if any(one.workers != self.own.workers for one in found):
-            counts = [f"{one.workers} workers in worker {one.index}" for one in found]
+        if any(one.workers != self.own.workers for one in greetings):
+            counts = [
+                f"{one.workers} workers in worker {one.index}" for one in greetings
+            ]
             return (
                 "Expected the same cluster in every worker. Received: a cluster of "
                 f"{', of '.join(counts)}. Give all workers the same addresses"
@@ -202,16 +204,16 @@ class _Meeting:
                 f"worker {index} at {address}, instead of worker "
                 f"{self.addresses.index(address)}. Give all workers the same addresses"
             )
-        return different_versions({one.index: one.versions for one in found})
+        return different_versions({one.index: one.versions for one in greetings})
 
 
 def different_versions(workers: Mapping[int, Mapping[str, str]]) -> str | None:
     """Returns an error message with each version that differs between workers."""
     lines = []
-    for name in {name: None for found in workers.values() for name in found}:
+    for name in {name: None for installed in workers.values() for name in installed}:
         where: dict[str, list[str]] = {}
-        for index, found in workers.items():
-            where.setdefault(str(found.get(name)), []).append(str(index))
+        for index, installed in workers.items():
+            where.setdefault(str(installed.get(name)), []).append(str(index))
         if len(where) > 1:
             at = (f"{v} in worker {', '.join(on)}" for v, on in where.items())
             lines.append(f"{name} {' and '.join(at)}")
@@ -275,9 +277,9 @@ def _absent(meeting: _Meeting, seconds: float) -> str:
     )
     if not silent:
         callers = ", ".join(str(index) for index in sorted(meeting.missing()))
-        own = meeting.addresses[meeting.own.index]
+        address = meeting.addresses[meeting.own.index]
         received = (
-            f"no connection from worker {callers} to {own}, although it responds. "
+            f"no connection from worker {callers} to {address}, although it responds. "
             "Check that it can reach this worker's port, and that this machine's "
             "address is correct"
         )

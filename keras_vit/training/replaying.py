@@ -267,12 +267,12 @@ def _source(
 
 def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
     """Raises ValueError unless data and recipe are the run's."""
-    own = {"recipe": batches.recipe.identity(), **batches.identity()}
+    values = {"recipe": batches.recipe.identity(), **batches.identity()}
     where = str(folder / runs.BEGUN)
-    resuming.check_order(begun, own, where, "or replay a run of this version")
+    resuming.check_order(begun, values, where, "or replay a run of this version")
     resuming.check_equal(
         {name: value for name, value in begun.items() if name != "model"},
-        own,
+        values,
         "Expected the data and the recipe of the run",
         "Pass the run's data with --data (data=)",
     )
@@ -280,9 +280,9 @@ def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
 
 def _restore_start(folder: Path, model: keras.Model) -> None:
     """Restores the run's initial weights, if they are stored."""
-    found = Checkpoints(folder / "start").newest()
-    if found is not None:
-        resuming.restore(resuming.model_variables(model), found.variables)
+    saved = Checkpoints(folder / "start").newest()
+    if saved is not None:
+        resuming.restore(resuming.model_variables(model), saved.variables)
 
 
 def _check_weights(
@@ -305,9 +305,9 @@ def _check_weights(
         )
 
 
-def lines(found: Replay) -> Iterator[str]:
+def lines(replayed: Replay) -> Iterator[str]:
     """Yields a line of text for each evaluation of a replay."""
-    for link in found.links:
+    for link in replayed.links:
         words = [f"step {link.step}: {link.verdict}"]
         if link.verdict != "bit-equal":
             equal = {True: "equal", False: "different"}

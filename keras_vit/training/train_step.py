@@ -30,7 +30,7 @@ def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
     With SAM (arXiv:2010.01412, Equation 2 and Algorithm 1), the gradient is computed at
     w + rho * g / ||g||, over the whole batch and with the same dropout.
     """
-    own = vars(model).get("train_step")
+    previous = vars(model).get("train_step")
     kind = _STEPS[keras.backend.backend()]
     step = kind(model, recipe.accumulation_steps, recipe.sam_rho)
     model.train_step = step.train_step
@@ -38,8 +38,8 @@ def stepping(model: keras.Model, recipe: Recipe) -> Iterator[None]:
         yield
     finally:
         del model.train_step
-        if own is not None:
-            model.train_step = own
+        if previous is not None:
+            model.train_step = previous
         model.train_function = None  # It was traced with the step that was removed.
 
 
@@ -110,10 +110,10 @@ class _TensorFlowStep:
         def part(
             i: Any, loss_sum: Any, gradient_sums: list[Any], outputs: Any
         ) -> tuple[Any, Any, list[Any], Any]:
-            own, weight = (None if x is None else x[i] for x in (labels, weights))
+            targets, weight = (None if x is None else x[i] for x in (labels, weights))
             with tf.GradientTape() as tape:
                 y = model(images[i], training=True)
-                loss = model.compute_loss(images[i], own, y, weight)
+                loss = model.compute_loss(images[i], targets, y, weight)
                 scaled = model.optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, variables)
             written = [
@@ -227,17 +227,17 @@ class _JaxStep:
 
         gradient = jax.value_and_grad(self.model.compute_loss_and_updates, has_aux=True)
 
-        def part(carried: Any, own: Any) -> tuple[Any, Any]:
+        def part(carried: Any, batch: Any) -> tuple[Any, Any]:
             others, loss_sum, sums = carried
-            (_, (loss, outputs, others, _)), found = gradient(
+            (_, (loss, outputs, others, _)), gradients = gradient(
                 weights,
                 others,
                 metrics,
-                *own,
+                *batch,
                 training=True,
                 optimizer_variables=moments,
             )
-            sums = [a + b for a, b in zip(sums, found, strict=True)]
+            sums = [a + b for a, b in zip(sums, gradients, strict=True)]
             return (others, loss_sum + loss, sums), outputs
 
         start = (
@@ -261,9 +261,10 @@ class _JaxStep:
                 if metric.name == "loss":
                     metric.update_state(loss, sample_weight=len(x))
             logs = model.compute_metrics(x, y, outputs, weights)
-        found = [scope.get_current_value(variable) for variable in variables]
+        values = [scope.get_current_value(variable) for variable in variables]
         return logs, [
-            old if new is None else new for new, old in zip(found, metrics, strict=True)
+            old if new is None else new
+            for new, old in zip(values, metrics, strict=True)
         ]
 
 
@@ -319,19 +320,19 @@ class _TorchStep:
         """Returns the mean loss and the outputs; leaves mean gradients in variables."""
         import torch
 
-        model, found, loss_sum = self.model, [], 0.0
+        model, collected, loss_sum = self.model, [], 0.0
         model.zero_grad()
-        for own in np.array_split(np.arange(len(images)), self.parts):
+        for indexes in np.array_split(np.arange(len(images)), self.parts):
             x, y, w = (
-                None if whole is None else whole[own[0] : own[-1] + 1]
+                None if whole is None else whole[indexes[0] : indexes[-1] + 1]
                 for whole in (images, labels, weights)
             )
             outputs = model(x, training=True)
             loss = model.compute_loss(x, y, outputs, w)
             (model.optimizer.scale_loss(loss) / self.parts).backward()
             loss_sum += loss.detach() / self.parts
-            found.append(keras.tree.map_structure(torch.detach, outputs))
-        whole = keras.tree.map_structure(lambda *parts: torch.cat(parts), *found)
+            collected.append(keras.tree.map_structure(torch.detach, outputs))
+        whole = keras.tree.map_structure(lambda *parts: torch.cat(parts), *collected)
         return loss_sum, whole
 
 

@@ -272,7 +272,7 @@ def _absent(model: keras.Model, config: ViTConfig) -> dict[str, str]:
         absent["predictions"] = (
             "The model has no head for classes; its outputs are features."
             if headless
-            else "The model's head classifies every token, not the image (D.3)."
+            else "The model's head has outputs for every token, not the image (D.3)."
         )
     if config.attention != "full":
         absent["attention"] = (

@@ -29,7 +29,7 @@ class ExportedModel:
 
     Args:
         path: A .tflite, .onnx or .xml file, next to its `FILE.facts.json`. If
-            `FILE.manifest.json` is there, the files are compared with it.
+            `FILE.manifest.json` exists, the files are compared with it.
         threads: Threads of the runtime [default: the runtime's own].
 
     Attributes:
@@ -58,7 +58,7 @@ class ExportedModel:
         except ImportError as error:
             raise ImportError(
                 f"{path.name} requires {error.name}. Received: none. "
-                f"pip install 'keras-vit-paper[{kind}]'"
+                f"Run `pip install 'keras-vit-paper[{kind}]'`"
             ) from error
         except Exception as error:  # Each runtime has its own kinds.
             raise ValueError(

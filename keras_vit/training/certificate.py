@@ -95,7 +95,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
             raise ValueError("no links")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            "Expected a run with a certificate whose hashes agree. Received: "
-            f"{str(path)!r} ({error})"
+            "Expected a run with a valid certificate. Received: "
+            f"{str(path)!r} ({error}). Restore the file from a copy"
         ) from error
     return links

@@ -258,7 +258,7 @@ def test_loading_into_a_model_of_other_numerics_warns(tmp_path):
     mini = keras_vit.from_checkpoint(MINI, gelu="erf")
     keras_vit.weights.save(mini, tmp_path, format="timm")
     paper = keras_vit.from_checkpoint(MINI)
-    with pytest.warns(UserWarning, match=r"computed with gelu='erf' \(timm\)"):
+    with pytest.warns(UserWarning, match=r"requires gelu='erf' \(timm\)"):
         keras_vit.weights.load(paper, tmp_path)
 
 

@@ -152,7 +152,7 @@ def test_a_model_of_a_repository_keeps_its_license(shell, named, tmp_path):
 def test_errors_of_names(shell, hub):
     code, text, errors = shell("show", "google/vit-base-patch16-224")
     assert (code, text) == (1, "")
-    assert "is written 'hf://google/vit-base-patch16-224'" in errors
+    assert "use 'hf://google/vit-base-patch16-224'" in errors
     code, _, errors = shell("show", "hf://google/none")
     assert code == 1
     assert "does not exist or is private" in errors

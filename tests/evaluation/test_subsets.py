@@ -245,7 +245,7 @@ def test_recipes_that_cannot_be_followed(digits, tmp_path):
         measure(digits, tmp_path, recipe=several)
     dropping = dataclasses.replace(RECIPE, dropout_rate=0.1)
     resnet = keras_vit.ResNetConfig(num_layers=(1,), width=32)
-    with pytest.raises(ValueError, match=r"options that a ResNet.*dropout_rate"):
+    with pytest.raises(ValueError, match=r"options of a ResNet.*dropout_rate"):
         subsets.data_size(resnet, digits, output=tmp_path, recipe=dropping)
 
 

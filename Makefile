@@ -10,7 +10,7 @@ PEERS = keras-vit torch keras-hub flax vit-keras
 .PHONY: demo quick test backends slow slow-one slow-other check format fuzz parity wheels matrix floor colab colab-tpu interop serve-test peers vit-keras-python bench docs clean
 
 demo: $(VENV)/demo.done  ## Train, explain, export and serve a small ViT on real digits.
-	$(QUIET) $(BIN)/keras-vit demo --output demo
+	$(BIN)/keras-vit demo --output demo
 
 # Halves of about as many seconds each, for two cores.
 SECOND_HALF = tests/training tests/serving tests/data tests/evaluation

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from keras_vit.models.transfer import at_resolution, for_task
     from keras_vit.models.vision import VisionModel
     from keras_vit.models.vit import vit
+    from keras_vit.serving import export
+    from keras_vit.training import fit
     from keras_vit.weights import list_models, verify
 else:
     __getattr__, __dir__ = names_of(
@@ -95,6 +97,8 @@ else:
         "SelfAttention StdConv2D TransformerBlock",
         models="VisionModel at_resolution efficientnet feature_maps for_task plain_vit "
         "resnet vit",
+        serving="export",
+        training="fit",
         weights="list_models verify",
     )
 
@@ -151,7 +155,9 @@ __all__ = [
     "decode_predictions",
     "efficientnet",
     "evaluation",
+    "export",
     "feature_maps",
+    "fit",
     "for_task",
     "from_checkpoint",
     "inspection",

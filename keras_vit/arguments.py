@@ -33,6 +33,16 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST_INTEGER) 
     raise _refused(name, f"to be {words}{limit}", value)
 
 
+def counted(count: int, noun: str, plural: str = "s", singular: str = "") -> str:
+    """A number and its noun with an ending: "1 file", "2,000 files"."""
+    return f"{count:,} {noun}{singular if count == 1 else plural}"
+
+
+def percent(share: float, places: int = 2) -> str:
+    """A share in [0, 1] as text: "96.66 %"."""
+    return f"{100 * share:.{places}f} %"
+
+
 def only(function: str, given: Mapping[str, Any], options: type) -> None:
     """Checks the names of arguments that a function unpacks as a `TypedDict`.
 

@@ -917,7 +917,7 @@ def test_demo(shell, tmp_path):
     assert (tmp_path / "demo" / "attention.png").read_bytes()[1:4] == b"PNG"
     (last,) = re.findall(
         r"its first correct prediction: test digit (\d+), label '(\d)', "
-        r"prediction '(\d)' \(\d+\.\d%\)",
+        r"prediction '(\d)' \(\d+\.\d %\)",
         out,
     )
     assert last[1] == last[2]

@@ -236,12 +236,12 @@ def refuse(*_, **__):
 def raising(shell, monkeypatch):
     """Runs a command that ends with an error."""
 
-    def run(error):
+    def run(error, words=("recipes", "cifar10")):
         def find(_):
             raise error
 
         monkeypatch.setattr("keras_vit.recipes.find", find)
-        return shell("recipes", "cifar10")
+        return shell(*words)
 
     return run
 
@@ -251,7 +251,7 @@ def test_memory_that_is_short_is_one_message(raising):
     oom = tf.errors.ResourceExhaustedError(None, None, "OOM of [8,3]\nand much more")
     code, _, err = raising(oom)
     assert code == 1
-    assert err.startswith("keras-vit: Expected the images of a step to fit into memory")
+    assert err.startswith("keras-vit: The images of a step do not fit into memory")
     assert "OOM of [8,3]" in err
     assert "keras-vit costs MODEL --batch" in err
     assert len(err.splitlines()) == 1
@@ -262,7 +262,7 @@ def test_torchs_memory_too(raising):
         RuntimeError("[enforce fail] can't allocate memory: 9 bytes")
     )
     assert code == 1
-    assert err.startswith("keras-vit: Expected the images of a step to fit into memory")
+    assert err.startswith("keras-vit: The images of a step do not fit into memory")
 
 
 def test_a_missing_package_is_the_doctors(raising):
@@ -273,6 +273,27 @@ def test_a_missing_package_is_the_doctors(raising):
     )
 
 
-def test_a_mistake_of_ours_keeps_its_traceback(raising):
-    with pytest.raises(KeyError, match="ours"):
-        raising(KeyError("ours"))
+def test_an_unexpected_error_is_one_message(raising):
+    code, _, err = raising(KeyError("ours"))
+    assert code == 70
+    assert re.fullmatch(
+        r"keras-vit: unexpected KeyError in test_cli_errors\.py, line \d+: 'ours'\. "
+        r"Please report it at https://\S+ with the output of: keras-vit --debug "
+        r"recipes \.\.\.\n",
+        err,
+    )
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("kind", [KeyError, ValueError])
+def test_debug_raises(raising, place, kind):
+    words = ["recipes", "cifar10"]
+    words.insert(place, "--debug")
+    with pytest.raises(kind, match="ours"):
+        raising(kind("ours"), words)
+
+
+def test_debug_after_a_separator_belongs_to_the_worker(shell):
+    code, _, err = shell("launch", "--workers", 0, "--", "recipes", "--debug")
+    assert code == 1
+    assert err.startswith("keras-vit: Expected ")

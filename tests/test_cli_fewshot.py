@@ -53,6 +53,8 @@ def test_fewshot_prints_and_writes_what_the_library_returns(shell, shades, tmp_p
     )
     assert str(expected) in out
     told = json.loads(numbers.read_text())
+    code, out, _ = shell("fewshot", *given, *asked[:4], "--json")
+    assert json.loads(out) == told
     assert told["fewshot"] == json.loads(json.dumps(expected.as_dict()))
     assert told["weights"] == str(MINI)
     assert told["mean"] == [0.4, 0.5, 0.6]

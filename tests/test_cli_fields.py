@@ -47,7 +47,8 @@ def test_an_option_has_the_fields_description(name):
     assert found.keys() == group.names.keys()
     for field, option in found.items():
         assert option.help.startswith(fields.meanings(group.kind)[field])
-        assert option.default == group.names[field]  # typer's first argument.
+        names = [option.default, *option.param_decls]  # The first is an argument.
+        assert names == group.names[field].split()
 
 
 def test_help_is_the_docstrings():

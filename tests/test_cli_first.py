@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -78,10 +79,10 @@ def test_alone_it_knows_the_newest_run(tmp_path, monkeypatch):
         begun = tmp_path / "runs" / name / "begun.json"
         begun.write_text("{}")
         os.utime(begun, (age, age))
-    assert "runs/cut has not ended" in welcome.page()
+    assert "runs/cut is not finished" in welcome.page()
     assert "\n  keras-vit runs show runs/cut\n" in welcome.page()
     (tmp_path / "runs" / "cut" / "run.json").write_text('{"details": null}')
-    assert "runs/cut has not ended" in welcome.page()
+    assert "runs/cut is not finished" in welcome.page()
     for name, details in (
         ("cut", {}),
         ("my photos", {}),
@@ -169,6 +170,83 @@ def test_completion_imports_no_keras(run, start):
     names = set(done.stderr.rpartition("modules:")[2].split())
     assert "keras_vit.weights.registry" in names
     assert not names & HEAVY
+
+
+def test_help_has_every_command_in_one_section(run):
+    lines = run("--help").stdout.splitlines()
+    assert sorted(" ".join(shell.SECTIONS.values()).split()) == sorted(COMMANDS)
+    assert max(map(len, lines)) <= 80
+    for title in shell.SECTIONS:
+        assert f"{title}:" in lines
+    for name, command in COMMANDS.items():
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        summary = line.split(None, 1)[1]
+        assert summary.endswith(".")
+        assert not summary.endswith("...")
+        assert len(summary) < 60
+        for inner in getattr(command, "commands", {}).values():
+            assert not inner.get_short_help_str(60).endswith("...")
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_b16", "ViTB16", "vit-b/16", "keras_vit.vit_b16", "ViT_B16"]
+)
+def test_names_are_forgiving(run, name):
+    expected = run("costs", "ViT-B/16", "--json").stdout
+    done = run("costs", name, "--json")
+    assert (done.returncode, done.stdout) == (0, expected)
+    assert json.loads(expected)["parameters"] == 86_567_656
+
+
+def test_every_name_is_found_in_every_spelling():
+    for name in keras_vit.VARIANTS:
+        found = keras_vit.configs.find_variant(name)
+        assert keras_vit.VARIANTS[found] == keras_vit.VARIANTS[name]
+        if "-" in name:
+            assert found == name
+            for spelling in (name.lower(), name.replace("/", ""), name.upper()):
+                assert keras_vit.configs.find_variant(spelling) == name
+
+
+def test_costs_json(run):
+    rows = json.loads(run("costs", "--table6", "--json").stdout)
+    assert {"model": "ViT-H/14", "epochs": 14} in [
+        {key: row[key] for key in ("model", "epochs")} for row in rows
+    ]
+    plan = "ViT-L/16 imagenet21k 30 epochs on 8xH100"
+    values = json.loads(run("costs", "--plan", plan, "--json").stdout)
+    assert values["device_hours"] == pytest.approx(8 * values["hours"])
+
+
+def test_runs_list(run, tmp_path):
+    assert run("runs", "list").returncode == 1
+    for name in ("done", "cut", "new", "bad", "transfer/run-0"):
+        (tmp_path / "runs" / name / "start").mkdir(parents=True)
+        begun = tmp_path / "runs" / name / "begun.json"
+        begun.write_text('{"recipe": {"total_steps": 20}}')
+        if name != "new":
+            row = '{"step": 10, "val_accuracy": 0.5}\n'
+            begun.with_name("history.jsonl").write_text(row)
+        if name in ("done", "transfer/run-0"):
+            begun.with_name("history.json").write_text("{}")
+    (tmp_path / "runs" / "bad" / "begun.json").write_text("damaged")
+    (tmp_path / "runs" / "transfer" / "begun.json").write_text("{}")
+    writer = {"host": platform.node(), "pid": os.getpid(), "started": "now"}
+    (tmp_path / "runs" / "cut" / ".writer.json").write_text(json.dumps(writer))
+    done = run("runs", "list", program=watched("console script"))
+    assert not set(done.stderr.rpartition("modules:")[2].split()) & HEAVY
+    rows = {
+        line.split()[0]: line.split()[1:-2] for line in done.stdout.splitlines()[1:]
+    }
+    assert rows == {
+        "runs/done": ["finished", "10/20", "50.00", "%"],
+        "runs/cut": ["training", "10/20", "50.00", "%"],
+        "runs/new": ["interrupted"],
+        "runs/bad": ["damaged"],
+        "runs/transfer/run-0": ["finished", "10/20", "50.00", "%"],
+    }
+    (tmp_path / "runs" / "cut" / ".writer.json").write_text('{"pid": "x"}')
+    assert "interrupted  10/20" in re.sub(" +", "  ", run("runs", "list").stdout)
 
 
 def test_a_misspelled_model_is_named_first(run):
@@ -325,4 +403,4 @@ def test_commands_of_the_page_exist():
     lines = "".join(blocks).replace(" --help ", " ").splitlines()
     lines = [line.removeprefix("TF_CPP_MIN_LOG_LEVEL=0 ") for line in lines]
     roots = ("keras-vit  ", "keras-vit --")
-    assert exist(line for line in lines if not line.startswith(roots)) == 4
+    assert exist(line for line in lines if not line.startswith(roots)) == 5

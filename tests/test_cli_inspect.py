@@ -63,7 +63,7 @@ def test_of_a_run(run, photos, shell):
     assert code == 0, err
     page = run / "inspect.html"
     size = f"{page.stat().st_size / 2**20:.2f} MiB"
-    assert f"wrote {page}: 3 images, {size}, one file to open in a browser" in out
+    assert f"wrote {page}: 3 images, {size}; open it in a browser" in out
     found = Reader(page.read_text(encoding="utf-8"))
     assert found.data["names"] == ["a/0.png", "b/1.png", "c/3.png"]  # All over it.
     assert {"tiny", "a", "b", "c", "0.4, 0.5, 0.6", "0.2, 0.25, 0.3"} <= {*found.text}
@@ -199,7 +199,7 @@ def test_classes_of_another_head(run, photos, shell, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["{file}"], "Expected images to look at: files, or folders of them"),
+        (["{file}"], "Expected image files or folders of images. Received: none"),
         (["{file}", "{tmp}"], "Expected images (.bmp"),
         (["{file}", "{tmp}/no.png"], "Expected an image or a folder. Received:"),
         (["{file}", "{file}"], "tiny.npz: not a readable image"),
@@ -233,5 +233,33 @@ def test_a_run_whose_data_has_moved(run, tmp_path, shell):
     save_details(moved, {"data": str(tmp_path / "gone")})
     code, _, err = shell("inspect", moved)
     assert code == 1
-    assert re.search(r"Expected images to look at, or the data .*gone.*cannot be", err)
+    assert re.search(
+        r"Expected image files, folders of images, or the data .*gone.*cannot be", err
+    )
     assert not (moved / "inspect.html").exists()
+
+
+@pytest.mark.parametrize(("figure", "shape"), [("6", (3,)), ("14", (4,)), ("7", ())])
+def test_figures_of_the_paper(shell, run, figure, shape, tmp_path, monkeypatch):
+    plots = pytest.importorskip("keras_vit.inspection.plots")
+    drawn = []
+    name = f"figure_{figure}"
+    real = getattr(plots, name)
+    monkeypatch.setattr(
+        plots, name, lambda *a, **k: (drawn.append((a, k)), real(*a, **k))
+    )
+    code, out, _ = shell("inspect", run, "--figure", figure, "--count", sum(shape) or 2)
+    picture = run / f"{name}.png"
+    assert (code, out) == (0, f"wrote {picture}\n")
+    assert picture.read_bytes()[1:4] == b"PNG"
+    (((images, maps, *_), options),) = drawn
+    if figure == "7":
+        return
+    assert images.shape == (*shape, 32, 32, 3)
+    assert images.min() >= 0
+    assert images.max() <= 1
+    model = keras.models.load_model(run / "model.keras", compile=False)
+    batch = (images - np.array(MEAN)) / np.array(STD)
+    expected = keras_vit.inspection.attention_rollout(model, batch.astype("float32"))
+    np.testing.assert_allclose(maps, expected, rtol=1e-4)
+    assert options == ({"quantile": (1.0, 0.97)} if figure == "6" else {})

@@ -21,7 +21,7 @@ import typer.main
 import keras_vit
 from keras_vit import applications, configs
 from keras_vit.cli import app, options
-from keras_vit.cli.options import check_variant as _check_variant
+from keras_vit.cli.options import variant_named as _variant_named
 from keras_vit.weights import registry
 from tests.test_docs import run_python
 
@@ -172,14 +172,14 @@ def check(words):
             return check(["keras-vit", *words[at + 1 :]])
         names, command, arguments = leaf(words)
         if names and "--help" not in arguments:  # Options and choices, not only names.
-            with mock.patch.object(options, "check_variant", check_variant):
+            with mock.patch.object(options, "variant_named", variant_named):
                 command.make_context(" ".join(names), list(arguments))
 
 
-def check_variant(variant, folders=False):
-    """The command line's own, but for runs that a page's other blocks write."""
-    if not (folders and Path(variant).parts[0] in ("runs", "demo")):
-        _check_variant(variant, folders)
+def variant_named(variant, folders=False):
+    """As the command line's; accepts runs that other blocks of a page write."""
+    is_run = folders and Path(variant).parts[0] in ("runs", "demo")
+    return variant if is_run else _variant_named(variant, folders)
 
 
 @pytest.mark.tensorflow_only

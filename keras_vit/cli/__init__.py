@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
-from keras_vit.cli.shell import app, console, tell, visible_warning
-
-# In the order of `keras-vit --help`.
-# isort: off
-from keras_vit.cli import training, evaluating, transferring, subsets, inspecting
-from keras_vit.cli import embedding, costing, exporting, serving, doctor, files, welcome
-# isort: on
+from keras_vit.cli import (
+    costing,
+    doctor,
+    embedding,
+    evaluating,
+    exporting,
+    files,
+    inspecting,
+    serving,
+    subsets,
+    training,
+    transferring,
+    welcome,
+)
+from keras_vit.cli.shell import app, console, plain_warning, print_error
 
 __all__ = [
     "costing",
@@ -38,6 +46,9 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error.")
+    ] = False,
 ) -> None:
     if version:
         from keras_vit._version import __version__
@@ -49,16 +60,16 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command line; an expected error is one message, not a traceback."""
-    warnings.formatwarning = visible_warning
+    """Runs the command line; an error is one message, not a traceback."""
+    warnings.formatwarning = plain_warning
     try:
         try:
             app(prog_name="keras-vit")
         finally:
             sys.stdout.flush()
-    except OSError as error:  # Of standard output; a command tells its own.
-        with open(os.devnull, "wb") as nowhere:  # What is left would fail once more.
+    except OSError as error:  # From standard output; commands handle their own.
+        with open(os.devnull, "wb") as nowhere:  # Python flushes once more at exit.
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # As of `keras-vit recipes | head`.
-            tell(error, "keras-vit")
+        if not isinstance(error, BrokenPipeError):  # `keras-vit recipes | head`.
+            print_error(error, "keras-vit")
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""What TAB offers for options whose values are known. Imports no TensorFlow.
+"""Completions of option values. Imports no TensorFlow.
 
-Where nothing is offered, shells complete files.
+Without completions, shells complete files.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ def variants() -> list[str]:
 
 
 def runs() -> list[str]:
-    """Folders that trainings wrote below ./runs, and the demo's."""
+    """Folders of finished runs below ./runs, and that of the demo."""
     found = [*Path().glob("runs/*/run.json"), *Path().glob("runs/*/run-*/run.json")]
     return [
         str(file.parent) for file in sorted([*found, *Path().glob("demo/run.json")])
@@ -28,17 +28,17 @@ def runs() -> list[str]:
 
 
 def begun() -> list[str]:
-    """Likewise, those that have not ended too."""
+    """Folders of runs below ./runs, finished or not."""
     return [str(file.parent) for file in sorted(Path().glob("runs/*/begun.json"))]
 
 
 def models() -> list[str]:
-    """Folders of trainings, and variants."""
+    """Folders of finished runs, and variants."""
     return [*runs(), *variants()]
 
 
 def tags(context: typer.Context) -> list[str]:
-    """Of the variant that was named, or of any."""
+    """Tags of the named variant, or of all."""
     from keras_vit.weights import registry
 
     named = context.params.get("model") or context.params.get("variant")
@@ -48,21 +48,21 @@ def tags(context: typer.Context) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """All of them."""
+    """All recipes."""
     from keras_vit.recipes import FINETUNE, PRETRAIN
 
     return [*FINETUNE, *PRETRAIN]
 
 
 def rows() -> list[str]:
-    """Table 4's."""
+    """Rows of Table 4."""
     from keras_vit.recipes import FINETUNE
 
     return list(FINETUNE)
 
 
 def tasks() -> list[str]:
-    """The tasks of VTAB-1k, as they are typed."""
+    """The tasks of VTAB-1k in lower case."""
     from keras_vit.paper import TABLE_9_COLUMNS
 
     return [name.lower() for name in TABLE_9_COLUMNS]

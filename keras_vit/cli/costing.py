@@ -1,7 +1,6 @@
 """`keras-vit costs`."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,20 +8,21 @@ import typer
 
 from keras_vit.cli import completion
 from keras_vit.cli.fields import grouped, pixels
-from keras_vit.cli.shell import app, console, import_keras
+from keras_vit.cli.options import AsJson
+from keras_vit.cli.shell import app, console, import_keras, print_json
 
-# What each way of asking takes.
+# Options of each kind of question.
 _OPTIONS = {
-    "a variant": ("image_size", "batch", "dtype", "by_layer", "classes"),
-    "--table6": ("classes",),
-    "--plan": ("image_size", "batch", "price", "utilisation", "classes"),
+    "a variant": ("image_size", "batch", "dtype", "by_layer", "classes", "as_json"),
+    "--table6": ("classes", "as_json"),
+    "--plan": ("image_size", "batch", "price", "utilisation", "classes", "as_json"),
     "--figure12": ("models", "sizes", "memory", "largest", "output"),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked about costs, in one of the ways of `_OPTIONS`."""
+    """Options of a question about costs."""
 
     image_size: Annotated[
         str | None,
@@ -108,6 +108,7 @@ class Question:
         Path | None,
         typer.Option(help="With --figure12: folder for figure12.json and .png."),
     ] = None
+    as_json: AsJson = False
 
 
 @app.command(
@@ -129,26 +130,27 @@ def costs(
     ] = None,
     question: Question,
 ) -> None:
-    """Counts parameters and the multiply-adds of one image, without building a model.
+    """Count parameters, operations, memory and hours.
 
-    Of matrix products and convolutions; taps on padding are left out.
+    Operations are the multiply-adds of matrix products and convolutions for one image,
+    without those on padding. No model is built.
     """
     words = {"models": models, **vars(question)}.items()
     given = {name: at for name, at in words if at is not None and at is not False}
     way = _way(given)
-    if way == "--table6":
-        for line in _table_6(given.get("classes", 1000)):
-            console.print(line)
-    elif way == "--plan":
-        console.print(_plan(given))
-    elif way == "--figure12":
+    if way == "--figure12":
         _figure_12(given)
+        return
+    answer = {"--table6": _table_6, "--plan": _plan, "a variant": _counted}[way]
+    text, values = answer(given)
+    if question.as_json:
+        print_json(values)
     else:
-        console.print(_counted(given))
+        console.print(text)
 
 
 def _way(given: dict[str, Any]) -> str:
-    """Which of `_OPTIONS` was asked for; none of the others' options may be there."""
+    """The kind of question, a key of `_OPTIONS`; raises for options of other kinds."""
     asked = [f"--{name}" for name in ("table6", "plan", "figure12") if name in given]
     if "models" in given and asked != ["--figure12"]:
         asked.append("a variant")
@@ -170,7 +172,8 @@ def _way(given: dict[str, Any]) -> str:
     return asked[0]
 
 
-def _counted(given: dict[str, Any]) -> str:
+def _counted(given: dict[str, Any]) -> tuple[str, Any]:
+    """The costs of a variant as text and as values."""
     from keras_vit.inspection import costs as count
 
     counted = count(
@@ -180,30 +183,37 @@ def _counted(given: dict[str, Any]) -> str:
         num_classes=given.get("classes", 1000),
         dtype=given.get("dtype", "float32"),
     )
-    lines = counted.table(given.get("by_layer", False))
-    shows_memory = "batch" in given or "dtype" in given
-    return f"{lines}\n\n{counted.memory.table()}" if shows_memory else lines
+    text = counted.table(given.get("by_layer", False))
+    if "batch" in given or "dtype" in given:
+        text += f"\n\n{counted.memory.table()}"
+    values = dataclasses.asdict(counted)
+    return text, {"multiply_adds": counted.multiply_adds, **values}
 
 
-def _table_6(classes: int) -> Iterator[str]:
-    """Prints our exaFLOPs next to the paper's."""
+def _table_6(given: dict[str, Any]) -> tuple[str, Any]:
+    """Our exaFLOPs next to the paper's as text and as values."""
     from keras_vit import paper
     from keras_vit.inspection.counting import table_6
 
-    yield f"{'exaFLOPs':14}{'epochs':>8}{'counted':>10}{'Table 6':>10}{'ratio':>8}"
-    for (variant, epochs), ours in table_6(classes).items():
+    lines = [f"{'exaFLOPs':14}{'epochs':>8}{'counted':>10}{'Table 6':>10}{'ratio':>8}"]
+    values = []
+    for (variant, epochs), ours in table_6(given.get("classes", 1000)).items():
         exa = paper.EXAFLOPS[variant, epochs]
         mark = " *" if (variant, epochs) == ("R50+ViT-L/16", 7) else ""
         row = f"{variant:14}{epochs:>8}{ours:>10.1f}{exa:>10}{ours / exa:>8.3f}"
-        yield row + mark
+        lines.append(row + mark)
+        keys = ("model", "epochs", "exaflops", "exaflops_of_the_paper")
+        values.append(dict(zip(keys, (variant, epochs, ours, exa), strict=True)))
     seven, twice = (paper.EXAFLOPS["R50+ViT-L/16", epochs] for epochs in (7, 14))
-    yield (
-        f"* The paper's {seven} contradicts its own {twice} at 14 epochs, of which "
-        f"half is {twice // 2}."
+    lines.append(
+        f"* The paper's {seven} contradicts its own {twice} at 14 epochs, half of "
+        f"which is {twice // 2}."
     )
+    return "\n".join(lines), values
 
 
-def _plan(given: dict[str, Any]) -> str:
+def _plan(given: dict[str, Any]) -> tuple[str, Any]:
+    """A plan as text and as values."""
     from keras_vit.inspection import planning
 
     changes = {
@@ -213,15 +223,19 @@ def _plan(given: dict[str, Any]) -> str:
     }
     if "classes" in changes and not given["plan"].lstrip().startswith("finetune "):
         raise ValueError(
-            "Expected --classes of a finetune plan; a pre-training has the data's. "
-            f"Received: --classes {changes['classes']}, --plan {given['plan']!r}"
+            "Expected --classes with a plan to fine-tune; a pre-training run has the "
+            f"classes of its data. Received: --classes {changes['classes']}, --plan "
+            f"{given['plan']!r}"
         )
     size = pixels(given.get("image_size"))
-    return str(planning.plan(given["plan"], image_size=size, **changes))
+    plan = planning.plan(given["plan"], image_size=size, **changes)
+    computed = ("updates", "images_seen", "exaflops", "hours", "device_hours", "euros")
+    values = {name: getattr(plan, name) for name in computed}
+    return str(plan), dataclasses.asdict(plan) | values
 
 
 def _figure_12(given: dict[str, Any]) -> None:
-    """Measures, prints, and keeps the numbers and the picture where asked to."""
+    """Measures and prints Figure 12; writes numbers and picture to --output."""
     import importlib.util
 
     from keras_vit.inspection import plots, speed
@@ -230,10 +244,12 @@ def _figure_12(given: dict[str, Any]) -> None:
     output = given.get("output")
     memory = int(given["memory"] * 2**30) if "memory" in given else None
     draws = importlib.util.find_spec("matplotlib") is not None
-    if output is not None:  # Minutes to hours are not measured for nothing.
+    if output is not None:  # Before hours of measurements.
         output.mkdir(parents=True, exist_ok=True)
         if not draws:
-            console.print("without matplotlib (the extra plots) no picture is drawn")
+            console.print(
+                "no picture: it requires pip install 'keras-vit-paper[plots]'"
+            )
     measured = speed.measure(
         tuple(given.get("models", speed.MODELS)),
         _sides(given["sizes"]) if "sizes" in given else speed.SIZES,

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,71 +12,71 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.arguments import counted, percent
 from keras_vit.cli.loaders import save_details
-from keras_vit.cli.options import SEEDS
-from keras_vit.cli.shell import app, console, progress
+from keras_vit.cli.options import SEEDS, AsJson
+from keras_vit.cli.shell import app, console, print_json, progress
+
+_PACKAGES = {  # With the reason to install each.
+    "keras-vit-paper": "",
+    "keras": "",
+    "tensorflow": "data, training, serving: pip install tensorflow",
+    "jax": "optional: pip install 'keras-vit-paper[backends]'",
+    "torch": "optional: pip install 'keras-vit-paper[backends]'",
+    "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
+    "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
+    "ai-edge-litert": "LiteRT files: pip install 'keras-vit-paper[litert]'",
+    "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
+    "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
+    "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
+    "grpcio": "grpc:// servers: pip install 'keras-vit-paper[serving]'",
+    "uvicorn": "keras-vit serve: pip install 'keras-vit-paper[server]'",
+    "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
+}
 
 
 @app.command()
-def doctor() -> None:
-    """Prints what is installed, what is missing, and how to get it."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check the installation and list what is missing."""
+    rows = list(_findings())
+    if as_json:
+        keys = ("name", "found", "advice")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    table = Table(title="keras-vit doctor", title_justify="left", box=None)
+    for column in ("name", "found", "advice"):
+        table.add_column(column)
+    for name, found, advice in rows:
+        shown = Text("missing", "yellow") if found is None else Text(found)
+        table.add_row(name, shown, advice)
+    console.print(table)
+
+
+def _findings() -> Iterator[tuple[str, str | None, str]]:
+    """Name, version or value, and advice; None for a missing package."""
     import keras
 
     from keras_vit.files import cache_dir
 
-    table = Table(title="keras-vit doctor", title_justify="left", box=None)
-    table.add_column("what")
-    table.add_column("found")
-    table.add_column("what to do")
-    table.add_row("Python", sys.version.split()[0])
-    table.add_row(
-        "backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it"
-    )
-    packages = {
-        "keras-vit-paper": "",
-        "keras": "",
-        "tensorflow": "data, training, serving: pip install tensorflow",
-        "jax": "optional: pip install 'keras-vit-paper[backends]'",
-        "torch": "optional: pip install 'keras-vit-paper[backends]'",
-        "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
-        "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
-        "ai-edge-litert": "LiteRT files: pip install 'keras-vit-paper[litert]'",
-        "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
-        "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
-        "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
-        "grpcio": "grpc:// servers: pip install 'keras-vit-paper[serving]'",
-        "uvicorn": "keras-vit serve: pip install 'keras-vit-paper[server]'",
-        "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
-    }
-    for package, remedy in packages.items():
+    yield "Python", sys.version.split()[0], ""
+    yield "backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it"
+    for package, reason in _PACKAGES.items():
         found = _version(package)
-        if found is None:
-            table.add_row(package, Text("missing", "yellow"), remedy)
-        else:
-            table.add_row(package, found)
-    table.add_row("devices", ", ".join(_devices()), _advice_on_devices())
+        yield package, found, reason if found is None else ""
+    yield "devices", ", ".join(_devices()), _advice_on_devices()
     cache = cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
-    writable = os.access(
-        next(p for p in (cache, *cache.parents) if p.exists()), os.W_OK
-    )
-    table.add_row(
-        "weights cache",
-        f"{cache}: {len(files)} files, {size:.0f} MiB"
-        + ("" if writable else ", not writable"),
-        "KERAS_HOME moves it",
-    )
-    table.add_row(
-        "KERAS_VIT_WEIGHTS",
-        _own_mirror(),
-        "a directory or base URL that comes before any mirror",
-    )
-    console.print(table)
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    state = "" if os.access(parent, os.W_OK) else ", not writable"
+    stored = f"{cache}: {counted(len(files), 'file')}, {size:.0f} MiB{state}"
+    yield "weights cache", stored, "KERAS_HOME moves it"
+    mirror = "a directory or base URL that comes before any mirror"
+    yield "KERAS_VIT_WEIGHTS", _own_mirror(), mirror
 
 
 def _version(package: str) -> str | None:
-    """The installed version; of TensorFlow also that of its other distributions."""
+    """The installed version, also of TensorFlow's other distributions."""
     from importlib import metadata
 
     others = ("tensorflow-cpu", "tensorflow-tpu") if package == "tensorflow" else ()
@@ -87,13 +88,13 @@ def _version(package: str) -> str | None:
 
 
 def _advice_on_devices() -> str:
-    """What --distribute auto takes here, and what is put right for it."""
+    """The devices that --distribute auto uses, and differences from Keras."""
     import keras
 
     try:
         from keras_vit.training import distribution
     except ImportError:
-        return "without TensorFlow no command trains"
+        return "training requires TensorFlow"
     backend = keras.backend.backend()
     if backend == "torch":
         return "one device: KERAS_BACKEND=tensorflow or jax distributes"
@@ -101,7 +102,7 @@ def _advice_on_devices() -> str:
     mended = {
         "mirrored": "keras#20582, clipping, float16",
         "multiworker": "keras#20582, keras#20585, clipping, float16",
-        "tpu": "clipping; not run by us on a TPU, whose maintained way is JAX",
+        "tpu": "clipping; not tested on a TPU: JAX is the maintained way",
     }
     advice = f"--distribute auto: {taken}"
     if backend == "tensorflow" and taken in mended:
@@ -111,7 +112,7 @@ def _advice_on_devices() -> str:
     advice += f"; {_advice_on_tpus(backend)}"
     if backend == "tensorflow" and taken == "none":
         advice += (
-            "; if a GPU is not seen, TF_CPP_MIN_LOG_LEVEL=0 keras-vit doctor says why"
+            "; if a GPU is missing, TF_CPP_MIN_LOG_LEVEL=0 keras-vit doctor prints why"
         )
     return advice
 
@@ -131,7 +132,7 @@ def _own_mirror() -> str:
 
 
 def _devices() -> list[str]:
-    """The accelerators the backend sees, else the CPU."""
+    """The accelerators of the backend, or else the CPU."""
     import keras
 
     if keras.backend.backend() == "torch":
@@ -143,13 +144,16 @@ def _devices() -> list[str]:
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path(
-        "demo"
-    ),
-    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 500,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the model, the export and pictures.")
+    ] = Path("demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Number of updates.")] = 500,
     seed: Annotated[int, typer.Option(**SEEDS, help="Random seed.")] = 0,
 ) -> None:
-    """Trains, explains, exports and serves a small ViT on real digits; no download."""
+    """Train, inspect and export a small ViT on digits.
+
+    The handwritten digits are part of scikit-learn; nothing is downloaded.
+    """
     import keras
 
     import keras_vit
@@ -173,8 +177,8 @@ def demo(
         augment="none",
     )
     console.print(
-        f"a ViT of {network.count_params():,} parameters on {len(source.train)} "
-        "handwritten digits (scikit-learn), 8x8 px resized to 32x32"
+        f"ViT with {network.count_params():,} parameters; {len(source.train):,} "
+        "handwritten digits (scikit-learn), resized from 8x8 to 32x32 px"
     )
     result = keras_vit.training.fit(
         network,
@@ -187,7 +191,7 @@ def demo(
     )
     save_details(output, {"data": "digits", "seed": seed})
     console.print(
-        f"test accuracy {result.test_accuracy:.2%} on {result.test_images} digits"
+        f"test accuracy {percent(result.test_accuracy)} on {result.test_images} digits"
     )
     batches = pipelines.eval_pipeline(
         source.test or source.train,
@@ -202,16 +206,30 @@ def demo(
         [f"a {source.classes[label]}" for label in labels],
         picture,
     )
+    _write_digits(images, labels, output / "digits")
     exported = export(network, output / "served", source.classes, verbose=False)
-    console.print(f"attention picture: {picture}")
-    console.print(
-        f"SavedModel: {exported.path}; "
-        + _first_correct(exported.path, source.classes, batches)
-    )
+    console.print(f"attention: {picture}")
+    console.print(f"some test images: {output / 'digits'}")
+    console.print(f"SavedModel: {exported.path}")
+    console.print(_first_correct(exported.path, source.classes, batches))
+
+
+def _write_digits(images: Any, labels: Any, folder: Path) -> None:
+    """Writes images [B, H, W, C] in [-1, 1] as PNG files, to try other commands on."""
+    import keras
+
+    from keras_vit.files import replacing
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True), 1):
+        with replacing(folder / f"{number}-label-{label}.png") as temporary:
+            keras.utils.save_img(
+                temporary, 127.5 * image + 127.5, file_format="png", scale=False
+            )
 
 
 def _first_correct(path: Path, classes: tuple[str, ...], batches: Any) -> str:
-    """States the first test digit that the SavedModel classifies correctly.
+    """Describes the first test digit that the SavedModel classifies correctly.
 
     Args:
         path: the SavedModel's folder.
@@ -234,8 +252,8 @@ def _first_correct(path: Path, classes: tuple[str, ...], batches: Any) -> str:
             prediction = name.numpy().decode()
             if prediction == classes[label]:
                 return (
-                    f"the first test digit that it classifies correctly is number "
-                    f"{position}: label {classes[label]!r}, prediction {prediction!r} "
-                    f"({float(score):.1%})"
+                    f"its first correct prediction: test digit {position}, label "
+                    f"{classes[label]!r}, prediction {prediction!r} "
+                    f"({percent(float(score), 1)})"
                 )
-    return f"it classifies none of the {position} test digits correctly"
+    return f"none of its {position} predictions is correct"

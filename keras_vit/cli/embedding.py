@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from keras_vit.arguments import counted
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import image_files, open_model, predicts_patches, read_image
 from keras_vit.cli.options import Images, OpenedModel
@@ -22,26 +23,26 @@ def embed(
     *,
     folder: Annotated[
         Path,
-        typer.Argument(help="A folder of images; those in its folders are read too."),
+        typer.Argument(help="Folder of images; its subfolders are read too."),
     ],
     asked: OpenedModel,
     output: Annotated[
-        Path, typer.Option(help="The .npz to write: paths, embeddings, the model.")
+        Path, typer.Option(help="The .npz file to write: paths, embeddings, model.")
     ] = Path("embeddings.npz"),
     token: Annotated[
         Literal["cls", "mean", "cls+mean"] | None,
         typer.Option(
-            help="The class token, the mean of the patches, or both side by side "
-            "[default: cls, without a class token mean].",
+            help="The class token, the mean of the patches, or both concatenated "
+            "[default: cls; mean for a model without a class token].",
             show_default=False,
         ),
     ] = None,
     batch_size: Images = 32,
 ) -> None:
-    """Writes an embedding of every image of a folder, for `keras-vit search`.
+    """Compute an embedding of every image of a folder.
 
-    The file is written when all images are embedded, whole or not at all. Images that
-    cannot be read are left out and printed.
+    The file is written after the last image, completely or not at all. Unreadable
+    images are left out and listed.
     """
     import numpy as np
 
@@ -78,7 +79,7 @@ def embed(
     if not paths:
         raise ValueError(
             "Expected JPEG, PNG, GIF, BMP or WebP images. Received: "
-            f"{len(files)} files in {str(folder)!r}, none of which can be read"
+            f"{counted(len(files), 'file')} in {str(folder)!r}, none of them readable"
         )
     words = {
         name: str(Path(value).absolute())
@@ -95,7 +96,7 @@ def embed(
     ).save(output)
     left_out = len(files) - len(paths)
     console.print(
-        f"wrote {printable(output)}: {len(paths)} embeddings of width "
+        f"wrote {printable(output)}: {counted(len(paths), 'embedding')} of width "
         f"{vectors[0].size}" + (f"; left out: {left_out}" if left_out else "")
     )
 
@@ -104,18 +105,20 @@ def embed(
 @grouped
 def search(
     *,
-    embeddings: Annotated[Path, typer.Argument(help="What `keras-vit embed` wrote.")],
+    embeddings: Annotated[
+        Path, typer.Argument(help="File that `keras-vit embed` wrote.")
+    ],
     photo: Annotated[Path, typer.Argument(help="The image to compare with.")],
     asked: OpenedModel,
-    top: Annotated[int, typer.Option(min=1, help="Images to find.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of images to find.")] = 10,
     output: Annotated[Path, typer.Option(help="The page of thumbnails.")] = Path(
         "search.html"
     ),
 ) -> None:
-    """Finds the images that are most like a photo, by the cosine of embeddings.
+    """Find the images that are most similar to a photo.
 
-    Prints cosines and paths, and writes a page of thumbnails. The model is that of the
-    embeddings, unless it is named; a different one is refused.
+    Prints cosine similarities and paths, and writes a page of thumbnails. By default
+    the model of the embeddings is opened; a different model is refused.
     """
     import dataclasses
 
@@ -145,13 +148,13 @@ def search(
 
 
 def _open(asked: OpenedModel) -> tuple[Any, dict[str, Any]]:
-    """The model as it is; of masked patch prediction its backbone."""
+    """The model, or the backbone of masked patch prediction."""
     network, details = open_model(asked, purpose="any")
     return (network.backbone if predicts_patches(network) else network), details
 
 
 def _readable(files: list[Path], network: Any) -> "Iterator[tuple[Path, np.ndarray]]":
-    """Files and their images; names the ones that cannot be read."""
+    """Yields files and their images; prints the unreadable ones."""
     for file in files:
         try:
             yield file, read_image(file, network)

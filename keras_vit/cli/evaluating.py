@@ -1,7 +1,6 @@
 """`keras-vit predict | evaluate | compare`."""
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit import export_formats
+from keras_vit.arguments import counted, percent
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import (
     class_names,
@@ -21,13 +21,14 @@ from keras_vit.cli.loaders import (
     read_image,
     unreadable,
 )
-from keras_vit.cli.options import Corrupt, Images, OpenedModel, TestSeed
+from keras_vit.cli.options import AsJson, Corrupt, Images, OpenedModel, TestSeed
 from keras_vit.cli.shell import (
     app,
     console,
     errors,
     import_keras,
     import_tensorflow,
+    print_json,
     readable,
     visible,
 )
@@ -41,23 +42,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server that is asked in the place of a model."""
+    """Options of a server that predicts instead of a model."""
 
     server: Annotated[
         str | None,
         typer.Option(
-            help="Ask this server of an exported model, as http://localhost:8501 "
-            "(REST) or grpc://localhost:8500."
+            help="Server that predicts: http://localhost:8501 (REST) or "
+            "grpc://localhost:8500."
         ),
     ] = None
     name: Annotated[
         str | None,
-        typer.Option(help="With --server: the model's [default: model]."),
+        typer.Option(help="With --server: name of the model [default: model]."),
     ] = None
     model_version: Annotated[
         str | None,
         typer.Option(
-            help="With --server: a number or a label [default: the server's choice]."
+            help="With --server: number or label [default: the server's choice]."
         ),
     ] = None
     timeout: Annotated[
@@ -69,7 +70,7 @@ class Server:
     ] = None
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="With --server: images of one request [default: 32]."),
+        typer.Option(min=1, help="With --server: images in a request [default: 32]."),
     ] = None
 
     def options(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Server:
         return asked
 
 
-@app.command(needs_keras=False)  # A server and an exported file need none.
+@app.command(needs_keras=False)  # A server and an exported file do not need Keras.
 @grouped
 def predict(
     *,
@@ -93,23 +94,23 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="Classes to print for each image; a server has no more than were "
-            "exported (5, if nothing was said).",
+            help="Number of classes to print; a server returns at most the exported "
+            "number (by default 5).",
         ),
     ] = 5,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, one object a line.")
+        bool, typer.Option("--json", help="Print JSON, one object on a line.")
     ] = False,
     server: Server,
 ) -> None:
-    """Prints the most probable classes of images."""
+    """Print the most probable classes of images."""
     files = [file for path in images for file in image_files(path)]
     if server.server is None:
         _refuse(server, "with --server", "without")
         exported = export_formats.of_file(Path(asked.model or "")) is not None
         predicted = (_by_file if exported else _by_model)(files, asked, top)
     else:
-        _refuse(asked, "without --server, whose model has its own", "with")
+        _refuse(asked, "without --server, which has its own model", "with")
         predicted = _by_server(files, top, server.server, server.options())
     failed = 0
     for file, best in predicted:
@@ -121,7 +122,7 @@ def predict(
     if failed:
         raise ValueError(
             "Expected JPEG, PNG, GIF, BMP or WebP images. Received: "
-            f"{len(files)} files, of which {failed} cannot be read as images"
+            f"{counted(len(files), 'file')}; {failed} cannot be read"
         )
 
 
@@ -137,7 +138,7 @@ def _refuse(group: OpenedModel | Server, law: str, found: str) -> None:
 def _by_model(
     files: list[Path], asked: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
-    """Each file's classes and probabilities; or why there are none, for the user."""
+    """Yields each file with classes and probabilities, or with an error message."""
     import_keras()
     import keras
     import numpy as np
@@ -155,8 +156,8 @@ def _by_model(
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"Expected finite scores. Received: NaN or infinity for "
-                f"{printable(file)}. The weights are damaged, or their training "
-                "diverged; train again or use other weights"
+                f"{printable(file)}. The weights are damaged or their training run "
+                "diverged: train again or use different weights"
             )
         best = np.argsort(-scores)[:top]
         yield file, [(classes[i], float(scores[i])) for i in best]
@@ -168,7 +169,7 @@ def _by_server(
     url: str,
     options: dict[str, Any],
 ) -> Iterator[tuple[Path, Any]]:
-    """Likewise, batch after batch."""
+    """Yields the same from a server, in batches."""
     from keras_vit.serving import Client
 
     with Client(url, **options) as client:
@@ -178,7 +179,7 @@ def _by_server(
 def _by_file(
     files: list[Path], asked: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
-    """Likewise, by an exported file."""
+    """Yields the same from an exported file."""
     stated = given(asked)
     path = stated.pop("model")
     if stated:
@@ -198,23 +199,23 @@ def _by_bytes(
     batch_size: int,
     top: int,
 ) -> Iterator[tuple[Path, Any]]:
-    """Likewise, by a function of encoded images."""
+    """Yields the same from a function of encoded images."""
     for start in range(0, len(files), batch_size):
         batch = files[start : start + batch_size]
         read = [_read_bytes(file) for file in batch]
         encoded = [found for found in read if isinstance(found, bytes)]
-        told = iter(predict(encoded))
+        predictions = iter(predict(encoded))
         for file, found in zip(batch, read, strict=True):
             if isinstance(found, str):
                 yield file, unreadable(file, found)
                 continue
-            said = next(told)
-            best = list(zip(said.classes, said.scores, strict=True))[:top]
-            yield file, best if said.ok else unreadable(file, said.status)
+            answer = next(predictions)
+            best = list(zip(answer.classes, answer.scores, strict=True))[:top]
+            yield file, best if answer.ok else unreadable(file, answer.status)
 
 
 def _read_bytes(file: Path) -> bytes | str:
-    """A file's bytes, or why they cannot be read."""
+    """The bytes of a file, or the reason why it cannot be read."""
     try:
         return read_bytes(file)
     except OSError as error:
@@ -224,14 +225,13 @@ def _read_bytes(file: Path) -> bytes | str:
 def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) -> None:
     if as_json:
         classes = [{"class": name, "probability": score} for name, score in best]
-        row = {"image": readable(file), "top": classes}
-        print(visible(json.dumps(row, ensure_ascii=False)))  # Escaped as JSON has it.
+        print_json({"image": readable(file), "top": classes}, indent=None)
         return
     table = Table(
         title=Text(printable(file)), title_justify="left", show_header=False, box=None
     )
     for name, score in best:
-        table.add_row(f"{score:7.2%}", visible(name))
+        table.add_row(f"{percent(score):>8}", visible(name))
     console.print(table)
 
 
@@ -242,19 +242,19 @@ class TestData:
     data: Annotated[
         str | None,
         typer.Option(
-            help="Images, as in `finetune` [default: what the run was trained on]. "
-            "With --imagenet: a TFDS name, or the set's folder [default: TFDS's]."
+            help="Images, as in `finetune` [default: the run's data]. With --imagenet: "
+            "a TFDS name or the folder of the set [default: TFDS's]."
         ),
     ] = None
     imagenet: Annotated[
         Literal["val", "real", "v2", "a", "r", "sketch", "objectnet"] | None,
-        typer.Option(help="One of the sets of ImageNet's classes, by its own rules."),
+        typer.Option(
+            help="Test set with ImageNet's classes, evaluated by its own rules."
+        ),
     ] = None
     labels: Annotated[
         Path | None,
-        typer.Option(
-            help="With --imagenet real: real.json, in place of TFDS's labels."
-        ),
+        typer.Option(help="With --imagenet real: real.json [default: TFDS's labels]."),
     ] = None
     on_corrupt: Corrupt = "stop"
     seed: TestSeed = None
@@ -269,13 +269,13 @@ def evaluate(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the results card: card.json, .md and .html, its pictures, "
-            "and what was said of every image, which `compare` takes."
+            help="Folder for the results card (card.json, .md and .html), pictures and "
+            "the prediction of every image; `compare` reads it."
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The model's name in the card [default: --model's]."),
+        typer.Option(help="Name of the model in the card [default: --model]."),
     ] = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Print each class's accuracy.")
@@ -284,15 +284,16 @@ def evaluate(
         bool,
         typer.Option(
             "--temperature",
-            help="Print what temperature scaling does; it keeps all logits in memory.",
+            help="Print the effect of temperature scaling; keeps all logits in memory.",
         ),
     ] = False,
     batch_size: Images = 32,
+    as_json: AsJson = False,
 ) -> None:
-    """Prints accuracy and calibration on test images, every one of them counted.
+    """Print accuracy and calibration on test images.
 
-    With 95 % intervals; the loss is the mean negative log-likelihood, ece the expected
-    calibration error.
+    Intervals are 95 %. The loss is the mean negative log-likelihood; ece is the
+    expected calibration error.
     """
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.classification import classify
@@ -321,18 +322,20 @@ def evaluate(
         if found.logits is not None:
             card = card.with_temperatures(found.logits)
             _print_scaled(card)
-    finally:  # Where no temperature is the best, the evaluation is not lost.
+    finally:  # Also if no temperature is optimal.
         if output is not None:
             card.write(output)
             console.print(
-                f"wrote {output / 'card.html'}; keras-vit compare takes {output}"
+                f"wrote {output / 'card.html'}; next: keras-vit compare {output} ..."
             )
     if per_class:
         console.print(_per_class_table(card))
+    if as_json:
+        print_json(card.as_dict())
 
 
 def _task(images: TestData, details: dict[str, Any]) -> "Task":
-    """The images to evaluate on: of ImageNet's family, else a source's."""
+    """The test images: a set with ImageNet's classes, or those of a source."""
     from keras_vit.data import sources
     from keras_vit.evaluation.classification import task_of
     from keras_vit.evaluation.imagenet import open_task
@@ -358,7 +361,7 @@ def _task(images: TestData, details: dict[str, Any]) -> "Task":
 
 
 def _weights_file(model: str | None, weights: str | None) -> Path | None:
-    """The file that the weights were read from, if it was one."""
+    """The file of the weights, if they are from a file."""
     if model is not None and Path(model).is_dir():
         return Path(model) / "model.keras"
     return Path(weights) if weights is not None and Path(weights).is_file() else None
@@ -371,13 +374,13 @@ def _print_results(card: "Card") -> None:
         interval = f"(95 %: {found.low:.4f} to {found.high:.4f})"
         console.print(f"{name:6} {found.value:.4f}  {interval}")
     images, right = len(card.images), int(card.images.right.sum())
-    console.print(f"{right} of {images} images right")
+    console.print(f"{right:,} of {counted(images, 'image')} right")
     if card.data["without_label"]:
-        console.print(f"{card.data['without_label']} more have no label")
+        console.print(f"without label: {card.data['without_label']:,}")
 
 
 def _print_papers(card: "Card") -> None:
-    """The paper's own numbers of a set that has a section to itself (D.9)."""
+    """Prints the paper's results on ObjectNet (D.9)."""
     from keras_vit.paper import TABLES
 
     rows = [row for row in TABLES["D.9"] if row.dataset == card.data["name"]]
@@ -390,7 +393,7 @@ def _print_scaled(card: "Card") -> None:
     temperatures = " and ".join(f"{t:.4f}" for t in card.temperatures)
     nll, ece = (card.scaled[key].value for key in ("nll", "ece"))
     console.print(
-        f"scaled by temperatures {temperatures}, each half by the other's: loss "
+        f"scaled by temperatures {temperatures}, each fitted on the other half: loss "
         f"{nll:.4f}, ece {ece:.4f}"
     )
 
@@ -421,13 +424,14 @@ def _per_class_table(card: "Card") -> Table:
 def compare(
     cards: Annotated[
         list[Path],
-        typer.Argument(help="Two or more folders that `evaluate --output` wrote."),
+        typer.Argument(help="Two or more folders of `evaluate --output`."),
     ],
 ) -> None:
-    """Prints results side by side, each less the first card's, image by image.
+    """Compare the results of several evaluations.
 
-    Cards of the same images are compared by paired bootstrap and McNemar's exact test;
-    cards of Table 2's data sets are printed in its layout, next to the paper's.
+    Prints each result and its difference from the first one. Cards of the same images
+    are compared by paired bootstrap and McNemar's exact test. Cards of Table 2's data
+    sets are also printed as Table 2.
     """
     from keras_vit.evaluation.cards import Card
     from keras_vit.evaluation.comparison import table_2
@@ -469,26 +473,26 @@ def _cards_table(cards: "list[Card]") -> Table:
 
 
 def _differences_table(cards: "list[Card]") -> Table:
-    """A column for each card but the first: what it has more."""
+    """A column for each card but the first: its differences from the first."""
     from keras_vit.evaluation.comparison import difference
 
     table = Table(box=None, pad_edge=False)
     rows: dict[str, list[str]] = {
-        name: [] for name in ("top_1", "right alone", "McNemar p", "nll")
+        name: [] for name in ("top_1", "only one right", "McNemar p", "nll")
     }
     table.add_column("")
     for letter, card in zip(_letters(cards)[1:], cards[1:], strict=True):
         table.add_column(f"{letter} less A")
         found = difference(cards[0], card)
         points = (100 * n for n in dataclasses.astuple(found.top_1))
-        told = ["{:+.2f} ({:+.2f} to {:+.2f}) points".format(*points)]
+        column = ["{:+.2f} ({:+.2f} to {:+.2f}) points".format(*points)]
         if found.nll is None:
-            told += ["unpaired: other images or labels", "", ""]
+            column += ["unpaired: different images or labels", "", ""]
         else:
             nll = "{:+.4f} ({:+.4f} to {:+.4f})".format(*dataclasses.astuple(found.nll))
-            alone = f"{letter} {found.only_second}, A {found.only_first}"
-            told += [alone, f"{found.p:.3g}", nll]
-        for cells, text in zip(rows.values(), told, strict=True):
+            only = f"{letter} {found.only_second}, A {found.only_first}"
+            column += [only, f"{found.p:.3g}", nll]
+        for cells, text in zip(rows.values(), column, strict=True):
             cells.append(text)
     for name, cells in rows.items():
         table.add_row(name, *cells)
@@ -496,5 +500,5 @@ def _differences_table(cards: "list[Card]") -> Table:
 
 
 def _letters(cards: "list[Card]") -> list[str]:
-    """What tables call the cards: A to Z, then by number."""
+    """Names of the cards in tables: A to Z, then numbers."""
     return [chr(65 + n) if n < 26 else str(n + 1) for n in range(len(cards))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from keras_vit.arguments import percent
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import class_names, open_model
 from keras_vit.cli.options import Corrupt, NamedModel, TestSeed
@@ -122,7 +123,7 @@ def export(
     on_corrupt: Corrupt = "stop",
     seed: TestSeed = None,
 ) -> None:
-    """Writes a trained model for production, and compares it with Keras there.
+    """Export a trained model for production.
 
     In a process without Keras. A SavedModel takes encoded images and says class names;
     the other formats take decoded uint8 images of the model's size and give
@@ -307,12 +308,14 @@ def _print_change(before: "PerImage", after: "PerImage") -> None:
     images = len(before)
     for name, found in (("before", before), ("after", after)):
         right = int(found.right.sum())
-        console.print(f"accuracy {name:6} {right / images:7.2%} ({right} of {images})")
+        console.print(
+            f"accuracy {name:6} {percent(right / images):>8} ({right} of {images})"
+        )
     change = _change(before, after)
     same = (before.prediction == after.prediction).mean()
     console.print(
         f"change {change.value:+.2f} points (95 %: {change.low:+.2f} to "
-        f"{change.high:+.2f}); the same class for {same:.1%} of the images"
+        f"{change.high:+.2f}); the same class for {percent(same, 1)} of the images"
     )
 
 
@@ -418,7 +421,7 @@ def _table(
             f"{row.mebibytes:.1f}",
             f"{row.images_a_second:,.1f}",
             f"{row.milliseconds:,.1f} ms",
-            f"{images.right.mean():.2%}",
+            percent(images.right.mean()),
             f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})",
         )
     return table

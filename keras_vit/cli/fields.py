@@ -1,7 +1,7 @@
-"""Options that are fields of dataclasses: a command's parameter is a group of them.
+"""Options from the fields of dataclasses.
 
-A group is a dataclass of the command line, whose fields are annotated with their
-options, or `FieldsOf` a dataclass of the library, which describes its own fields.
+A command's parameter can be a group of options: a dataclass of the command line with
+annotated fields, or `FieldsOf` a dataclass of the library, which documents its fields.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-MOST_PIXELS = 65_535  # Of a side: a JPEG's limit.
+MOST_PIXELS = 65_535  # Of a side, as in JPEG.
 _NO: dict[str, Any] = {}
 
 
 class Changes(dict[str, Any]):
-    """Fields of a dataclass, by name, that options replace."""
+    """Fields of a dataclass, by name, with the values of options."""
 
 
 class _Group(Protocol):
-    """A parameter of a command that is made of several options."""
+    """A parameter of a command that consists of several options."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """A parameter for each option."""
@@ -35,7 +35,7 @@ class _Group(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Dataclass:
-    """A dataclass of the command line, a field for each option."""
+    """A dataclass of the command line with a field for each option."""
 
     kind: Any
 
@@ -61,10 +61,10 @@ class FieldsOf:
     """Options with the types and the descriptions of a dataclass's fields.
 
     Attributes:
-        kind: the dataclass. The first clause of its docstring on a field is the help.
-        names: the option of each field.
-        default: the source of the values that are not given.
-        defaults: the same for single fields.
+        kind: the dataclass. The help is the first clause of a field's description.
+        names: the option of each field; aliases follow, separated by spaces.
+        default: description of the default values.
+        defaults: descriptions for single fields.
         limits: by field, `min` and `max` of `typer.Option`.
         types: by field, a type that is narrower than the field's.
     """
@@ -77,7 +77,7 @@ class FieldsOf:
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
-        """A parameter for each field; None, False or no values if it is not given."""
+        """A parameter for each field; None, False or [] if it is not given."""
         hints = _hints(self.kind)
         return [
             self._parameter(name, self.types.get(name, hints[name]))
@@ -93,7 +93,9 @@ class FieldsOf:
             help_text += f" [default: {self.defaults.get(name, self.default)}]"
             hint |= None
         option = typer.Option(
-            self.names[name], help=f"{help_text}.", **self.limits.get(name, _NO)
+            *self.names[name].split(),
+            help=f"{help_text}.",
+            **self.limits.get(name, _NO),
         )
         return inspect.Parameter(
             name,
@@ -116,12 +118,12 @@ class FieldsOf:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, which several commands read."""
+    """The types of a dataclass's fields."""
     return typing.get_type_hints(kind)
 
 
 def _plain(hint: Any) -> Any:
-    """A field's type as an option has it: (H, W) as text, more numbers as a list."""
+    """The type of an option: (H, W) as text, other tuples as a list."""
     if isinstance(hint, types.UnionType):
         (hint,) = (at for at in typing.get_args(hint) if at is not type(None))
     if typing.get_origin(hint) is tuple:
@@ -131,7 +133,7 @@ def _plain(hint: Any) -> Any:
 
 @functools.cache
 def meanings(kind: type) -> dict[str, str]:
-    """What a dataclass's docstring states of each field, up to a colon or semicolon."""
+    """The first clause of each field's description in the docstring."""
     listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
     listed = listed.partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): ((?:.+\n?)(?:     .+\n?)*)", listed, re.M)
@@ -144,7 +146,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives typer the options of a command's groups as the command's parameters."""
+    """Replaces a command's groups by the parameters of their options, for typer."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups: dict[str, _Group] = {}
     for name, hint in hints.items():
@@ -173,12 +175,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     named: Any = run
     named.__signature__ = inspect.Signature(parameters)
     named.__annotations__ = {at.name: at.annotation for at in parameters}
-    del named.__wrapped__  # Whose own parameters typer would read.
+    del named.__wrapped__  # Otherwise typer reads the parameters of `command`.
     return run
 
 
 def given(group: Any = None, /, **options: Any) -> dict[str, Any]:
-    """The options that were given, of a group or by name."""
+    """The options of a group, or named ones, that are not None."""
     every = options if group is None else vars(group) | options
     return {name: value for name, value in every.items() if value is not None}
 

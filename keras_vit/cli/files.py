@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.arguments import counted
 from keras_vit.cli import completion
 from keras_vit.cli.fields import given, grouped, pixels
 from keras_vit.cli.loaders import open_model, recipe_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from keras_vit.weights.registry import Checkpoint
 
 data_app = Commands(
-    help="Shards that are read at random, and features that are kept on disk.",
+    help="Pack images into shards and manage cached features.",
     no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
@@ -29,15 +30,16 @@ app.add_typer(data_app, name="data")
 @data_app.command()
 def pack(
     source: Annotated[
-        str, typer.Argument(help="A folder of images, or a TFDS name, as in --data.")
+        str, typer.Argument(help="Folder of images or TFDS name, as in --data.")
     ],
     output: Annotated[
-        Path, typer.Argument(help="The folder to write; it is there whole or not.")
+        Path, typer.Argument(help="Folder to write, completely or not at all.")
     ],
     shards: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Shards of the training images [default: one for every 10,000]."
+            min=1,
+            help="Number of training shards [default: one for every 10,000 images].",
         ),
     ] = None,
     split: Annotated[
@@ -51,7 +53,10 @@ def pack(
         ),
     ] = 0,
 ) -> None:
-    """Writes a data set as TFRecord shards with an index; --data then takes them."""
+    """Write a data set as TFRecord shards with an index.
+
+    --data accepts the folder.
+    """
     from keras_vit.data import packing, sources
 
     opened = sources.open_source(source, seed=seed, on_corrupt=on_corrupt)
@@ -61,7 +66,8 @@ def pack(
     tested = 0 if split == "train" or opened.test is None else len(opened.test)
     console.print(
         f"{output}: {len(opened.train)} training and {tested} test images of "
-        f"{len(opened.classes)} classes, {count} shards, {size:.0f} MiB"
+        f"{counted(len(opened.classes), 'class', 'es')}, {counted(count, 'shard')}, "
+        f"{size:.0f} MiB"
     )
 
 
@@ -73,7 +79,7 @@ data_app.add_typer(cache_app, name="cache")
 
 @cache_app.command("list", needs_keras=False)
 def list_cache() -> None:
-    """Prints the features on disk, the most recently used first."""
+    """List the features on disk, the last used first."""
     from keras_vit import feature_cache
 
     entries = feature_cache.entries()
@@ -97,7 +103,7 @@ def list_cache() -> None:
         console.print(table)
     size = sum(entry.bytes for entry in entries) / 2**20
     console.print(
-        f"{len(entries)} entries, {size:.1f} MiB of at most "
+        f"{counted(len(entries), 'entr', 'ies', 'y')}, {size:.1f} MiB of at most "
         f"{feature_cache.max_bytes() / 2**20:.1f} MiB ({feature_cache.VARIABLE}), in "
         f"{printable(feature_cache.root())}"
     )
@@ -105,15 +111,20 @@ def list_cache() -> None:
 
 @cache_app.command("clear", needs_keras=False)
 def clear_cache() -> None:
-    """Removes all features on disk. They are computed again when they are needed."""
+    """Remove all features from the disk.
+
+    They are computed again when they are needed.
+    """
     from keras_vit import feature_cache
 
     count, size = feature_cache.clear()
-    console.print(f"removed {count} entries, {size / 2**20:.1f} MiB")
+    console.print(
+        f"removed {counted(count, 'entr', 'ies', 'y')}, {size / 2**20:.1f} MiB"
+    )
 
 
 weights_app = Commands(
-    help="The published weights: what there is, and copies of it.",
+    help="List, download, verify and publish weights.",
     no_args_is_help=True,
 )
 app.add_typer(weights_app, name="weights")
@@ -142,7 +153,7 @@ def list_weights(
         ),
     ] = None,
 ) -> None:
-    """Prints every tag and variant with its sources, size, head, origin and license."""
+    """List the published weights with sources and licenses."""
     from keras_vit.weights.registry import select
 
     if search is not None:
@@ -219,7 +230,7 @@ def fetch(
         ),
     ] = None,
 ) -> None:
-    """Copies a tag's official files into a folder, for machines without a network."""
+    """Download weights to a folder, for offline machines."""
     from keras_vit.weights import download
 
     with helped_by("keras-vit weights list --urls"):
@@ -239,7 +250,7 @@ def lock(
         ),
     ] = None,
 ) -> None:
-    """Records sha256, size and commit of downloaded weights in a file to commit."""
+    """Record the sha256 of downloaded weights in a file."""
     from keras_vit.weights import download
 
     path, count, new, unknown = download.lock(file)
@@ -254,7 +265,7 @@ def lock(
 @weights_app.command()
 @grouped
 def show(*, asked: NamedModel) -> None:
-    """Prints where a model's weights are from, and what they compute with."""
+    """Print origin, license and preprocessing of a model."""
     from keras_vit.models.vision import facts_of
 
     network, _ = open_model(asked, purpose="any")
@@ -293,7 +304,7 @@ def push(
         bool, typer.Option("--private", help="Create a private repository.")
     ] = False,
 ) -> None:
-    """Uploads a model in transformers' layout, with a model card, to the Hub."""
+    """Upload a model with a model card to the Hub."""
     import keras_vit
     from keras_vit.evaluation.card_pages import shown
     from keras_vit.evaluation.cards import Card
@@ -363,7 +374,7 @@ def convert(
     num_heads: NumHeads = None,
     license_allow: LicenseAllow = None,
 ) -> None:
-    """Rewrites a checkpoint for another library, and says what became of it."""
+    """Convert a checkpoint to the format of another library."""
     import keras_vit
     from keras_vit import manifest
     from keras_vit.weights import pickles

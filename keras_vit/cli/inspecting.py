@@ -1,11 +1,12 @@
-"""`keras-vit inspect`."""
+"""`keras-vit inspect`: a page, or Figures 6, 7 and 14."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from keras_vit.arguments import counted
 from keras_vit.cli.fields import grouped
 from keras_vit.cli.loaders import (
     class_names,
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+Figure = Literal["6", "7", "14"]
+ROBUST = 0.97  # Quantile that single bright patches do not change.
+
+
 @app.command(epilog="Example: keras-vit inspect runs/photos photos/test --count 8")
 @grouped
 def inspect(
@@ -33,7 +38,7 @@ def inspect(
     images: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Image files, or folders of them [default: test images of the run's "
+            help="Image files or folders of images [default: test images of the run's "
             "data].",
             show_default=False,
         ),
@@ -41,19 +46,28 @@ def inspect(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The page, or of masked patches the picture [default: inspect.html or "
-            "reconstructions.png, in the run's folder or else here]."
+            help="File to write [default: inspect.html, figure_6.png or "
+            "reconstructions.png, in the folder of the run or else here]."
         ),
     ] = None,
     count: Annotated[
-        int, typer.Option(min=1, help="Images at most, from all over those given.")
+        int, typer.Option(min=1, help="Largest number of images, evenly spread.")
     ] = 8,
+    figure: Annotated[
+        Figure | None,
+        typer.Option(
+            help="Draw this figure of the paper instead of the page: 6 and 14 are "
+            "attention maps, 7 filters, positions and attention distances."
+        ),
+    ] = None,
 ) -> None:
-    """Shows what a trained model does with images, as one page of HTML.
+    """Show how a model processes images, as an HTML page.
 
-    Predictions, attention of every layer and head, rollout (D.8), attention distance,
-    filters and positions (Figure 7); the page needs no network. Of masked patch
-    prediction (4.6) it is a picture: the image, what the model saw, what it predicted.
+    The page has predictions, the attention of every layer and head, rollout (D.8),
+    attention distances, filters and positions (Figure 7), and needs no network. For
+    masked patch prediction (4.6) a picture is written: the image, the model's input
+    and its prediction. Figure 6 has two maps: with the paper's scaling and with a
+    scaling that single bright patches do not change.
     """
     from keras_vit.inspection import plots
 
@@ -68,13 +82,43 @@ def inspect(
         console.print(f"wrote {picture}")
         return
     names, batch = _read(images, network, details, count)
+    if figure is not None:
+        picture = output or folder / f"figure_{figure}.png"
+        _draw(figure, network, batch, picture)
+        console.print(f"wrote {picture}")
+        return
     page = output or folder / "inspect.html"
     title = Path(model).name if Path(model).exists() else model
     size = _write_page(network, names, batch, title, page)
     console.print(
-        f"wrote {page}: {len(batch)} image{'s' * (len(batch) > 1)}, "
-        f"{size / 2**20:.2f} MiB, one file to open in a browser"
+        f"wrote {page}: {counted(len(batch), 'image')}, {size / 2**20:.2f} MiB; open "
+        "it in a browser"
     )
+
+
+def _draw(figure: Figure, network: Any, batch: "np.ndarray", picture: Path) -> None:
+    """Draws a figure of the paper (4.5, D.8)."""
+    import numpy as np
+
+    from keras_vit import inspection
+    from keras_vit.inspection import plots
+    from keras_vit.models.vision import preprocessing_of
+
+    if figure == "7":
+        plots.figure_7(
+            inspection.embedding_filters(network),
+            inspection.position_similarity(network),
+            inspection.attention_distance(network, batch),
+            picture,
+        )
+        return
+    scale = preprocessing_of(network)
+    shown = np.clip(batch * scale.std + np.asarray(scale.mean), 0, 1)
+    maps = inspection.attention_rollout(network, batch)
+    if figure == "6":
+        plots.figure_6(shown, maps, picture, quantile=(1.0, ROBUST))
+    else:
+        plots.figure_14(shown, maps, picture)
 
 
 def _write_page(
@@ -93,19 +137,19 @@ def _write_page(
         title=title,
         names=names,
         classes=class_names(network),
-        progress=lambda items: progress(items, "looking inside", len(batch), True),
+        progress=lambda items: progress(items, "computing the page", len(batch), True),
     ).write(page)
 
 
 def _read(
     images: list[Path] | None, network: Any, details: dict[str, Any], count: int
 ) -> "tuple[list[str], np.ndarray]":
-    """Names and images, [B, H, W, C], as the network takes them.
+    """Names and preprocessed images, [B, H, W, C].
 
-    Of a folder, what is no readable image is left out and named.
+    Unreadable images of a folder are left out and printed.
 
     Raises:
-        ValueError: if nothing is left, or a file that was named is not readable.
+        ValueError: if no image is left, or a named file is not readable.
     """
     import numpy as np
 
@@ -117,7 +161,7 @@ def _read(
         try:
             found.append((_name(file), read_image(file, network)))
         except ValueError as error:
-            if file in images:  # Named, not found in a folder.
+            if file in images:  # A named file, not one of a folder.
                 raise
             left_out.append(error)
     if not found:
@@ -128,12 +172,12 @@ def _read(
 
 
 def _name(file: Path) -> str:
-    """A file and the folder it is in, which is often its class."""
+    """A file with its folder, which is often the class."""
     return str(Path(*file.absolute().parts[-2:]))
 
 
 def _spread(items: Sequence[T], count: int) -> list[T]:
-    """As many at most, from all over: they may lie class by class."""
+    """At most `count` items, evenly spread, because they may be sorted by class."""
     import numpy as np
 
     places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
@@ -143,7 +187,7 @@ def _spread(items: Sequence[T], count: int) -> list[T]:
 def _test_images(
     network: Any, details: dict[str, Any], count: int
 ) -> "tuple[list[str], np.ndarray]":
-    """Test images of what a run was trained on, from all over the set."""
+    """Test images of a run's data, evenly spread."""
     import numpy as np
 
     from keras_vit.data import pipelines, sources
@@ -152,19 +196,17 @@ def _test_images(
 
     data = details.get("data")
     if data is None:
-        raise ValueError(
-            "Expected images to look at: files, or folders of them. Received: none"
-        )
+        raise ValueError("Expected image files or folders of images. Received: none")
     try:
         source = sources.open_source(
             data,
             seed=details.get("seed", 0),
-            on_corrupt="skip",  # It names them; the run may have done without them too.
+            on_corrupt="skip",  # It prints them; the run may have skipped them too.
             labels=not predicts_patches(network),
         )
     except (ValueError, OSError, ImportError) as error:
         raise ValueError(
-            "Expected images to look at, or the data that the run was trained on. "
+            "Expected image files, folders of images, or the data of the run. "
             f"Received: none, and {data!r} cannot be read ({error})"
         ) from error
     split: Split = source.test or source.train
@@ -179,10 +221,10 @@ def _test_images(
     )
     images, labels = next(iter(batches.as_numpy_iterator()))[:2]
     classes = class_names(network)
-    return [_told(classes, int(label)) for label in labels], images
+    return [_title(classes, int(label)) for label in labels], images
 
 
-def _told(classes: list[str], label: int) -> str:
-    """What data without file names says of an image."""
+def _title(classes: list[str], label: int) -> str:
+    """Title of an image without a file name."""
     known = 0 <= label < len(classes)
     return f"test image of {classes[label]}" if known else "test image"

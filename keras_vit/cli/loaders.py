@@ -14,7 +14,7 @@ from keras_vit.cli.options import (
     Devices,
     ImageData,
     OpenedModel,
-    check_variant,
+    variant_named,
 )
 from keras_vit.cli.shell import console, errors, helped_by
 from keras_vit.files import (
@@ -387,9 +387,9 @@ def _none(weights: str) -> str | None:
 
 def _pooling(variant: str) -> str:
     """What a new head reads: the class token where there is one (D.3)."""
-    from keras_vit.configs import VARIANTS, builder_name
+    from keras_vit.configs import VARIANTS
 
-    config = VARIANTS.get(builder_name(variant))
+    config = VARIANTS.get(variant)
     is_token = getattr(config, "classifier", None) == "token"
     return "token" if is_token else "avg"
 
@@ -400,7 +400,7 @@ def _builder(variant: str, weights: str | None) -> Any:
     from keras_vit.configs import builder_name
     from keras_vit.weights import registry
 
-    check_variant(variant, folders=True)
+    variant = variant_named(variant, folders=True)
     if weights is not None and _none(weights) and not _is_path(weights):
         with helped_by("keras-vit weights list"):
             registry.find(variant, weights)

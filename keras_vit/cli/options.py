@@ -17,14 +17,14 @@ Triple = tuple[float, float, float]
 SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # As NumPy's generators accept.
 
 
-def check_variant(variant: str, folders: bool = False) -> None:
-    """Raises for a variant that no builder is of, in words for what it looks like."""
-    from keras_vit.configs import builder_name
+def variant_named(variant: str, folders: bool = False) -> str:
+    """Returns the paper's spelling of a variant; raises if there is no builder."""
+    from keras_vit.configs import find_variant
     from keras_vit.weights.sources import spelling
 
     known = completion.variants()
-    if builder_name(variant) in map(builder_name, known):
-        return
+    if (name := find_variant(variant)) in known:
+        return str(name)
     wrote = "a folder that `keras-vit finetune` or `pretrain` wrote"
     spelled = {name.lower(): name for name in known}
     close = difflib.get_close_matches(variant.lower(), spelled, n=2)
@@ -39,15 +39,13 @@ def check_variant(variant: str, folders: bool = False) -> None:
     hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
     raise ValueError(
         f"Expected one of {', '.join(known)}{others}. Received: {variant}.{hint} "
-        "`keras-vit weights list` says what there is of each"
+        "`keras-vit weights list` prints the weights of each"
     )
 
 
 def variant_of_option(context: typer.Context, value: str) -> str:
     """Returns an option's variant; a misspelled one is an error before Keras starts."""
-    if not context.resilient_parsing:  # A TAB.
-        check_variant(value)
-    return value
+    return value if context.resilient_parsing else variant_named(value)
 
 
 def model_of_option(context: typer.Context, value: str | None) -> str | None:
@@ -58,8 +56,7 @@ def model_of_option(context: typer.Context, value: str | None) -> str | None:
         return value
     if is_remote(value) or export_formats.of_file(Path(value)) is not None:
         return value
-    check_variant(value, folders=True)
-    return value
+    return variant_named(value, folders=True)
 
 
 Corrupt = Annotated[
@@ -196,8 +193,9 @@ _RECIPE: dict[str, Any] = {
 }
 _CHANGES = {
     "total_steps": "--steps",
+    "epochs": "--epochs",
     "warmup_steps": "--warmup",
-    "base_lr": "--lr",
+    "base_lr": "--learning-rate --lr",
     "batch_size": "--batch-size",
     "accumulation_steps": "--parts",
     "image_size": "--image-size",
@@ -206,9 +204,7 @@ _CHANGES = {
 }
 _TUNING = {"freeze": "--freeze", "lora_rank": "--lora", "ema": "--ema"}
 TuningChanges = Annotated[Changes, FieldsOf(names=_CHANGES | _TUNING, **_RECIPE)]
-PretrainingChanges = Annotated[
-    Changes, FieldsOf(names=_CHANGES | {"epochs": "--epochs"}, **_RECIPE)
-]
+PretrainingChanges = Annotated[Changes, FieldsOf(names=_CHANGES, **_RECIPE)]
 _CONFIG: dict[str, Any] = {
     "kind": ViTConfig,
     "default": "the variant's",
@@ -331,7 +327,14 @@ Variant = Annotated[
         help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
     ),
 ]
-Images = Annotated[int, typer.Option(min=1, help="Images a batch.")]
+Images = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON on standard output, and other messages on standard error.",
+    ),
+]
 TestSeed = Annotated[
     int | None,
     typer.Option(

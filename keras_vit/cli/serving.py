@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from keras_vit.arguments import counted
 from keras_vit.cli.fields import given
 from keras_vit.cli.shell import app, console, errors
 
@@ -19,7 +20,7 @@ def serve(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="What `export --format savedmodel` wrote: OUT/1, ..."
+            metavar="OUT", help="Folder of versions that `export` wrote: OUT/1, ..."
         ),
     ],
     name: Annotated[
@@ -34,9 +35,11 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Whose connections are taken; 0.0.0.0 is everyone's.")
+        str, typer.Option(help="Interface to listen on; 0.0.0.0 accepts all hosts.")
     ] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of REST.")] = 8501,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of REST and of the page.")
+    ] = 8501,
     grpc_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of gRPC.")
     ] = 8500,
@@ -56,22 +59,21 @@ def serve(
         typer.Option(
             min=0,
             max=10**9,
-            help="With --batching: how long the first waits for others "
-            "[default: 2000].",
+            help="With --batching: time to wait for more requests [default: 2000].",
         ),
     ] = None,
     max_request_mib: Annotated[
-        int, typer.Option(min=1, max=2047, help="A longer request is refused.")
+        int, typer.Option(min=1, max=2047, help="Largest request.")
     ] = 32,
     max_request_seconds: Annotated[
-        int, typer.Option(min=1, help="A request that takes longer is ended.")
+        int, typer.Option(min=1, help="Longest time of a request.")
     ] = 30,
 ) -> None:
-    """Serves an export on this machine, as TensorFlow Serving would.
+    """Serve an export over REST and gRPC.
 
-    REST and gRPC take what the real server takes; Ctrl-C ends it. The warm-up requests
-    are played before it answers. Without --version it serves the newest version that
-    can be loaded, and looks for a newer one every second.
+    The protocols are those of TensorFlow Serving. Warm-up requests run before the
+    server accepts requests. Without --version it serves the newest version that can be
+    loaded and checks for a newer one every second.
     """
     from keras_vit.serving import server
     from keras_vit.serving.servable import Batching, Servable
@@ -101,13 +103,13 @@ def serve(
     name = name or path.resolve().name
 
     def ready() -> None:
-        console.print(
-            f"{servable.folder} warmed up by {played} requests; gRPC on "
-            f"{server.address(host, grpc_port)}, REST:",
-            markup=False,
-        )
         rest = server.address(host, port)
-        console.print(CURL.format(address=rest, name=name), markup=False)
+        requests = counted(played, "warm-up request")
+        console.print(f"ready: {name} from {servable.folder}, after {requests}")
+        console.print(f"page:  http://{rest}/")
+        console.print(f"gRPC:  {server.address(host, grpc_port)}")
+        console.print(f"REST:\n{CURL.format(address=rest, name=name)}")
+        console.print("To stop the server, press Ctrl-C.")
 
     server.serve(
         servable,

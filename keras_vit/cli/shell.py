@@ -1,9 +1,10 @@
-"""What every command prints with, the commands' list, and how a command ends."""
+"""Console, list of commands and error handling of the command line."""
 
 import contextlib
 import errno
 import importlib
 import itertools
+import json
 import math
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import sys
 import tempfile
 import textwrap
-import warnings
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,41 +20,57 @@ from typing import Any
 import typer
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from keras_vit.failures import is_out_of_memory
 from keras_vit.files import cache_dir, parse_json
 
-# C0 without tab and newline, DEL and C1: a terminal would execute them.
+# C0 without tab and newline, DEL and C1, which a terminal interprets.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST = 4096  # Characters of a value, as Linux's PATH_MAX.
 _LARGEST = 2**63 - 1
+# Handled outside of commands. Newer versions of typer contain a copy of click, whose
+# ClickException is the base of UsageError, that of BadParameter.
+_PASSED: Any = (
+    typer.BadParameter.__mro__[2],
+    typer.Exit,
+    typer.Abort,
+    BrokenPipeError,
+)
+UNEXPECTED = 70  # Exit code: EX_SOFTWARE of sysexits.h.
+ISSUES = "https://github.com/keras-vit/keras-vit/issues"
+SECTIONS = {  # In the order of `keras-vit --help`.
+    "Start": "demo doctor",
+    "Train": "finetune pretrain recipes launch runs",
+    "Predict": "predict embed search",
+    "Evaluate": "evaluate compare fewshot transfer vtab data-size",
+    "Inspect and plan": "inspect costs paper",
+    "Export and serve": "export serve",
+    "Data and weights": "data weights convert",
+}
 
 
 def visible(text: str) -> str:
-    """Text whose control characters are written as escapes (JSON's)."""
+    """Replaces control characters by JSON's escapes."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-_format_warning = warnings.formatwarning
-
-
-def visible_warning(*args: Any, **kwargs: Any) -> str:
-    """As `warnings.formatwarning`; warnings name files too."""
-    return visible(_format_warning(*args, **kwargs))
+def plain_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning on one line, without the source line that raised it."""
+    return f"keras-vit: warning: {visible(str(message))}\n"
 
 
 class SafeConsole(Console):
-    """A console that escapes the control characters of what it prints.
+    """A console that escapes control characters.
 
-    File names, class names and a server's messages come from others: printed raw, they
-    could move the cursor, rename the window or hide a line.
+    File names, class names and messages of a server are not trusted: their control
+    characters could move the cursor, rename the window or hide a line.
     """
 
     def render(
         self, renderable: Any, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As rich's; styles are applied after it."""
+        """Renders as rich does; styles are applied afterwards."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -63,14 +80,17 @@ errors = SafeConsole(stderr=True, style="red", markup=False, soft_wrap=True)
 
 
 class Command(TyperCommand):
-    """A command that imports Keras first; an expected error of it is one message."""
+    """A command that imports Keras first and prints its errors as one message."""
 
     needs_keras = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Also refuses values that no argument or option of any command can mean."""
+        """Also refuses values that are invalid for every argument and option."""
         if not ctx.resilient_parsing:
             _refuse_words(ctx, args)
+        if "--debug" in args[: [*args, "--"].index("--")]:
+            args.remove("--debug")
+            ctx.find_root().params["debug"] = True
         with _explained(ctx):
             rest = super().parse_args(ctx, self._with_model_first(args))
         for parameter in () if ctx.resilient_parsing else self.params:
@@ -81,7 +101,7 @@ class Command(TyperCommand):
         return rest
 
     def make_parser(self, ctx: Any) -> Any:
-        """As Click's; `keras-vit finetune photos` is `finetune --data photos`."""
+        """Also accepts the data as an argument: `keras-vit finetune photos`."""
         parser: Any = super().make_parser(ctx)
         if (data := self._data_option()) is not None:
             read = parser.parse_args
@@ -97,12 +117,12 @@ class Command(TyperCommand):
         return parser
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """As Click's, with the data."""
+        """Also lists the data as an argument."""
         data = [] if self._data_option() is None else ["[DATA]"]
         return [*super().collect_usage_pieces(ctx), *data]
 
     def _data_option(self) -> Any:
-        """The option --data where it is required and the command has no arguments."""
+        """The required option --data of a command without arguments."""
         if any(at.param_type_name == "argument" for at in self.params):
             return None
         return next(
@@ -110,7 +130,7 @@ class Command(TyperCommand):
         )
 
     def _with_model_first(self, args: list[str]) -> list[str]:
-        """`--model MODEL` is the argument MODEL, where a command has one."""
+        """Moves `--model MODEL` first for a command with the argument MODEL."""
         named = [at.name for at in self.params if at.param_type_name == "argument"]
         options = [word.partition("=")[0] for word in args]
         if named[:1] != ["model"] or "--model" not in options:
@@ -121,7 +141,7 @@ class Command(TyperCommand):
         return [*args[place + 1 : place + 2], *args[:place], *args[place + 2 :]]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """As Click's, with help that fits one line: fish reads a line as an offer."""
+        """Shortens the help to one line: fish reads each line as an offer."""
         offers = super().shell_complete(ctx, incomplete)
         for offer in offers:
             if offer.help:
@@ -129,17 +149,21 @@ class Command(TyperCommand):
         return offers
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs it."""
+        """Runs the command."""
         with _explained(ctx):
             if self.needs_keras:
                 import_keras()
-            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Of `main`.
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Set by `main`.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            return super().invoke(ctx)
+            console.stderr = bool(ctx.params.get("as_json"))
+            try:
+                return super().invoke(ctx)
+            finally:
+                console.stderr = False
 
 
 class PlainCommand(Command):
-    """A command that starts without Keras, whose import takes seconds."""
+    """A command that starts without importing Keras, which takes seconds."""
 
     needs_keras = False
 
@@ -157,21 +181,54 @@ class Commands(typer.Typer):
 
 @contextlib.contextmanager
 def _explained(ctx: Any) -> Iterator[None]:
-    """Prints an expected error of a command as one message.
+    """Prints an error of a command as one message; with --debug raises it.
 
-    Exits with 1, or with the error's own `exit_code`.
+    Exits with 1 or with the error's own `exit_code`, and with 70 after an unexpected
+    error.
     """
     try:
         yield
+    except _PASSED:
+        raise
     except Exception as error:
-        if _message(error) is None:
+        if ctx.find_root().params.get("debug"):
             raise
-        _, *words = ctx.command_path.split()
-        tell(error, " ".join(["keras-vit", *words]))
+        words = ["keras-vit", *ctx.command_path.split()[1:]]
+        if _message(error) is None:
+            errors.print(_unexpected(error, words))
+            raise typer.Exit(UNEXPECTED) from error
+        print_error(error, " ".join(words))
         raise typer.Exit(getattr(error, "exit_code", 1)) from error
 
 
+def _unexpected(error: Exception, words: list[str]) -> str:
+    """The message for an error that is probably a defect of this library."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    return (
+        f"keras-vit: unexpected {type(error).__name__} in {place}: {error}. Please "
+        f"report it at {ISSUES} with the output of: {words[0]} --debug "
+        f"{' '.join([*words[1:], '...'])}"
+    )
+
+
+class Sections(TyperGroup):
+    """The commands of `keras-vit --help` in sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Prints each section of `SECTIONS`."""
+        longest = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            rows = [
+                (f"{name:{longest}}", self.commands[name].get_short_help_str(60))
+                for name in names.split()
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = Commands(
+    cls=Sections,
     rich_markup_mode=None,
     help="The Vision Transformer paper (arXiv:2010.11929v2) from a shell.",
     pretty_exceptions_enable=False,
@@ -182,8 +239,8 @@ app = Commands(
 def import_keras() -> None:
     """Imports Keras and registers the classes that saved models need.
 
-    Keras and TensorFlow import the hidden packages where they find them, for functions
-    that no command calls. They take 0.4 of the time (`benchmarks/startup.py`).
+    Keras and TensorFlow also import the hidden packages if they are installed, for
+    functions that no command calls: 0.4 of the time (`benchmarks/startup.py`).
     """
     unused = {"jax", "matplotlib", "sklearn"} - {_backend()}
     with _without_chatter(), _hidden(unused):
@@ -221,9 +278,9 @@ def _hidden(packages: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Holds back TF_CPP_MIN_LOG_LEVEL's lines, inside.
+    """Removes the log lines that TF_CPP_MIN_LOG_LEVEL disables.
 
-    TensorFlow itself does not before its logging is set up, in the midst of its import
+    TensorFlow prints them until its logging is set up, late in its import
     (tensorflow#100442).
     """
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -250,9 +307,9 @@ def _without_chatter() -> Iterator[None]:
 
 
 def _refuse_words(ctx: Any, words: list[str]) -> None:
-    """Raises for an empty word, as a path the working folder, and for an overlong one.
+    """Raises for an empty word, which as a path is the working folder, or a long one.
 
-    Before they are read: a message may repeat what cannot be read.
+    This comes before parsing, whose messages repeat the word.
     """
     for before, word in itertools.pairwise(["", *words]):
         option, equals, value = word.partition("=")
@@ -278,7 +335,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _fault(value: Any) -> str | None:
-    """What is wrong with a value, wherever it is given; None if nothing is."""
+    """The reason why a value is invalid for every option; None if it is valid."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"expected a finite number. Received: {value}."
     if isinstance(value, int) and abs(value) > _LARGEST:
@@ -288,7 +345,7 @@ def _fault(value: Any) -> str | None:
 
 @contextlib.contextmanager
 def helped_by(command: str) -> Iterator[None]:
-    """Names the command that helps with an error inside."""
+    """Adds the command that helps to an error inside."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -296,9 +353,9 @@ def helped_by(command: str) -> Iterator[None]:
         raise
 
 
-def tell(error: Exception, command: str) -> None:
-    """Prints an error of a command and, if it names none, the command that helps."""
-    said = str(_message(error))
+def print_error(error: Exception, command: str) -> None:
+    """Prints an error and, if its message names no command, the one that helps."""
+    message = str(_message(error))
     notes = getattr(error, "__notes__", ())
     helps = next((note for note in notes if note.startswith("keras-vit ")), None)
     if isinstance(error, ImportError):
@@ -306,47 +363,49 @@ def tell(error: Exception, command: str) -> None:
     if helps is None and type(error).__name__ == "DownloadError":
         helps = "keras-vit weights fetch --help"
     if helps is None and not re.search(
-        r"keras-vit [a-z]|pip install|hf (auth|download)", said
+        r"keras-vit [a-z]|pip install|hf (auth|download)", message
     ):
         helps = f"{command} --help"
     if helps is not None:
-        end = "\n" if "\n" in said else ". "
-        said = f"{said.rstrip('.')}{end}Help: {helps}"
-    errors.print(f"keras-vit: {said}")
+        end = "\n" if "\n" in message else ". "
+        message = f"{message.rstrip('.')}{end}Help: {helps}"
+    errors.print(f"keras-vit: {message}")
 
 
 def _message(error: Exception) -> str | None:
-    """What to say of an error that users can do something about; None of others."""
-    said = str(error)
-    if isinstance(error, BrokenPipeError):  # Nobody reads any more.
-        return None
+    """The message of an error that users can act on; None for other errors."""
+    text = str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return (
             "Expected a path with names that the file system can hold (255 bytes "
             f"each). Received: {str(error.filename)[:60]!r}..."
         )
     if isinstance(error, ValueError | OSError | ImportError):
-        return said
-    if said.startswith("Expected "):  # Of ours.
-        return said
-    # TensorFlow's of a full disk, and every backend's of memory that is short.
-    if "No space left on device" in said:
-        return f"Expected room on the disk. Received: {said.splitlines()[0]}"
+        return text
+    if text.startswith("Expected "):  # Raised by this library.
+        return text
+    if "No space left on device" in text:  # TensorFlow's error is no OSError.
+        return f"The disk is full: {text.splitlines()[0]}. Free some space"
     name = type(error).__name__
-    if is_out_of_memory(f"{name}: {said}"):
+    if is_out_of_memory(f"{name}: {text}"):
         return (
-            "Expected the images of a step to fit into memory. Received: "
-            f"{(said or name).splitlines()[0][:200]}. Take fewer at once or smaller "
-            "ones; `keras-vit costs MODEL --batch N` tells what they need"
+            "The images of a step do not fit into memory: "
+            f"{(text or name).splitlines()[0][:200]}. Use a smaller batch or smaller "
+            "images; `keras-vit costs MODEL --batch N` prints the memory that they need"
         )
     return None
 
 
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Prints JSON on standard output; control characters are escapes."""
+    print(visible(json.dumps(value, indent=indent, ensure_ascii=False)))
+
+
 def readable(file: str | Path) -> str:
-    """A file's name as text; bytes that are not UTF-8 are escaped."""
+    """The name of a file as text; bytes that are not UTF-8 are escaped."""
     return str(file).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def progress() -> int:
-    """Keras's `verbose`: bars for a terminal, a line an epoch for a file."""
+    """`verbose` of `fit`: a line in place on a terminal, else one per evaluation."""
     return 1 if sys.stdout.isatty() else 2

@@ -93,7 +93,7 @@ def data_size(
     devices: Devices,
     saving: Saving,
 ) -> None:
-    """Measures few-shot accuracy by the amount of pre-training data (4.3, Figure 4).
+    """Pre-train on subsets of a data set (4.3, Figure 4).
 
     Pre-trains the model from random weights on nested subsets of the training images,
     each for the same number of updates, and keeps the evaluation that is best on a

@@ -1,7 +1,6 @@
 """`keras-vit finetune | pretrain | recipes | launch | runs`."""
 
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -12,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit.arguments import counted, percent
 from keras_vit.cli import completion
 from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import (
@@ -26,6 +26,7 @@ from keras_vit.cli.loaders import (
 from keras_vit.cli.options import (
     SEEDS,
     Architecture,
+    AsJson,
     Checkpoints,
     Cluster,
     ImageData,
@@ -36,7 +37,14 @@ from keras_vit.cli.options import (
     TuningRecipe,
     Variant,
 )
-from keras_vit.cli.shell import Commands, app, console, helped_by, progress
+from keras_vit.cli.shell import (
+    Commands,
+    app,
+    console,
+    helped_by,
+    print_json,
+    progress,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -62,7 +70,7 @@ def finetune(
     ] = 0,
     checkpoints: Checkpoints,
 ) -> None:
-    """Fine-tunes a pretrained ViT on your images, as Table 4 of the paper does."""
+    """Fine-tune a pretrained model on your images (Table 4)."""
     import keras_vit
 
     replicas = on_devices(context, devices)
@@ -74,8 +82,8 @@ def finetune(
         asked, purpose="features", file_size=size, size=settings.image_size
     )
     network = keras_vit.for_task(network, source.classes)
-    told = {"data": images.data, "model": asked.model, "weights": asked.weights}
-    _train(network, settings, source, output, told | {"seed": seed}, checkpoints)
+    details = {"data": images.data, "model": asked.model, "weights": asked.weights}
+    _train(network, settings, source, output, details | {"seed": seed}, checkpoints)
 
 
 def _train(
@@ -83,18 +91,18 @@ def _train(
     recipe: "Recipe",
     source: Any,
     output: Path,
-    told: dict[str, Any],
+    details: dict[str, Any],
     checkpoints: Checkpoints,
 ) -> None:
-    """Trains a network and leaves a folder that `predict` and `evaluate` take."""
+    """Trains a model and writes a folder that `predict` and `evaluate` open."""
     import keras_vit
     from keras_vit.training.distribution import Workers
     from keras_vit.training.locking import one_writer
 
     masked = predicts_patches(network)
-    classes = "" if masked else f" of {len(source.classes)} classes"
+    classes = "" if masked else f" of {counted(len(source.classes), 'class', 'es')}"
     console.print(
-        f"{len(source.train)} training images{classes}, "
+        f"{counted(len(source.train), 'training image')}{classes}, "
         f"{network.input_shape[1]}x{network.input_shape[2]} px, "
         f"{network.count_params():,} parameters"
     )
@@ -104,13 +112,13 @@ def _train(
             network,
             recipe,
             source,
-            seed=told["seed"],
+            seed=details["seed"],
             output=output,
             verbose=progress(),
             **vars(checkpoints),
         )
         details = {
-            **told,
+            **details,
             "learning_rate": result.learning_rate,
             "test_accuracy": result.test_accuracy,
             "keras_vit": keras_vit.__version__,
@@ -123,21 +131,21 @@ def _train(
     if result.test_accuracy is not None:
         right = round(result.test_accuracy * result.test_images)
         console.print(
-            f"test accuracy {result.test_accuracy:.2%} "
-            f"({right} of {result.test_images} images)"
+            f"test accuracy {percent(result.test_accuracy)} "
+            f"({right:,} of {counted(result.test_images, 'image')})"
         )
     console.print(f"wrote {output}; next: keras-vit predict --model {output} IMAGE...")
 
 
 def _print_masked(network: Any, result: Any, output: Path) -> None:
-    """How well masked patches are predicted, and what to do with the model."""
+    """Prints how well masked patches are predicted, and the next commands."""
     last = result.history[-1]
     judged, of = ("test", "val_") if "val_loss" in last else ("training", "")
     line = f"masked patches of {judged} images: loss {last[f'{of}loss']:.4f}"
     if network.target != "l2":
         at_random = math.log(network.output["prediction"].shape[-1])
         right = last[f"{of}accuracy"]
-        line += f" (a guess among all colors: {at_random:.4f}), {right:.2%} right"
+        line += f" (a guess among all colors: {at_random:.4f}), {percent(right)} right"
     console.print(line)
     console.print(
         f"wrote {output}; next: keras-vit inspect {output}, "
@@ -147,11 +155,11 @@ def _print_masked(network: Any, result: Any, output: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a pre-training predicts."""
+    """Options of the pre-training objective."""
 
     objective: Annotated[
         Literal["labels", "masked-patches"],
-        typer.Option(help="What is predicted: classes, or masked patches (4.6)."),
+        typer.Option(help="Prediction target: class labels, or masked patches (4.6)."),
     ] = "labels"
     target: Annotated[
         Literal["mean_color", "4x4", "l2"] | None,
@@ -163,7 +171,7 @@ class Objective:
     corrupt: Annotated[
         float | None,
         typer.Option(
-            help="With masked patches: the share that is corrupted [default: 0.5]."
+            help="With masked patches: share of corrupted patches [default: 0.5]."
         ),
     ] = None
 
@@ -191,12 +199,12 @@ def pretrain(
     ] = 0,
     checkpoints: Checkpoints,
 ) -> None:
-    """Trains a model from random weights, as Table 3 of the paper or B.1.2 does.
+    """Train a model from random weights (Table 3, B.1.2).
 
-    With --objective masked-patches labels are not read, and a folder needs no class
-    folders: the model learns to predict the patches that it does not see. `finetune
-    --model OUTPUT` puts a head on it, `fewshot` measures its features, `inspect` draws
-    what it predicts.
+    With --objective masked-patches the model learns to predict masked patches: labels
+    are not read, and the images need no class folders. Afterwards `finetune --model
+    OUTPUT` adds a head, `fewshot` measures the features, and `inspect` draws the
+    predictions.
     """
     replicas = on_devices(context, devices)
     masked = objective.objective == "masked-patches"
@@ -211,19 +219,19 @@ def pretrain(
     settings = changed(row, len(source.train), replicas, changes)
     classes = None if masked else len(source.classes)
     network = _from_scratch(model, settings, classes, **architecture)
-    told = {"data": images.data, "model": model, "recipe": recipe, "seed": seed}
+    details = {"data": images.data, "model": model, "recipe": recipe, "seed": seed}
     if masked:
         from keras_vit.self_supervision import MaskedPatchPredictor
 
         network = MaskedPatchPredictor(network, **task)
-        told |= {"objective": objective.objective, **task}
-    _train(network, settings, source, output, told, checkpoints)
+        details |= {"objective": objective.objective, **task}
+    _train(network, settings, source, output, details, checkpoints)
 
 
 def _from_scratch(
     variant: str, recipe: "Recipe", classes: int | None, **shape: Any
 ) -> "keras.Model":
-    """A variant with random weights, as the recipe wants it built."""
+    """A variant with random weights and the options of the recipe."""
     from keras_vit.configs import VARIANTS
     from keras_vit.families import family_of, with_options
 
@@ -235,7 +243,7 @@ def _from_scratch(
 
 
 def table_3(model: str, name: str) -> "Recipe":
-    """The recipe of a name, or of a model and the data it is for."""
+    """The recipe of a name, or of a model and a data set."""
     from keras_vit.recipes import PRETRAIN, find
 
     with helped_by("keras-vit recipes"):
@@ -251,11 +259,12 @@ def recipes(
             help="One recipe, in detail [default: all].",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON with every field.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Prints Tables 3 and 4 and the recipes of other published checkpoints."""
+    """Print the training recipes (Tables 3 and 4).
+
+    Includes the recipes of other published checkpoints.
+    """
     from keras_vit.recipes import FINETUNE, PRETRAIN, find, source
 
     with helped_by("keras-vit recipes"):
@@ -265,21 +274,21 @@ def recipes(
             key: dataclasses.asdict(row) | {"source": source(key)}
             for key, row in rows.items()
         }
-        print(json.dumps(fields[name] if name else fields, indent=2))
+        print_json(fields[name] if name else fields)
     elif name is None:
         console.print(_recipes_table(rows))
         console.print("keras-vit recipes NAME prints one with its source")
     else:
         table = Table(box=None, pad_edge=False, show_header=False, title=Text(name))
         table.title_justify = "left"
-        for key, value in _said(rows[name]).items():
+        for key, value in _set_fields(rows[name]).items():
             table.add_row(key, value)
         console.print(table)
         console.print(source(name))
 
 
-def _said(row: "Recipe") -> dict[str, str]:
-    """A recipe's fields that say something: no option that is off."""
+def _set_fields(row: "Recipe") -> dict[str, str]:
+    """The fields of a recipe without options that are off."""
     fields = dataclasses.asdict(row)
     if row.optimizer != "adam":
         del fields["beta1"]
@@ -297,13 +306,13 @@ def _in_words(value: Any) -> str:
 
 
 def _count(steps: int) -> str:
-    """Updates, whole millions as "1M"."""
+    """A number of updates; whole millions as "1M"."""
     millions, rest = divmod(steps, 1_000_000)
     return str(steps) if rest else f"{millions}M"
 
 
 def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
-    """One line a recipe, 80 columns wide at most."""
+    """One line for each recipe, 80 columns wide at most."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     for column in ("recipe", "length", "base lr", "decay", "wd", "optim."):
         table.add_column(column, no_wrap=True)
@@ -326,24 +335,24 @@ def _recipes_table(rows: dict[str, "Recipe"]) -> Table:
 )
 def launch(
     workers: Annotated[
-        int, typer.Option(help="Processes; they share cores and GPUs equally.")
+        int, typer.Option(help="Number of processes; they share cores and GPUs.")
     ],
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="After --: a command of keras-vit and its options, as each worker "
-            "runs it.",
+            help="After --: the keras-vit command that each worker runs, with its "
+            "options.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Trains in several processes of this machine, where no scheduler starts them.
+    """Train in several processes on this machine.
 
-    Each runs COMMAND with the TF_CONFIG by which they find each other; finetune,
+    Each process runs COMMAND with a TF_CONFIG that lists all of them. finetune,
     transfer and pretrain get --distribute multiworker unless COMMAND has --distribute.
-    Lines come out with the worker's number before them. If a worker fails, the
-    others are stopped and the exit code is its own; SIGTERM and Ctrl-C let all of
-    them save and end.
+    Each line of output starts with the number of its worker. If a worker fails, the
+    others are stopped and its exit code is returned. After SIGTERM or Ctrl-C all
+    workers save and exit.
     """
     from keras_vit import launching
 
@@ -359,10 +368,34 @@ def launch(
 
 
 runs_app = Commands(
-    help="Trainings: how far they are, how they went, and whether they are whole.",
+    help="List, show, verify and replay training runs.",
     no_args_is_help=True,
 )
 app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("list", needs_keras=False)
+def list_runs(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the runs.", show_default=True)
+    ] = Path("runs"),
+) -> None:
+    """List training runs, the newest first."""
+    from keras_vit.training.runs import find
+
+    found = find(folder)
+    if not found:
+        raise ValueError(
+            f"Expected a folder that contains training runs. Received: {str(folder)!r}"
+        )
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "step", "test accuracy", "last written"):
+        table.add_column(column, justify="right" if column == "step" else "left")
+    for run in found:
+        step = "" if run.progress is None else "{}/{}".format(*run.progress)
+        accuracy = "" if run.accuracy is None else percent(run.accuracy)
+        table.add_row(Text(str(run.folder)), run.state, step, accuracy, run.written)
+    console.print(table)
 
 
 @runs_app.command("show")
@@ -371,36 +404,39 @@ def show_runs(
         list[Path],
         typer.Argument(
             autocompletion=completion.begun,
-            help="Folders that `finetune` or `pretrain` writes or wrote.",
+            help="Folders of `finetune` or `pretrain`, finished or not.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(help="The picture [default: curves.png in the first folder]."),
+        typer.Option(help="Picture file [default: curves.png in the first folder]."),
     ] = None,
 ) -> None:
-    """Prints trainings' evaluations and draws their curves, while they run or after."""
+    """Print the evaluations of runs and draw their curves.
+
+    Also works while they train.
+    """
     from keras_vit.inspection import plots
-    from keras_vit.training import callbacks, resume
+    from keras_vit.training import callbacks
+    from keras_vit.training.runs import read_run
 
     curves = {}
     for run in runs:
-        told = resume.read_run(run)
         curves[str(run)] = callbacks.read(run / callbacks.FOLDER)
-        console.print(_evaluations(run, told))
+        console.print(_evaluations(run, read_run(run)))
     picture = output or runs[0] / "curves.png"
     plots.curves(curves, picture)
-    console.print(f"curves: {picture}; tensorboard --logdir {runs[0]} has them too")
+    console.print(f"wrote {picture}; or run tensorboard --logdir {runs[0]}")
 
 
-def _evaluations(run: Path, told: Any) -> Table:
+def _evaluations(run: Path, status: Any) -> Table:
     """A line for each evaluation of a run."""
     table = Table(box=None, pad_edge=False, title_justify="left")
-    table.title = Text(f"{run}: {told.step} of {told.total_steps} updates")
-    names = list(dict.fromkeys(name for row in told.history for name in row))
+    table.title = Text(f"{run}: {status.step} of {status.total_steps} updates")
+    names = list(dict.fromkeys(name for row in status.history for name in row))
     for name in names:
         table.add_column(name, justify="right")
-    for row in told.history:
+    for row in status.history:
         table.add_row(*(f"{row[name]:.5g}" if name in row else "" for name in names))
     return table
 
@@ -411,15 +447,15 @@ def verify_run(
         Path,
         typer.Argument(
             autocompletion=completion.runs,
-            help="The folder of a finished run, of several, or of an export; or a file "
-            "that export or convert wrote.",
+            help="Folder of a finished run, of several runs or of an export; or a file "
+            "written by export or convert.",
         ),
     ],
 ) -> None:
-    """Compares every file of a finished run or export with its manifest.
+    """Compare the files of a run or export with its manifest.
 
-    Names the files that are changed, missing or additional, and exits with 1 if there
-    are any. In a folder of several runs or exports each is compared.
+    Lists changed, missing and additional files and exits with 1 if there are any. In a
+    folder of several runs or exports each one is compared.
     """
     from keras_vit import manifest
 
@@ -427,27 +463,30 @@ def verify_run(
     whole = [_verified(place) for place in places]
     if loose:
         shown = ", ".join(loose[:5]) + (", ..." if len(loose) > 5 else "")
-        console.print(f"{run}: {len(loose)} files are in no manifest: {shown}")
+        console.print(
+            f"{run}: {counted(len(loose), 'file')} without a manifest: {shown}"
+        )
     if len(places) > 1:
-        console.print(f"{sum(whole)} of {len(places)} are as they were written")
+        console.print(f"{sum(whole)} of {len(places)} are unchanged")
     if not all(whole):
         raise typer.Exit(1)
 
 
 def _verified(place: Path) -> bool:
-    """Prints how files differ from their manifest; returns whether they are whole."""
+    """Prints how files differ from their manifest; returns whether none does."""
     from keras_vit import manifest
 
     found = manifest.verify(place)
     versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
-    console.print(f"{place}: {found.files} files, written with {versions}")
+    files = counted(found.files, "file")
+    console.print(f"{place}: {files}, written with {versions}")
     if isinstance(found.data, dict):
         console.print(f"data: {found.data['name']}, {found.data['fingerprint']}")
     for kind in ("changed", "missing", "additional"):
         for name in getattr(found, kind):
             console.print(f"{kind}: {name}")
     if found.whole:
-        console.print("every file is as it was written")
+        console.print("all files are unchanged")
     return found.whole
 
 
@@ -456,7 +495,7 @@ def replay_run(
     run: Annotated[
         Path,
         typer.Argument(
-            autocompletion=completion.runs, help="The folder of a finished run."
+            autocompletion=completion.runs, help="Folder of a finished run."
         ),
     ],
     first: Annotated[
@@ -464,7 +503,7 @@ def replay_run(
         typer.Option(
             "--from",
             min=0,
-            help="The step to compute from; the nearest checkpoint before it is used.",
+            help="First step; the computation starts from the checkpoint before it.",
         ),
     ] = 0,
     last: Annotated[
@@ -472,17 +511,20 @@ def replay_run(
         typer.Option(
             "--to",
             min=1,
-            help="The step of the last evaluation to compare [default: the run's].",
+            help="Step of the last evaluation to compare [default: the run's].",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="The run's data [default: where the run read it]."),
+        typer.Option(
+            help="Data of the run [default: the data that it was trained on]."
+        ),
     ] = None,
 ) -> None:
-    """Computes a segment of a run again and compares it with the run's certificate.
+    """Recompute a part of a run and compare the results.
 
-    The run is only read. Exits with 1 if an evaluation is different.
+    Every evaluation is compared with the certificate of the run, which is only read.
+    Exits with 1 if an evaluation differs.
     """
     from keras_vit.training import replaying
 

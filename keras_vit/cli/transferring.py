@@ -1,7 +1,6 @@
 """Section 4's protocols: `keras-vit transfer | fewshot | vtab | paper`."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from keras_vit.cli.loaders import (
 )
 from keras_vit.cli.options import (
     SEEDS,
+    AsJson,
     Checkpoints,
     Cluster,
     Devices,
@@ -34,7 +34,14 @@ from keras_vit.cli.options import (
     TuningChanges,
     TuningRecipe,
 )
-from keras_vit.cli.shell import app, console, helped_by, import_keras, progress
+from keras_vit.cli.shell import (
+    app,
+    console,
+    helped_by,
+    import_keras,
+    print_json,
+    progress,
+)
 
 if TYPE_CHECKING:
     from keras_vit.paper import Accuracy
@@ -69,7 +76,7 @@ def transfer(
     ] = 0,
     checkpoints: Checkpoints,
 ) -> None:
-    """Measures how a model transfers as section 4.1 does, next to the paper's number.
+    """Fine-tune several times and report the mean (4.1).
 
     The learning rates are tried once; the best one trains RUNS models on all training
     images. Prints the sweep, each run, mean and deviation, and what differs from the
@@ -157,7 +164,7 @@ def vtab(
     ] = 0,
     saving: Saving,
 ) -> None:
-    """Fine-tunes on the 19 tasks of VTAB-1k and prints Table 9 next to the paper's.
+    """Fine-tune on the 19 tasks of VTAB-1k (Table 9).
 
     A task whose data is not there is named and left out.
     """
@@ -278,7 +285,7 @@ def paper(
         ),
     ] = None,
 ) -> None:
-    """Prints the paper's own accuracies, a line for each.
+    """Print the results of the paper's tables and figures.
 
     Of figure5, next to the exaFLOPs that `keras-vit costs` counts.
     """
@@ -301,7 +308,7 @@ def paper(
                 f"{model}, {data}": of for (model, data), of in figure_2().items()
             }
         if as_json:
-            print(json.dumps(points, indent=2))
+            print_json(points)
         else:
             console.print(_points_table(points))
         if picture is not None:
@@ -317,7 +324,7 @@ def paper(
     }
     if as_json:
         every = [dataclasses.asdict(row) for rows in wanted.values() for row in rows]
-        print(json.dumps(every, indent=2))
+        print_json(every)
         return
     for name, rows in wanted.items():
         console.print(_papers_table(name, rows))
@@ -391,7 +398,7 @@ def _figure_5(as_json: bool, picture: Path | None) -> None:
         for (model, epochs), percents in figure_5().items()
     ]
     if as_json:
-        print(json.dumps(points, indent=2))
+        print_json(points)
     else:
         console.print(_figure_5_table(points))
     if picture is not None:
@@ -438,7 +445,7 @@ def _table_8(as_json: bool) -> None:
             {"position": position, "position_at": place, "accuracy": accuracy}
             for (position, place), accuracy in TABLE_8.items()
         ]
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     title = "Table 8: ViT-B/16, ImageNet 5-shot linear accuracy"
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
@@ -537,11 +544,12 @@ def fewshot(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", "--picture", help="A picture of accuracy against shots."
+            "--plot", "--picture", help="Picture file of accuracy against shots."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Prints the few-shot accuracy of frozen features (4.1, Figure 4)."""
+    """Print the few-shot accuracy of frozen features (4.1)."""
     from keras_vit import evaluation
     from keras_vit.data import sources
     from keras_vit.evaluation import features, few_shot
@@ -572,16 +580,24 @@ def fewshot(
     probes = [judge(None, source) for judge in judges]
     for one in probes:
         console.print(str(one))
+    numbers = {
+        "data": images.data,
+        "seed": seed,
+        **vars(asked),
+        **dataclasses.asdict(preprocessing),  # As used, not as asked for.
+        "image_size": image_size,
+        "before_crop": before_crop,
+        "fewshot": result.as_dict(),
+        "probes": list(map(vars, probes)),
+    }
     if output is not None:
-        told = {"data": images.data, "seed": seed, **vars(asked)}
-        told |= dataclasses.asdict(preprocessing)  # Not as asked for: as it was.
-        told |= {"image_size": image_size, "before_crop": before_crop}
-        numbers = {"fewshot": result.as_dict(), "probes": list(map(vars, probes))}
-        write_json(output, told | numbers)
-        console.print(f"numbers: {output}")
+        write_json(output, numbers)
+        console.print(f"wrote {output}")
+    if as_json:
+        print_json(numbers)
     if plot is not None:
         _plot_shots(result, plot)
-        console.print(f"picture: {plot}")
+        console.print(f"wrote {plot}")
 
 
 def _plot_shots(result: Any, path: Path) -> None:

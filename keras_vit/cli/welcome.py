@@ -1,4 +1,4 @@
-"""What `keras-vit` alone prints: what one can do next. Standard library only."""
+"""The page of `keras-vit` without arguments. Standard library only."""
 
 import shlex
 from pathlib import Path
@@ -9,34 +9,34 @@ from keras_vit.files import parse_json
 _PAGE = """\
 keras-vit {version}: the Vision Transformer (arXiv:2010.11929v2) from a shell
 {here}
-A first look, on digits and without a download:
-  keras-vit demo                                   trains, inspects, exports
+Try it on handwritten digits, without a download:
+  keras-vit demo                                   train, inspect, export
 
-Your own images, photos/CLASS/*.jpg:
-  keras-vit finetune --data photos                 trains; on a CPU: --freeze
-  keras-vit predict --model runs/finetune CAT.jpg  says what is on an image
-  keras-vit inspect runs/finetune                  shows where the model looks
-  keras-vit export runs/finetune exported          for TensorFlow Serving
-  keras-vit serve exported                         answers requests
+Use your own images, photos/CLASS/*.jpg:
+  keras-vit finetune photos                        train; on a CPU: --freeze
+  keras-vit predict --model runs/finetune CAT.jpg  classify images
+  keras-vit inspect runs/finetune                  show where the model looks
+  keras-vit export runs/finetune exported          export for TensorFlow Serving
+  keras-vit serve exported                         start a server
 
-The paper:
-  keras-vit recipes                                how its models were trained
-  keras-vit costs ViT-B/16                         parameters and multiply-adds
-  keras-vit paper table5                           its numbers
+Look up the paper:
+  keras-vit recipes                                training recipes
+  keras-vit costs ViT-B/16                         parameters and operations
+  keras-vit paper table5                           results
 
-What is installed, what is missing:
+Check the installation:
   keras-vit doctor
 
-All commands: keras-vit --help; the options of one: keras-vit COMMAND --help"""
+All commands: keras-vit --help; options of a command: keras-vit COMMAND --help"""
 
 
 def page(runs: Path = Path("runs")) -> str:
-    """The page, with what to do about the newest run there, if there is one."""
+    """Returns the page, with the next command for the newest run."""
     return _PAGE.format(version=__version__, here=_here(runs))
 
 
 def _here(runs: Path) -> str:
-    """What the newest folder of a training is good for; "" without one."""
+    """The next command for the newest run; "" without one."""
     begun = sorted(runs.glob("*/begun.json"), key=lambda file: file.stat().st_mtime)
     if not begun:
         return ""
@@ -47,11 +47,11 @@ def _here(runs: Path) -> str:
         objective = run["details"].get("objective")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return (
-            f"\n{folder} has not ended. Its command, given again, goes on; how far it "
-            f"is:\n  keras-vit runs show {name}\n"
+            f"\n{folder} is not finished. To resume it, run its command again; to see "
+            f"its progress:\n  keras-vit runs show {name}\n"
         )
     if objective == "masked-patches":
         command = f"keras-vit finetune --model {name} --data photos"
     else:
         command = f"keras-vit predict --model {name} IMAGE.jpg"
-    return f"\n{folder} is trained:\n  {command}\n"
+    return f"\n{folder} is finished:\n  {command}\n"

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack
 import keras
 
 from keras_vit import arguments, manifest
+from keras_vit.arguments import percent
 from keras_vit.configs import (
     CheckpointConfig,
 )
@@ -423,7 +424,7 @@ class _Study:
             shutil.rmtree(training / name, ignore_errors=True)
         manifest.write(training)
         if self.verbose:
-            print(f"{images:,} images, seed {seed}: {row.mean:.2%}", flush=True)
+            print(f"{images:,} images, seed {seed}: {percent(row.mean)}", flush=True)
         del best
         gc.collect()  # A model and its compiled functions refer to each other.
 

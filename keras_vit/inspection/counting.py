@@ -15,6 +15,7 @@ for a batch.
 """
 
 import dataclasses
+import difflib
 import math
 import sys
 from numbers import Integral
@@ -24,6 +25,7 @@ from keras_vit.configs import (
     VARIANTS,
     CheckpointConfig,
     ModelConfig,
+    find_variant,
 )
 from keras_vit.families import family_of
 from keras_vit.inspection.devices import DAY, PAPERS_UTILISATION, device_of
@@ -283,13 +285,22 @@ def _config(model: Any) -> CheckpointConfig:
 
         config = config_of(model)
     elif isinstance(model, str):
-        config = VARIANTS.get(model)
+        config = VARIANTS.get(find_variant(model) or model)
     if isinstance(config, ModelConfig) and family_of(config).of_the_paper:
         return cast(CheckpointConfig, config)
-    known = (name for name, at in VARIANTS.items() if family_of(at).of_the_paper)
+    known = [
+        name
+        for name, at in VARIANTS.items()
+        if "-" in name and family_of(at).of_the_paper
+    ]
+    spelled = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(model).lower(), spelled, n=2)
+    hint = (
+        f". Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
+    )
     raise ValueError(
         "Expected a model, a ViTConfig, a ResNetConfig, or one of "
-        f"{', '.join(name for name in known if '-' in name)}. Received: model={model!r}"
+        f"{', '.join(known)}. Received: model={model!r}{hint}"
     )
 
 

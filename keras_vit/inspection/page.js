@@ -3,12 +3,12 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 
-// matplotlib's viridis, 17 of its 256 colours: even steps in lightness, for all eyes.
+// 17 of the 256 colors of matplotlib's viridis, whose lightness grows evenly.
 const VIRIDIS = ("440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c " +
   "1f9f88 27ad81 3dbc74 5cc863 81d34d aadc32 d5e21a fde725").split(" ")
   .map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 
-function colour(share) {
+function color(share) {
   const place = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1);
   const below = Math.min(Math.floor(place), VIRIDIS.length - 2);
   return VIRIDIS[below].map((low, i) =>
@@ -19,7 +19,7 @@ function decoded(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-// A pixel a patch; CSS makes it large. `paint` gives red, green, blue, alpha.
+// One pixel for each patch; CSS enlarges it. `paint` gives red, green, blue, alpha.
 function draw(canvas, rows, cols, values, paint) {
   canvas.width = cols;
   canvas.height = rows;
@@ -29,12 +29,12 @@ function draw(canvas, rows, cols, values, paint) {
   context.putImageData(image, 0, 0);
 }
 
-const share = (value, most) => (most > 0 ? value / most : 0);
+const share = (value, most) => (most > 0 ? Math.min(value / most, 1) : 0);
 const PAINTS = {
-  map: (most) => (value) => [...colour(share(value, most)), 255],
-  // Where nothing is looked at, the photo is seen.
+  map: (most) => (value) => [...color(share(value, most)), 255],
+  // The photo is visible where there is no attention.
   heat: (most) => (value) =>
-    [...colour(share(value, most)), Math.round(255 * share(value, most))],
+    [...color(share(value, most)), Math.round(255 * share(value, most))],
   mask: (most) => (value) => [0, 0, 0, Math.round(255 * (1 - share(value, most)))],
 };
 
@@ -102,6 +102,16 @@ function rolloutMap() {
   return {values, total: data.rollout.total[image]};
 }
 
+// The value with full brightness: the maximum, as in the paper, or the 97 % quantile, so
+// that a single bright patch does not darken all others (arXiv:2309.16588).
+function fullBrightness(values) {
+  if (!at("robust").checked) return Math.max(...values);
+  const sorted = [...values].sort((a, b) => a - b);
+  const place = 0.97 * (sorted.length - 1), below = Math.floor(place);
+  const above = Math.min(below + 1, sorted.length - 1);
+  return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
+}
+
 function showAttention() {
   const layer = Number(at("layer").value), head = Number(at("head").value);
   const rollout = at("rollout").checked;
@@ -120,9 +130,10 @@ function showAttention() {
     `patches; the brightest, row ${Math.floor(brightest / cols) + 1}, column ` +
     `${brightest % cols + 1}, has ${percent(most)}.`;
   const view = at("view").value, canvas = at("map");
-  draw(canvas, rows, cols, map.values, PAINTS[view](most));
+  const full = fullBrightness(map.values);
+  draw(canvas, rows, cols, map.values, PAINTS[view](full));
   canvas.style.opacity = view === "map" ? 1 : at("strength").value / 100;
-  drawScale("scale", "0 %", percent(most), view);
+  drawScale("scale", "0 %", (full < most ? "≥ " : "") + percent(full), view);
   showHeads(layer, rollout ? 0 : head);
   showDots(rollout ? 0 : layer, head);
 }
@@ -131,7 +142,7 @@ function showHeads(layer, chosen) {
   document.querySelectorAll("#heads button").forEach((button) => {
     const head = Number(button.value);
     const {values} = headMap(layer, head);
-    draw(button.firstElementChild, rows, cols, values, PAINTS.map(Math.max(...values)));
+    draw(button.firstElementChild, rows, cols, values, PAINTS.map(fullBrightness(values)));
     button.setAttribute("aria-label", `Head ${head}`);
     button.setAttribute("aria-pressed", String(head === chosen));
   });
@@ -163,7 +174,7 @@ function startAttention() {
   canvas.style.width = 100 * data.covered[1] + "%";
   const across = heads < 5 ? Math.max(3, heads) : Math.max(3, Math.ceil(Math.sqrt(heads)));
   document.querySelector(".heads").style.gridTemplateColumns = `repeat(${across}, 1fr)`;
-  for (const id of ["layer", "head", "rollout", "view", "strength"]) {
+  for (const id of ["layer", "head", "rollout", "robust", "view", "strength"]) {
     at(id).addEventListener("input", showAttention);
   }
   document.querySelectorAll("#heads button").forEach((button) => {

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_vit._lazy import renamed
-from keras_vit.configs import VARIANTS, builder_name
+from keras_vit.arguments import percent
+from keras_vit.configs import find_variant
 from keras_vit.inspection.counting import Costs, costs
 from keras_vit.inspection.devices import (
     DEVICES,
@@ -248,7 +249,7 @@ class Plan(_Planned):
 
         If a model has several rows, the one with the nearest number of epochs.
         """
-        row = f"{_as_in_the_paper(self.model).removeprefix('BiT-')}-{self.data}"
+        row = f"{str(find_variant(self.model)).removeprefix('BiT-')}-{self.data}"
         if row in PRETRAIN:
             return row, PRETRAIN[row]
         of_epochs = [
@@ -362,12 +363,6 @@ class FinetunePlan(_Planned):
 
     def __str__(self) -> str:
         return "\n".join(_finetune_lines(self))
-
-
-def _as_in_the_paper(model: str) -> str:
-    """Returns the paper's spelling of a builder's name: "ViT_L16" -> "ViT-L/16"."""
-    spelt = (name for name in VARIANTS if "-" in name)
-    return next((n for n in spelt if builder_name(n) == builder_name(model)), model)
 
 
 def _room(device: Device, rematerialized: bool) -> float:
@@ -495,7 +490,7 @@ def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
     share = run.images_an_update // run.devices
     yield _line("images per device", f"{share:,}")
     yield _fit_line("memory per device", run.fit(False), _room(device, False), share)
-    remark = f"at {run.utilisation:.1%} of the peak"
+    remark = f"at {percent(run.utilisation, 1)} of the peak"
     if run.rematerializes:
         yield _fit_line("  rematerialized", run.fit(True), _room(device, True), share)
         remark += f"; rematerialized {run.rematerialized_hours:,.1f}"
@@ -505,7 +500,8 @@ def _shared_lines(run: Plan | FinetunePlan) -> Iterator[str]:
     yield _line(
         "  reported shares",
         f"{fast:,.1f} to {slow:,.1f}",
-        f"at {greatest:.0%} to {least:.0%}, the reported spread of ViT training runs",
+        f"at {percent(greatest, 0)} to {percent(least, 0)}, the reported spread of "
+        "ViT training runs",
     )
     yield _line("device-hours", f"{run.device_hours:,.1f}")
 

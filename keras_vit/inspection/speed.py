@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import files
+from keras_vit.configs import find_variant
 from keras_vit.failures import is_out_of_memory
 from keras_vit.families import family_of
 
@@ -118,7 +119,8 @@ def measure(
             "Expected a positive memory and largest batch. Received: "
             f"memory={memory}, largest={largest}, seconds={seconds}"
         )
-    chosen = {model: _sizes_of(model, sizes) for model in models}
+    names = [find_variant(model) or model for model in models]
+    chosen = {model: _sizes_of(model, sizes) for model in names}
     room = int(0.8 * available_memory()) if memory is None else memory
     limits = MeasurementLimits(memory=room, largest=largest, seconds=seconds)
     speeds: dict[str, dict[int, float]] = {}

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import export_formats, manifest
+from keras_vit.arguments import percent
 from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_channels
 from keras_vit.facts import OFFICIAL, Preprocessing
 from keras_vit.files import replacing_all, write_json
@@ -63,8 +64,8 @@ class ExportedFile:
         size = sum(at.stat().st_size for at in _files(self.path)[:-3]) / 2**20
         return (
             f"{self.path}: {size:.1f} MiB; scores differ from Keras's by at most "
-            f"{self.difference:.1e}; the same best class for {self.agreement:.1%} of "
-            f"{self.images} images"
+            f"{self.difference:.1e}; the same best class for "
+            f"{percent(self.agreement, 1)} of {self.images} images"
         )
 
 

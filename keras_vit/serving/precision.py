@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_vit.arguments import percent
 from keras_vit.layers.embeddings import check_unadapted, projections_of, quantized
 from keras_vit.models.transfer import merge_lora
 
@@ -68,7 +69,7 @@ class Quantized:
     def __str__(self) -> str:
         return (
             f"int8: {self.parameters:,} of {self.total:,} parameters "
-            f"({self.parameters / self.total:.0%})"
+            f"({percent(self.parameters / self.total, 0)})"
         )
 
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit import arguments, manifest
+from keras_vit.arguments import percent
 from keras_vit.environment import environment
 from keras_vit.facts import Preprocessing
 from keras_vit.files import replacing, write_json
@@ -199,7 +200,7 @@ class Trainings:
             base_lr = max(sweep, key=lambda rate: sweep[rate])
             self.batches.say(
                 f"best learning rate: {base_lr:g}, with an accuracy of "
-                f"{sweep[base_lr]:.2%} on the held-out images"
+                f"{percent(sweep[base_lr])} on the held-out images"
             )
         made = None
         if kept.folder is not None:

@@ -131,6 +131,22 @@ def test_sliders_by_mouse_show_each_layer_and_head(opened):
         assert tab.inner_text("#head-value") == f"mean of {HEADS}"
 
 
+def test_single_bright_patches_can_be_ignored(opened):
+    page = pages.page()
+    page.attention[0, :, :, 0, 0] *= 50
+    tab = opened(page)
+    tab.select_option("#view", "map")
+    click_slider(tab, "head", 1)
+    shown = page.attention[0, LAYERS - 1, 0]
+    assert_shows(tab, shown)
+    tab.check("#robust")
+    full = np.quantile(shown, 0.97)
+    assert full < shown.max()
+    assert_shows(tab, np.minimum(shown, full))
+    assert tab.inner_text("#scale-most") == f"≥ {100 * full:#.3g} %"
+    assert_shows(tab, np.minimum(shown, full), "#heads button canvas")
+
+
 def test_sliders_by_keys(opened):
     page = pages.page()
     tab = opened(page)

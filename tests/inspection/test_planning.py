@@ -216,7 +216,7 @@ def test_a_plan_of_a_fine_tuning_by_hand():
     assert 512 // run.fit(False).parts == 16  # docs/howto/colab.md: 32 do not fit.
     lines = str(run).splitlines()
     assert lines[0] == f"Table 4 on 1 x T4 with 720 photos: {run.hours:.1f} hours"
-    assert "at 44% to 23%, the reported spread of ViT training runs" in str(run)
+    assert "at 44 % to 23 %, the reported spread of ViT training runs" in str(run)
 
 
 def test_a_plan_of_a_row_of_table_4():

@@ -179,6 +179,31 @@ def test_figure_6_with_a_quantile_lights_the_rest(figures, tmp_path):
     assert light.max() == 1
 
 
+def test_figure_6_with_two_quantiles_has_both_maps(figures, tmp_path):
+    rng = np.random.default_rng(0)
+    images, maps = rng.uniform(0, 1, (3, 28, 56, 3)), rng.uniform(0, 9, (3, 28, 56))
+    plots.figure_6(images, maps, tmp_path / "a.png", columns=2, quantile=(1.0, 0.9))
+    (axes,) = figures[0].axes
+    drawn = axes.images[0].get_array()
+    assert drawn.shape == (2 * 28 + 6, 2 * (3 * 56 + 2 * 2) + 6, 3)
+    shown = drawn[:28, 172 + 6 :]  # The second image.
+    np.testing.assert_allclose(shown[:, :56], images[1])
+    for start, most in ((58, maps[1].max()), (116, np.quantile(maps[1], 0.9))):
+        share = np.minimum(maps[1] / most, 1)[..., None]
+        np.testing.assert_allclose(shown[:, start : start + 56], images[1] * share)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["input", "attention", "attention (90 %)"] * 2
+    assert list(axes.get_xticks()) == [28, 86, 144, 206, 264, 322]
+
+
+@pytest.mark.parametrize("quantile", [0, 1.1, (), (1.0, 0.0), float("nan")])
+def test_figure_6_refuses_quantiles(tmp_path, quantile):
+    with pytest.raises(ValueError, match="quantile in"):
+        plots.figure_6(
+            np.ones((1, 4, 4, 3)), np.ones((1, 4, 4)), tmp_path / "a.png", 1, quantile
+        )
+
+
 def test_figure_14_has_eight_pairs_side_by_side(figures, tmp_path):
     rng = np.random.default_rng(0)
     images, maps = rng.uniform(0, 1, (10, 8, 8, 1)), rng.uniform(0, 1, (10, 8, 8))

@@ -68,7 +68,9 @@ def test_legacy_h5_loads_back(name, tmp_path):
     again = keras.models.load_model(tmp_path / "model.h5", compile=False)
     images = np.ones((2, *model.input_shape[1:]), "float32")
     np.testing.assert_array_equal(outputs(again, images), outputs(model, images))
-    with pytest.raises(ValueError, match=r"Read it with keras\.models\.load_model\(path\)"):
+    with pytest.raises(
+        ValueError, match=r"Read it with keras\.models\.load_model\(path\)"
+    ):
         keras_vit.from_checkpoint(tmp_path / "model.h5")
 
 

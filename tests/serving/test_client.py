@@ -602,7 +602,7 @@ def photos(tmp_path_factory):
 
 def assert_same_text(out, expected):
     """But for the last digit of a share, which a last digit of a score may turn."""
-    share = re.compile(r"(\d+\.\d\d)%")
+    share = re.compile(r"(\d+\.\d\d) %")
     assert share.sub("%", out) == share.sub("%", expected)
     shares = (list(map(float, share.findall(text))) for text in (out, expected))
     assert next(shares) == pytest.approx(next(shares), abs=0.011)

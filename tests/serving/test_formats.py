@@ -397,10 +397,10 @@ def test_export_prints_what_int8_does_to_accuracy(root, shell, in_process):
     split = noise_of_three_colors(12, 0)
     network = keras.models.load_model(root / "run" / "model.keras")
     right = (expected_of(network, split.images).argmax(-1) == split.labels).sum()
-    assert f"accuracy before {right / 12:7.2%} ({right} of 12)" in out
+    assert f"accuracy before {100 * right / 12:6.2f} % ({right} of 12)" in out
     by_file = formats.file_scores(root / "m.tflite", split.images).argmax(-1)
     right = (by_file == split.labels).sum()
-    assert f"accuracy after  {right / 12:7.2%} ({right} of 12)" in out
+    assert f"accuracy after  {100 * right / 12:6.2f} % ({right} of 12)" in out
     assert "change " in out
     assert "% of 12 images" in out
     code, _, err = shell(*given)
@@ -479,8 +479,8 @@ def test_the_fastest_within_the_drop_is_written(
     code, out, err = shell(*given, *options)
     assert (code, err) == (0, "")
     assert re.search(rf"^{name} \*  ", out, re.M)
-    assert re.search(r"^LiteRT int8.* 0\.00%  -100\.00 \(-100\.00 to -1", out, re.M)
-    assert out.count(" 100.00%  ") == 5
+    assert re.search(r"^LiteRT int8.* 0\.00 %  -100\.00 \(-100\.00 to -1", out, re.M)
+    assert out.count(" 100.00 %  ") == 5
     path = tmp_path / "out" / written
     assert path.exists()
     assert {at.name.split(".")[0] for at in path.parent.iterdir()} == {"m"}
@@ -540,7 +540,7 @@ def test_export_writes_a_savedmodel_and_evaluates_it(root, shell, monkeypatch):
     given = ("export", root / "run", root / "served", "--data", root / "colors.npz")
     code, out, _ = shell(*given, "--top", 2, "--version", 4, "--on-bad-image", "fail")
     assert code == 0
-    assert "the same class for 0.0% of the images" in out
+    assert "the same class for 0.0 % of the images" in out
     loaded = tf.saved_model.load(str(root / "served" / "4"))
     assert loaded.signatures["image_bytes"].structured_outputs["scores"].shape[1] == 2
     code, _, err = shell(*given, "--version", 4)

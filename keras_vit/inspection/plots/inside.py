@@ -1,7 +1,7 @@
 """Pictures of attention and of learned embeddings (4.5, 4.6, D.4, D.7, D.8)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def figure_6(
     maps: np.ndarray,
     path: str | os.PathLike[str],
     columns: int = 1,
-    quantile: float = 1.0,
+    quantile: float | Sequence[float] = 1.0,
 ) -> None:
     """Draws images next to the attention of the output, as in Figure 6, to a file.
 
@@ -67,10 +67,11 @@ def figure_6(
         images: [B, H, W, C] in [0, 1]; if C is not 3, the first channel, in gray.
         maps: [B, H, W], 0 or more, from `attention_rollout`.
         path: path of the picture; its suffix is the format (.png, .svg, .pdf).
-        columns: number of pairs in a row; Figure 6 has 3 pairs in one column.
+        columns: number of images in a row; Figure 6 has 3 images in one column.
         quantile: quantile of a map that is drawn at full brightness, in (0, 1]; 1 is
             the paper's maximum. If single patches dominate (arXiv:2309.16588, on
-            DINOv2), a lower value makes the others visible.
+            DINOv2), a lower value makes the others visible. For several values, the
+            maps are drawn next to each other.
 
     Raises:
         ValueError: if there are no images, the maps do not have the images' size, a map
@@ -82,7 +83,8 @@ def figure_6(
             "Expected images [B, H, W, C] and maps [B, H, W], at least one (D.8). "
             f"Received: images {images.shape}, maps {maps.shape}"
         )
-    if not 0 < quantile <= 1:
+    quantiles = np.atleast_1d(quantile)
+    if not len(quantiles) or not ((quantiles > 0) & (quantiles <= 1)).all():
         raise ValueError(f"Expected quantile in (0, 1]. Received: quantile={quantile}")
     if columns < 1:
         raise ValueError(f"Expected 1 or more columns. Received: columns={columns}")
@@ -91,21 +93,25 @@ def figure_6(
     images = canvas.colored(images)
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    brightest = np.quantile(maps, quantile, axis=(1, 2), keepdims=True)
-    shares = np.minimum(maps / np.maximum(brightest, np.finfo(float).tiny), 1)
     height, width = images.shape[1:3]
     gap = max(1, width // 28)
-    pairs = [images, np.ones((*images.shape[:2], gap, 3)), images * shares[..., None]]
-    pair = 2 * width + gap
-    inches = 3.2 if columns < 4 else 1.6  # Width of a pair.
-    side = inches * height / width / 2
-    with canvas.picture(path, inches * columns + 0.2, side * rows + 0.4) as figure:
+    panels, labels = [images], ["input"]
+    for value in quantiles:
+        brightest = np.quantile(maps, value, axis=(1, 2), keepdims=True)
+        shares = np.minimum(maps / np.maximum(brightest, np.finfo(float).tiny), 1)
+        panels += [np.ones((*images.shape[:2], gap, 3)), images * shares[..., None]]
+        scaled = f" ({100 * value:.0f} %)" if value < 1 and len(quantiles) > 1 else ""
+        labels.append(f"attention{scaled}")
+    step = width + gap
+    panel = 1.6 if columns < 4 else 0.8  # Inches.
+    inches, side = panel * len(labels) * columns, panel * height / width
+    with canvas.picture(path, inches + 0.2, side * rows + 0.4) as figure:
         axes = figure.subplots()
-        joined = canvas.mosaic(np.concatenate(pairs, axis=2), columns, 3 * gap, 1.0)
+        joined = canvas.mosaic(np.concatenate(panels, axis=2), columns, 3 * gap, 1.0)
         axes.imshow(joined)
-        starts = np.arange(columns)[:, None] * (pair + 3 * gap)
-        middles = starts + np.array([width / 2, gap + 1.5 * width])
-        axes.set_xticks(middles.ravel(), ["input", "attention"] * columns)
+        starts = np.arange(columns)[:, None] * (len(labels) * step + 2 * gap)
+        middles = starts + np.arange(len(labels)) * step + width / 2
+        axes.set_xticks(middles.ravel(), labels * columns)
         axes.set_yticks([])
         axes.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False)
         axes.tick_params(length=0, labelsize=10 if columns < 4 else 8)

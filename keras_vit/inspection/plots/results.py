@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.arguments import percent
 from keras_vit.inspection.plots import canvas
 from keras_vit.inspection.plots.scaling import percents_over_log
 
@@ -238,7 +239,7 @@ def reliability(
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         lower.bar(left, images / images.sum(), color="0.6", edgecolor="white", **bar)
         lower.set(xlabel="confidence", ylabel="images")
-        lower.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        lower.yaxis.set_major_formatter(lambda share, _: percent(share, 0))
         for axes in (upper, lower):
             axes.spines[["top", "right"]].set_visible(False)
 
@@ -291,4 +292,4 @@ def confusion(
                     }
                     axes.text(column, row, f"{images:.0f}", **style)
         bar = figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the class")
-        bar.ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        bar.ax.yaxis.set_major_formatter(lambda share, _: percent(share, 0))

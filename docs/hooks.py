@@ -1,8 +1,7 @@
-"""What mkdocs.yml asks for beside plugins: pages from outside docs/, links, `--help`.
+"""Hooks of mkdocs: pages from outside docs/, links, reference entries and `--help`.
 
-On GitHub a page links files of the repository. Here a link to what is a page becomes
-one to that page, and any other one to the repository; a public name, one to its place
-in the reference.
+On GitHub a page links files of the repository. In the site a link to a page's file leads
+to that page and any other one to the repository. Public names link to the reference.
 """
 
 import dataclasses
@@ -34,6 +33,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "examples/README.md": "examples.md",
     "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
 }
 MODULES = ("", ".layers", ".models", ".weights", ".configs", ".recipes", ".data")
 MODULES += (".data.pipelines", ".data.preprocessing", ".data.augmentation")

@@ -36,6 +36,7 @@ VALID = {  # What each command gets beside the bad value, quick if that is taken
     "pretrain": "--data digits --layers 1 --hidden-size 8 --mlp-dim 8 --heads 1 "
     "--patch-size 16 --image-size 32 --steps 1 --batch-size 8 --output OUT",
     "recipes": "cifar10",
+    "runs list": "",
     "runs replay": "nothing",
     "runs show": "nothing",
     "runs verify": "nothing",
@@ -198,7 +199,7 @@ def test_values_that_were_accepted_or_crashed(
     ("line", "help_"),
     [
         ("finetune --data digits --model runs/nowhere", "such folders here: runs/mine"),
-        ("finetune --data digits --model vit-b16", "Did you mean ViT-B/16"),
+        ("finetune --data digits --model vit-b61", "Did you mean ViT-B/16"),
         ("pretrain --data digits --model runs/mine", "`keras-vit weights list`"),
         ("predict --weights sam2 photo", "Help: keras-vit weights list"),
         ("predict --weights sam photo", "Help: keras-vit weights fetch --help"),

@@ -40,7 +40,7 @@ USABLE, USABLE_REMATERIALIZED = 0.9, 0.7
 MOST_EPOCHS = 1_000_000
 IMAGE_BYTES = 110_000
 """Size of an ImageNet JPEG; MLPerf Storage's ResNet-50 assumes 114,660."""
-# Images/s of 500x375 pixels that one core decodes, crops and scales: half of the 1,461
+# Images/s of 500x375 pixels that one core decodes, crops and scales: half of the 1,917
 # of two cores (`benchmarks/data.py --enlarge 500x375`, docs/performance.md).
 DECODED_BY_A_CORE = 960
 _SENTENCE = re.compile(r"(\S+) (\S+) (\d+\.?\d*) epochs? on (\d+)x(\S+)")

@@ -23,7 +23,7 @@ from keras_vit.recipes import IMAGES
 from tests.conftest import skip_without
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
 from tests.models.test_vit import GAP_PARAMETERS, PARAMETERS
-from tests.test_docs import OTHER_PARAMETERS, README, ROOT
+from tests.test_docs import MODELS, OTHER_PARAMETERS, ROOT
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -97,8 +97,8 @@ def test_parameters_of_gap_models_are_the_published(variant):
     assert costs(config).parameters == GAP_PARAMETERS[variant]
 
 
-def test_parameters_are_the_readmes():
-    rows = re.findall(r"^\| (\S+) \| `\w+` \| ([\d,]+) \|", README, re.M)
+def test_parameters_are_those_of_the_page_of_models():
+    rows = re.findall(r"^\| (\S+) \| `\w+` \| ([\d,]+) \|", MODELS, re.M)
     assert len(rows) == 28
     for variant, parameters in rows:
         assert costs(variant).parameters == int(parameters.replace(",", ""))

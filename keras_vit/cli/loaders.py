@@ -1,4 +1,4 @@
-"""Models, data, recipes and devices, as options name them."""
+"""Opens the models, data, recipes and devices that options select."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ Purpose = Literal["classify", "any", "features"]
 
 
 def save_details(folder: Path, details: dict[str, Any]) -> None:
-    """Writes `run.json`, the last file of a run: how its model was trained."""
+    """Writes `run.json`, the last file of a run, with details of its training."""
     from keras_vit import manifest
     from keras_vit.files import write_json
 
@@ -47,36 +47,36 @@ def save_details(folder: Path, details: dict[str, Any]) -> None:
 
 
 def open_model(
-    asked: OpenedModel,
+    options: OpenedModel,
     *,
     purpose: Purpose,
     file_size: tuple[int, int] | None = None,
     size: tuple[int, int] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Opens a model from any place that a command accepts.
+    """Opens a model from any source that a command accepts.
 
     Args:
-        asked: `model` is a `.keras` file, a run's folder, a weights file or its name,
-            or a variant; None: the weights file's own, else ViT-B/16. `weights` is of a
-            variant: a tag or a file; or a weights file without a variant. The rest is
-            of a weights file that does not state it; `gelu` of a variant, too.
-            `license_allow` is of any.
-        purpose: "classify" for a model with a head, "any" for the model as it is,
-            "features" for one that a new head is put on.
-        file_size: (H, W) in pixels for a trained model; None: its own.
+        options: `model` is a `.keras` file, a run's folder, a weights file or its
+            name, or a variant; None: the architecture of the weights file, else
+            ViT-B/16. `weights` is a tag or a file for a variant, or a weights file
+            without a variant. `num_heads`, `mean` and `std` require a weights file,
+            `gelu` a weights file or a variant. `license_allow` applies to every model.
+        purpose: "classify" for a model with a head, "any" for the unchanged model,
+            "features" for a model that receives a new head.
+        file_size: (H, W) in pixels for a model from a file; None: its own.
         size: (H, W) in pixels for a variant; None: its default.
 
     Returns:
-        The model, and how it was trained: a run's details, or an empty dictionary.
+        The model, and the details of its run, or an empty dictionary if it has none.
 
     Raises:
-        ValueError: if there is no such model, or an option is of another kind of model.
+        ValueError: if there is no such model, or an option does not apply to it.
     """
     import keras_vit
     from keras_vit.models.vision import facts_of
     from keras_vit.weights.sources import check_license
 
-    model, weights = asked.model, asked.weights
+    model, weights = options.model, options.weights
     if model is not None and export_formats.of_file(Path(model)) is not None:
         raise ValueError(
             "Expected a run, a .keras file, a weights file or a variant. Received: "
@@ -86,32 +86,35 @@ def open_model(
     if path is not None and path == model and weights is not None:
         raise ValueError(
             "Expected --weights with a variant. Received: --weights "
-            f"{weights} and {model}, which has its own"
+            f"{weights} and {model}, which has its own weights"
         )
     is_trained = path is not None and path == model and not _is_checkpoint(path)
     is_raw = path is not None and not is_trained
-    normalization = given(mean=asked.mean, std=asked.std)
+    normalization = given(mean=options.mean, std=options.std)
     for option, value in normalization.items():
         if not is_raw:
             raise ValueError(
-                f"Expected --{option} with a weights file: a run, a .keras file and a "
-                f"published tag have their own. Received: --{option} {value} without "
-                "one"
+                f"Expected --{option} with a weights file. Received: --{option} "
+                f"{value} without a weights file. Remove it: a run, a .keras file and "
+                "a published tag have their own preprocessing"
             )
-    alone = is_raw and (model is None or path == model)
-    if asked.num_heads is not None and not alone:
+    is_only_file = is_raw and (model is None or path == model)
+    if options.num_heads is not None and not is_only_file:
         raise ValueError(
-            "Expected --num-heads with a weights file: a variant or a run has its own. "
-            f"Received: --num-heads {asked.num_heads} without one"
+            "Expected --num-heads with a weights file. Received: --num-heads "
+            f"{options.num_heads} without a weights file. Remove it: a variant and a "
+            "run have their own number of heads"
         )
     details: dict[str, Any] = {}
-    allowed = asked.license_allow
-    overrides = given(gelu=asked.gelu, num_heads=asked.num_heads, license_allow=allowed)
+    allowed = options.license_allow
+    overrides = given(
+        gelu=options.gelu, num_heads=options.num_heads, license_allow=allowed
+    )
     if is_trained:
-        if asked.gelu is not None:
+        if options.gelu is not None:
             raise ValueError(
                 "Expected --gelu with a variant or a weights file. Received: --gelu "
-                f"{asked.gelu} and {model}, which has its own"
+                f"{options.gelu} and {model}, which has its own GELU"
             )
         network, details = _open_trained(Path(str(model)))
         check_license(facts_of(network).provenance.license, allowed, str(model))
@@ -119,7 +122,7 @@ def open_model(
             network = network.backbone if predicts_patches(network) else network
             if file_size is not None:
                 network = keras_vit.at_resolution(network, file_size)
-    elif alone and path is not None:
+    elif is_only_file and path is not None:
         resized = file_size if purpose == "features" else None
         network = keras_vit.from_checkpoint(path, image_size=resized, **overrides)
         if purpose != "classify":
@@ -137,44 +140,44 @@ def open_model(
 
 
 def _exists(path: str) -> bool:
-    """Whether an option's value is a path; a file that is missing is named as one."""
+    """Whether an option's value is a path; also true for a missing .keras file."""
     from keras_vit.weights.sources import is_remote
 
     return Path(path).exists() or path.endswith(".keras") or is_remote(path)
 
 
 def _open_trained(path: Path) -> tuple[Any, dict[str, Any]]:
-    """A `.keras` file, or the one in a run's folder."""
-    import keras_vit.self_supervision  # Registers what a file may hold.
+    """Opens a `.keras` file or a run's folder; returns the model and the details."""
+    import keras_vit.self_supervision  # Registers the classes of a file.
     from keras_vit.weights.keras_files import load_model
 
     if path.is_dir():
-        file, told = path / "model.keras", _read_run(path)
+        file, run = path / "model.keras", _read_run(path)
     else:
-        file, told = path, {}
+        file, run = path, {}
     if may_wait(file):
         raise ValueError(
-            "Expected a model that Keras saved. Received: "
-            f"{str(file)!r}, a named pipe, a socket or a device"
+            f"Expected a regular .keras file. Received: {str(file)!r}, which is a "
+            "named pipe, a socket or a device"
         )
     network = load_model(file)
     if isinstance(network, keras_vit.models.VisionModel) or predicts_patches(network):
-        return network, told.get("details", {})
-    return _with_facts(network, told, file), told.get("details", {})
+        return network, run.get("details", {})
+    return _with_facts(network, run, file), run.get("details", {})
 
 
-def _with_facts(network: Any, told: dict[str, Any], file: Path) -> Any:
-    """A model of keras_vit 0.1, whose facts were in run.json, or of another library."""
+def _with_facts(network: Any, run: dict[str, Any], file: Path) -> Any:
+    """Adds facts to a model: from the run.json of keras_vit 0.1, or the defaults."""
     from keras_vit.facts import Facts, Preprocessing
     from keras_vit.models import VisionModel
 
-    if not told:
+    if not run:
         errors.print(
-            f"{printable(file)} does not state its preprocessing: images are scaled to "
-            "[-1, 1], as the paper's"
+            f"{printable(file)} does not state its preprocessing. Images are scaled to "
+            "[-1, 1], as in the paper"
         )
-    stated = {key: told[key] for key in ("mean", "std") if key in told}
-    labels = told.get("classes")
+    stated = {key: run[key] for key in ("mean", "std") if key in run}
+    labels = run.get("classes")
     if labels is not None and len(labels) != network.output_shape[-1]:
         raise ValueError(
             f"Expected {network.output_shape[-1]} classes in "
@@ -189,40 +192,40 @@ def _with_facts(network: Any, told: dict[str, Any], file: Path) -> Any:
 
 
 def _read_run(folder: Path) -> dict[str, Any]:
-    """A run's `run.json`; one of keras_vit 0.1 has the model's facts as well."""
+    """Reads a run's `run.json`; in keras_vit 0.1 it also has the model's facts."""
     expected = (
-        "Expected a folder that `keras-vit finetune` or `pretrain` wrote to its "
-        f"end, with model.keras and run.json. Received: {str(folder)!r}"
+        "Expected the folder of a finished run of `keras-vit finetune` or `pretrain`, "
+        f"with model.keras and run.json. Received: {str(folder)!r}"
     )
     missing = [
         name for name in ("model.keras", "run.json") if not (folder / name).is_file()
     ]
     if missing:
         begun = (folder / "begun.json").is_file()
-        hint = f". How far it is: keras-vit runs show {folder}" if begun else ""
+        hint = f". Its progress: keras-vit runs show {folder}" if begun else ""
         raise ValueError(f"{expected} without {' and '.join(missing)}{hint}")
     try:
         run = parse_json((folder / "run.json").read_text(encoding="utf-8"))
         if not isinstance(run["details"], dict):
-            raise TypeError("details is no object")
+            raise TypeError("details is not an object")
         classes = run.get("classes", [])
         if not isinstance(classes, list):
-            raise TypeError("classes is no list")
+            raise TypeError("classes is not a list")
         if not all(isinstance(name, str) for name in classes):
-            raise TypeError("classes has a name that is not text")
+            raise TypeError("classes contains a name that is not text")
         if "mean" in run or "std" in run:
             run["mean"], run["std"] = checked(run["mean"], run["std"])
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{expected}, whose run.json is damaged ({reason}). Train again, or "
-            "restore the file"
+            f"{expected}. Its run.json is damaged ({reason}). Restore the file, or "
+            "train again"
         ) from error
     return dict(run)
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe of a run's `begun.json`; empty for a run that has none."""
+    """Reads the recipe of a run's `begun.json`; empty if there is no such file."""
     file = folder / "begun.json"
     if not file.is_file():
         return {}
@@ -231,7 +234,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
         return dict(recipe)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            "Expected the begun.json of a run, with its recipe. Received: "
+            "Expected a begun.json that contains the recipe of a run. Received: "
             f"{str(file)!r} ({type(error).__name__}: {error}). Restore the file"
         ) from error
 
@@ -243,7 +246,7 @@ def _build(
     size: tuple[int, int] | None,
     overrides: dict[str, Any],
 ) -> Any:
-    """A variant by its builder: with the published head, or without one."""
+    """Builds a variant with its published head, or without a head."""
     builder = _builder(variant, weights)
     if purpose != "features":
         weights = weights or "imagenet21k+imagenet2012"
@@ -262,18 +265,18 @@ def _check_classifies(network: Any, source: str) -> None:
     if predicts_patches(network):
         raise ValueError(
             "Expected a model with a head, one output for each class. Received: "
-            f"{source!r}, masked patch prediction. keras-vit finetune --model "
-            f"{source} puts one on"
+            f"{source!r}, a model for masked patch prediction. keras-vit finetune "
+            f"--model {source} adds a head"
         )
     if not class_names(network):
         raise ValueError(
             "Expected weights with a head, one output for each class. Received: "
-            f"{source} without. keras-vit finetune makes one"
+            f"{source}, which has no head. keras-vit finetune adds one"
         )
 
 
 def class_names(network: Any) -> list[str]:
-    """The names of the classes; none without a head."""
+    """Names of the classes; empty without a head."""
     from keras_vit.models.vision import labels_of
 
     if "head" not in {layer.name for layer in network.layers}:
@@ -282,22 +285,22 @@ def class_names(network: Any) -> list[str]:
 
 
 def on_devices(context: typer.Context, devices: Devices) -> int:
-    """Runs the rest of the command on these devices; returns how many they are.
+    """Sets the strategy and precision of a command; returns the number of devices.
 
-    A model is built under their strategy and in their precision. Worker 0 alone prints.
+    The rest of the command builds its model under them. Only worker 0 prints.
     """
     import keras
 
     from keras_vit.training import distribution
 
-    asked, tpu = devices.distribute, devices.tpu
-    if tpu is not None and "tpu" not in (asked, distribution.found()):
+    word, tpu = devices.distribute, devices.tpu
+    if tpu is not None and "tpu" not in (word, distribution.found()):
         raise ValueError(
-            "Expected --tpu where there is one, or with --distribute tpu. Received: "
-            f"--tpu {tpu}, --distribute {asked}"
+            "Expected --tpu on a machine with a TPU, or with --distribute tpu. "
+            f"Received: --tpu {tpu}, --distribute {word}"
         )
-    cut = devices.model_parallel if isinstance(devices, Cluster) else 1
-    strategy = distribution.strategy(asked, tpu=tpu, model_parallel=cut)
+    shards = devices.model_parallel if isinstance(devices, Cluster) else 1
+    strategy = distribution.strategy(word, tpu=tpu, model_parallel=shards)
     context.with_resource(strategy.scope())
     workers = distribution.Workers.under(strategy)
     console.quiet = not workers.chief
@@ -310,7 +313,7 @@ def on_devices(context: typer.Context, devices: Devices) -> int:
 
 
 def _policy(devices: Devices) -> str | None:
-    """The dtype policy of --precision, or of its deprecated alias; None: not set."""
+    """The dtype policy of --precision or of its deprecated alias; None: neither."""
     if devices.mixed_precision is None:
         return devices.precision
     old = "--mixed-precision" if devices.mixed_precision else "--no-mixed-precision"
@@ -318,14 +321,14 @@ def _policy(devices: Devices) -> str | None:
     if devices.precision not in (None, policy):
         raise ValueError(
             f"Expected one precision. Received: --precision {devices.precision} and "
-            f"{old}, which is a deprecated name of --precision {policy}"
+            f"{old}, which is deprecated and means --precision {policy}"
         )
     errors.print(f"{old} is deprecated. Use --precision {policy}", style="yellow")
     return policy
 
 
 def open_data(images: ImageData, seed: int, labels: bool = True) -> "Source":
-    """The data of a training, whose seed is set before a model is."""
+    """Opens the data of a training run; sets the random seed for the model, too."""
     import keras
 
     from keras_vit.data import sources
@@ -337,24 +340,24 @@ def open_data(images: ImageData, seed: int, labels: bool = True) -> "Source":
 
 
 def table_4(name: str | None, data: str) -> "Recipe":
-    """The row of a name, or the data set's own."""
+    """Returns the named row of Table 4, else that of the data set."""
     from keras_vit.recipes import FINETUNE, finetune_row
 
     if name is not None and name not in FINETUNE:
         raise ValueError(
             f"Expected one of {', '.join(FINETUNE)}. Received: --recipe {name}. "
-            "`keras-vit recipes` prints them"
+            "`keras-vit recipes` lists them"
         )
     return FINETUNE[name or finetune_row(data)]
 
 
-def changed(row: "Recipe", images: int, devices: int, asked: Changes) -> "Recipe":
-    """A recipe for so many images with the options that were given.
+def changed(row: "Recipe", images: int, devices: int, options: Changes) -> "Recipe":
+    """Returns a row as the recipe for a number of images, with the given options.
 
-    Epochs and steps replace the row's length. Defaults fit a small machine: parts of 32
-    images on each device, and a warm-up of a fifth of the steps at most.
+    Epochs and steps replace the row's length. The defaults fit a small machine: 32
+    images at a time on each device, and at most a fifth of the steps for warm-up.
     """
-    changes = dict(asked)
+    changes = dict(options)
     size, lengths = changes.pop("image_size", None), ("epochs", "total_steps")
     if any(name in changes for name in lengths):
         row = dataclasses.replace(row, **{n: changes.pop(n, None) for n in lengths})
@@ -371,7 +374,7 @@ def changed(row: "Recipe", images: int, devices: int, asked: Changes) -> "Recipe
 
 
 def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
-    """Whether `weights` is a file, or a folder as timm and transformers write it."""
+    """Whether `weights` is a file, is remote, or is a folder of timm or transformers."""
     if weights is None:
         return False
     from keras_vit.weights.reading import is_folder
@@ -386,7 +389,7 @@ def _none(weights: str) -> str | None:
 
 
 def _pooling(variant: str) -> str:
-    """What a new head reads: the class token where there is one (D.3)."""
+    """The input of a new head: the class token if there is one, else the mean (D.3)."""
     from keras_vit.configs import VARIANTS
 
     config = VARIANTS.get(variant)
@@ -395,7 +398,7 @@ def _pooling(variant: str) -> str:
 
 
 def _builder(variant: str, weights: str | None) -> Any:
-    """The builder of a variant in either spelling, for these weights."""
+    """The builder of a variant in any spelling; raises if it has no such weights."""
     import keras_vit
     from keras_vit.configs import builder_name
     from keras_vit.weights import registry
@@ -408,21 +411,21 @@ def _builder(variant: str, weights: str | None) -> Any:
 
 
 def _is_path(weights: str) -> bool:
-    """Whether a builder takes it for a file or a folder, not for a tag."""
+    """Whether a builder treats `weights` as a file or folder, not as a tag."""
     from keras_vit.weights.sources import is_remote
 
     return Path(weights).exists() or bool(Path(weights).suffix) or is_remote(weights)
 
 
 def predicts_patches(network: Any) -> bool:
-    """Whether it is of masked patch prediction (4.6), not a classifier."""
+    """Whether a model is for masked patch prediction (4.6), not a classifier."""
     from keras_vit.self_supervision import MaskedPatchPredictor
 
     return isinstance(network, MaskedPatchPredictor)
 
 
 def image_files(path: Path) -> list[Path]:
-    """An image, or every one below a folder."""
+    """An image, or every image below a folder."""
     if path.is_dir():
         listed = sorted(
             Path(folder, name)
@@ -430,20 +433,20 @@ def image_files(path: Path) -> list[Path]:
             for name in names
             if Path(name).suffix.lower() in IMAGE_SUFFIXES
         )
-        found = [file for file in listed if _may_end(file)]
-        if not found:
+        images = [file for file in listed if _may_end(file)]
+        if not images:
             raise ValueError(
                 f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "
                 f"Received: {str(path)!r}"
             )
-        return found
+        return images
     if not path.exists():
         raise ValueError(f"Expected an image or a folder. Received: {str(path)!r}")
     return [path]
 
 
 def _may_end(file: Path) -> bool:
-    """Whether reading a file cannot wait forever; names one that is left out."""
+    """Whether reading a file cannot block forever; prints a file that is skipped."""
     if may_wait(file):
         errors.print(f"skipped {printable(file)}: a named pipe, a socket or a device")
         return False
@@ -451,16 +454,16 @@ def _may_end(file: Path) -> bool:
 
 
 def _skipped(error: OSError) -> None:
-    """Names a folder that cannot be listed; one that has just gone is no error."""
+    """Prints a folder that cannot be listed; ignores a folder deleted meanwhile."""
     if not isinstance(error, FileNotFoundError):
         errors.print(f"skipped {printable(error.filename)}: {error.strerror}")
 
 
 def read_image(file: Path, network: Any) -> "np.ndarray":
-    """An image as model input, [H, W, C].
+    """Reads an image as model input, [H, W, C].
 
     Raises:
-        ValueError: naming the file, if it is no readable image.
+        ValueError: if the file, which the message names, is not a readable image.
     """
     import numpy as np
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Options that several commands have, each described once."""
+"""Options that several commands share."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ from keras_vit.configs import ViTConfig
 from keras_vit.recipes import Recipe
 
 Triple = tuple[float, float, float]
-SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # As NumPy's generators accept.
+SEEDS: dict[str, Any] = {"min": 0, "max": 2**32 - 1}  # The range that NumPy accepts.
 
 
 def variant_named(variant: str, folders: bool = False) -> str:
@@ -25,21 +25,21 @@ def variant_named(variant: str, folders: bool = False) -> str:
     known = completion.variants()
     if (name := find_variant(variant)) in known:
         return str(name)
-    wrote = "a folder that `keras-vit finetune` or `pretrain` wrote"
+    run_folder = "a folder written by `keras-vit finetune` or `pretrain`"
     spelled = {name.lower(): name for name in known}
     close = difflib.get_close_matches(variant.lower(), spelled, n=2)
     if folders and not close:
-        found = ", ".join(completion.runs()) or "none"
+        runs = ", ".join(completion.runs()) or "none"
         raise ValueError(
-            f"Expected {wrote}, or a variant of `keras-vit weights list`. Received: "
-            f"{variant!r}, which is neither{spelling(variant)}. Such folders here: "
-            f"{found}"
+            f"Expected {run_folder}, or a variant of `keras-vit weights list`. "
+            f"Received: {variant!r}, which is neither{spelling(variant)}. Finished "
+            f"runs below the current folder: {runs}"
         )
-    others = f", or {wrote}" if folders else ""
+    others = f", or {run_folder}" if folders else ""
     hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
     raise ValueError(
         f"Expected one of {', '.join(known)}{others}. Received: {variant}.{hint} "
-        "`keras-vit weights list` prints the weights of each"
+        "`keras-vit weights list` prints the weights of each variant"
     )
 
 
@@ -61,20 +61,21 @@ def model_of_option(context: typer.Context, value: str | None) -> str | None:
 
 Corrupt = Annotated[
     Literal["stop", "skip"],
-    typer.Option(help="What to do about unreadable images of a folder."),
+    typer.Option(help="Stop at an unreadable image of a folder, or skip it."),
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageData:
-    """Images with labels, and what to do about the unreadable ones."""
+    """Labeled images, and the handling of unreadable ones."""
 
     data: Annotated[
         str,
         typer.Option(
             help="A folder of images (train/CLASS/*.jpg and test/CLASS/*.jpg, or "
-            "CLASS/*.jpg), one that `keras-vit data pack` wrote, an .npz, 'digits', or "
-            "a TFDS name such as cifar10. Also accepted without --data."
+            "CLASS/*.jpg), a folder written by `keras-vit data pack`, an .npz file, "
+            "'digits', or a TFDS name such as cifar10. Also accepted as an argument, "
+            "without --data."
         ),
     ]
     on_corrupt: Corrupt = "stop"
@@ -84,8 +85,8 @@ NumHeads = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Attention heads of a weights file that does not show them [default: the "
-        "file's, its config.json's or its known width's].",
+        help="Number of attention heads, if a weights file does not contain it "
+        "[default: from the file, its config.json or a known width].",
     ),
 ]
 
@@ -93,25 +94,25 @@ NumHeads = Annotated[
 LicenseAllow = Annotated[
     str | None,
     typer.Option(
-        help="Licenses to accept, e.g. apache-2.0,mit; weights of a different or "
-        "unstated license are refused before they are downloaded [default: any]."
+        help="Accepted licenses, e.g. apache-2.0,mit; weights with a different or no "
+        "stated license are refused before they are downloaded [default: any]."
     ),
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenedModel:
-    """Which model is opened, and what its weights file does not state."""
+    """The model to open, and values that its weights file does not contain."""
 
     model: Annotated[
         str | None,
         typer.Option(
             autocompletion=completion.models,
             callback=model_of_option,
-            help="A folder that `finetune` or `pretrain` wrote, a .keras file, "
-            "hf://ORG/NAME, or a variant, e.g. ViT-B/16 [default: ViT-B/16; a weights "
-            "file tells its own]. `predict` also opens files of `export`: .tflite, "
-            ".onnx, .xml.",
+            help="A folder written by `finetune` or `pretrain`, a .keras file, "
+            "hf://ORG/NAME, or a variant, e.g. ViT-B/16 [default: ViT-B/16, or the "
+            "architecture of the weights file]. `predict` also opens exported files: "
+            ".tflite, .onnx, .xml.",
         ),
     ] = None
     weights: Annotated[
@@ -124,21 +125,21 @@ class OpenedModel:
     ] = None
     gelu: Annotated[
         Literal["tanh", "erf"] | None,
-        typer.Option(help="The weights' GELU [default: their own]."),
+        typer.Option(help="GELU of the model [default: that of its weights]."),
     ] = None
     num_heads: NumHeads = None
     mean: Annotated[
         Triple | None,
         typer.Option(
-            help="Channel means that a weights file expects, in 0..1 [default: its "
-            "config.json's, or 0.5 each]."
+            help="Channel means for a weights file, in [0, 1] [default: from its "
+            "config.json, or 0.5 each]."
         ),
     ] = None
     std: Annotated[
         Triple | None,
         typer.Option(
-            help="Channel deviations that a weights file expects [default: its "
-            "config.json's, or 0.5 each]."
+            help="Channel standard deviations for a weights file [default: from its "
+            "config.json, or 0.5 each]."
         ),
     ] = None
     license_allow: LicenseAllow = None
@@ -146,7 +147,7 @@ class OpenedModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainedModel(OpenedModel):
-    """A model that a new head is put on."""
+    """A model that receives a new head."""
 
     weights: Annotated[
         str | None,
@@ -161,18 +162,18 @@ class PretrainedModel(OpenedModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedModel(OpenedModel):
-    """A model that has to be named, before anything else."""
+    """A required model, the first argument of the command."""
 
     model: Annotated[
         str,
         typer.Argument(
             autocompletion=completion.models,
             callback=model_of_option,
-            help="A folder that `finetune` or `pretrain` wrote, a .keras file, a "
-            "weights file, hf://ORG/NAME, or a variant, e.g. ViT-B/16; --model MODEL "
-            "is the same.",
+            help="A folder written by `finetune` or `pretrain`, a .keras file, a "
+            "weights file, hf://ORG/NAME, or a variant, e.g. ViT-B/16. Also accepted "
+            "as --model MODEL.",
         ),
-    ] = dataclasses.field()  # Else the base's default is inherited.
+    ] = dataclasses.field()  # Otherwise the default of the base class is inherited.
 
 
 _RECIPE: dict[str, Any] = {
@@ -180,8 +181,8 @@ _RECIPE: dict[str, Any] = {
     "default": "the recipe's",
     "defaults": {
         "accumulation_steps": "parts of 32 images for each device",
-        "augment": "the recipe's, or each task's own",
-        "image_size": "the recipe's; a weights file's own",
+        "augment": "the recipe's, or the task's",
+        "image_size": "the recipe's, or that of a weights file",
     },
     "limits": {
         name: {"min": field.least}
@@ -208,14 +209,14 @@ PretrainingChanges = Annotated[Changes, FieldsOf(names=_CHANGES, **_RECIPE)]
 _CONFIG: dict[str, Any] = {
     "kind": ViTConfig,
     "default": "the variant's",
-    "limits": {  # Beyond these no model is built.
+    "limits": {  # Models above these limits are refused.
         "patch_size": {"min": 1, "max": 4096},
         "num_layers": {"min": 1, "max": 1000},
         "hidden_size": {"min": 1, "max": 2**16},
         "mlp_dim": {"min": 1, "max": 2**18},
         "num_heads": {"min": 1, "max": 2**12},
     },
-    "types": {"classifier": Literal["token", "gap", "map"]},  # With K logits.
+    "types": {"classifier": Literal["token", "gap", "map"]},  # Those with K logits.
 }
 _SIZES = {
     "patch_size": "--patch-size",
@@ -231,12 +232,12 @@ Architecture = Annotated[Changes, FieldsOf(names=_SIZES | _KINDS, **_CONFIG)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What one process computes on."""
+    """Devices and precision of one process."""
 
     precision: Annotated[
         Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
         typer.Option(
-            help="Keras's dtype policy; mixed_float16 for a T4 or V100 [default: "
+            help="Keras dtype policy; use mixed_float16 on a T4 or V100 [default: "
             "mixed_bfloat16 on TPUs, else float32].",
             show_default=False,
         ),
@@ -244,35 +245,38 @@ class Devices:
     mixed_precision: Annotated[
         bool | None,
         typer.Option(
-            help="Deprecated: --precision mixed_bfloat16, --precision float32.",
+            help="Deprecated: use --precision mixed_bfloat16 or float32.",
             hidden=True,
         ),
     ] = None
     distribute: Annotated[
         Literal["auto", "none", "mirrored", "tpu"],
-        typer.Option(help="One device, this machine's, a TPU; auto: what is there."),
+        typer.Option(
+            help="Devices: one (none), all of this machine (mirrored) or a TPU (tpu); "
+            "auto detects them."
+        ),
     ] = "auto"
     tpu: Annotated[
         str | None,
-        typer.Option(help="A TPU's name or address, or local [default: local]."),
+        typer.Option(help="Name or address of a TPU, or local [default: local]."),
     ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster(Devices):
-    """What all processes of a training compute on."""
+    """Devices and precision of all processes of a training run."""
 
     distribute: Annotated[
         Literal["auto", "none", "mirrored", "multiworker", "tpu"],
         typer.Option(
-            help="One device, this machine's, the processes of TF_CONFIG, a TPU; auto: "
-            "what is there."
+            help="Devices: one (none), all of this machine (mirrored), all of the "
+            "processes in TF_CONFIG (multiworker) or a TPU (tpu); auto detects them."
         ),
     ] = "auto"  # type: ignore[assignment]
     model_parallel: Annotated[
         int,
         typer.Option(
-            min=1, help="On JAX: devices that the blocks' matrices are cut over."
+            min=1, help="On JAX: number of devices to shard the blocks' matrices over."
         ),
     ] = 1
 
@@ -280,7 +284,7 @@ class Cluster(Devices):
 SaveMinutes = Annotated[
     float,
     typer.Option(
-        min=0, help="Minutes between two checkpoints; SIGTERM and Ctrl-C save too."
+        min=0, help="Minutes between checkpoints; SIGTERM and Ctrl-C also save one."
     ),
 ]
 
@@ -289,14 +293,15 @@ Wait = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="Wait while another process trains in --output; else exit with 75.",
+        help="Wait while another process trains in --output, instead of exiting with "
+        "code 75.",
     ),
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saving:
-    """When a training is saved, and whether it waits for its folder."""
+    """Options for saving a training run and waiting for its folder."""
 
     save_minutes: SaveMinutes = 10
     wait: Wait = False
@@ -304,17 +309,18 @@ class Saving:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints(Saving):
-    """When a training is saved, whether it is resumed, and which checkpoints stay."""
+    """Options for saving, resuming and keeping checkpoints."""
 
     resume: Annotated[
         Literal["auto", "never"],
-        typer.Option(help="Resume the run in --output, or start again."),
+        typer.Option(help="Resume the run in --output, or start over."),
     ] = "auto"
     keep: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Newest checkpoints to keep; `runs replay` starts from any of them.",
+            help="Number of newest checkpoints to keep; `runs replay` starts from any "
+            "of them.",
         ),
     ] = 2
 
@@ -324,7 +330,7 @@ Variant = Annotated[
     typer.Option(
         autocompletion=completion.variants,
         callback=variant_of_option,
-        help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
+        help="Variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1.",
     ),
 ]
 Images = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
@@ -339,23 +345,23 @@ TestSeed = Annotated[
     int | None,
     typer.Option(
         **SEEDS,
-        help="Random seed of the test share, if the data has no test set [default: the"
-        " run's, whose training never saw that share].",
+        help="Random seed of the test share, if the data has no test set [default: "
+        "that of the run, which was not trained on this share].",
     ),
 ]
 TuningRecipe = Annotated[
     str | None,
     typer.Option(
         autocompletion=completion.rows,
-        help="A row of Table 4 [default: the data set's own, else oxford_flowers102's: "
-        "500 steps].",
+        help="A row of Table 4 [default: that of the data set, else oxford_flowers102 "
+        "with 500 steps].",
     ),
 ]
 PretrainingRecipe = Annotated[
     str | None,
     typer.Option(
         autocompletion=completion.recipes,
-        help="A recipe of `keras-vit recipes`; for MODEL-imagenet21k the name of the "
-        "data is enough [default: imagenet2012, or masked-patches].",
+        help="A recipe listed by `keras-vit recipes`; imagenet21k is short for "
+        "MODEL-imagenet21k [default: imagenet2012, or masked-patches].",
     ),
 ]

@@ -1,14 +1,19 @@
 """`keras-vit` as a shell starts it: alone, its help, its completion, how it ends."""
 
+import contextlib
+import fcntl
 import json
 import os
 import platform
+import pty
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,6 +22,7 @@ import typer.main
 
 import keras_vit
 from keras_vit.cli import app, completion, shell, welcome
+from tests.training.test_progress import screen
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -247,6 +253,38 @@ def test_runs_list(run, tmp_path):
     }
     (tmp_path / "runs" / "cut" / ".writer.json").write_text('{"pid": "x"}')
     assert "interrupted  10/20" in re.sub(" +", "  ", run("runs", "list").stdout)
+
+
+@pytest.mark.slow
+def test_a_terminal_of_80_columns_wraps_no_progress_line(tmp_path, monkeypatch):
+    """The demo in a real terminal, replayed."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        [*PROGRAM, "demo", "--steps", "40", "--output", tmp_path],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        cwd=ROOT,
+        env=os.environ | {"TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    ) as process:
+        os.close(its)
+        recorded = b""
+        with contextlib.suppress(OSError):  # Linux: the terminal is closed.
+            while some := os.read(ours, 2**16):
+                recorded += some
+    os.close(ours)
+    assert process.returncode == 0
+    lines = [
+        part for part in re.split(r"[\r\n]+", recorded.decode()) if part[:5] == "step "
+    ]
+    assert "step 0/40  compiling the training step" in map(str.rstrip, lines)
+    assert len(lines) > 20
+    assert max(map(len, lines)) < 80
+    shown = [line for line in screen(recorded.decode()) if line[:5] == "step "]
+    assert [line.split()[1] for line in shown] == [f"{n}/40" for n in range(4, 41, 4)]
+    assert not re.search(r"[IWE]\d{4} \d\d:", recorded.decode())  # TensorFlow's lines.
 
 
 def test_a_misspelled_model_is_named_first(run):

@@ -131,6 +131,48 @@ def test_the_table_of_builders_states_how_they_differ(site):
     assert page.count("whether to put the classifier on top") == 2
 
 
+# Two clicks answer a question: a page of the menu, and a heading of its contents.
+QUESTIONS = {
+    "How do I install it?": ("start/install", "install", "pip install ."),
+    "What is on my photo?": (
+        "start/predict",
+        "a-first-prediction",
+        "keras-vit predict",
+    ),
+    "How long does fine-tuning on my photos take?": (
+        *("start/finetune", "times", "on a T4"),
+    ),
+    "My images are not 224 px. Does it work?": (
+        *("howto/image-sizes", None, "positions"),
+    ),
+    "How do I get a feature of each patch?": ("howto/backbone", None, "feature_maps"),
+    "Can I load a model of the Hugging Face Hub?": (
+        *("checkpoints", "by-name", "hf://"),
+    ),
+    "I have a model of timm. What do I write?": (
+        "migration",
+        "timm",
+        "from_checkpoint",
+    ),
+    "Does it fit my GPU, and what does it cost?": ("howto/costs", None, "--plan"),
+    "My run was killed. Is it lost?": ("howto/resume", None, "same command"),
+    "How do I serve it?": ("start/serve", None, "keras-vit serve"),
+    "Where in the code is Table 4?": ("paper", None, "recipes.FINETUNE"),
+    "It is out of memory. What can I do?": ("troubleshooting", None, "--remat"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_two_clicks_answer(site, pages, question):
+    name, heading, answer = QUESTIONS[question]
+    page = site / f"{name}.html"
+    assert f"{name}.html" in pages[site / "index.html"].links
+    assert heading is None or heading in pages[page].anchors
+    text = page.read_text()
+    start = 0 if heading is None else text.index(f'id="{heading}"')
+    assert answer in html.unescape(re.sub("<.*?>", "", text[start:]))
+
+
 def test_every_page_is_in_the_menu(site, pages):
     home = {link for link in pages[site / "index.html"].links if "#" not in link}
     for page in pages:

@@ -145,6 +145,7 @@ def test_predict_prints_a_table(shell, photos, trained):
     assert (code, err) == (0, "")
     tables = out.split(".jpg")[1:]
     assert len(tables) == 15
+    assert len({line.index("%") for line in out.splitlines() if "%" in line}) == 1
     for name, group in zip(CLASSES, np.split(np.array(tables), 3), strict=True):
         for table in group:
             shown = table.splitlines()[1:4]

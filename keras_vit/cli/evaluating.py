@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-    """Options of a server that predicts instead of a model."""
+    """Options for predictions by a server instead of a model."""
 
     server: Annotated[
         str | None,
         typer.Option(
-            help="Server that predicts: http://localhost:8501 (REST) or "
+            help="URL of a server that predicts, e.g. http://localhost:8501 (REST) or "
             "grpc://localhost:8500."
         ),
     ] = None
@@ -75,11 +75,11 @@ class Server:
 
     def options(self) -> dict[str, Any]:
         """Arguments of `serving.Client` that were given."""
-        asked = given(self)
-        asked.pop("server", None)
-        if (version := asked.pop("model_version", None)) is not None:
-            asked["version"] = int(version) if version.isdecimal() else version
-        return asked
+        options = given(self)
+        options.pop("server", None)
+        if (version := options.pop("model_version", None)) is not None:
+            options["version"] = int(version) if version.isdecimal() else version
+        return options
 
 
 @app.command(needs_keras=False)  # A server and an exported file do not need Keras.
@@ -89,7 +89,7 @@ def predict(
     images: Annotated[
         list[Path], typer.Argument(help="Image files, or folders of them.")
     ],
-    asked: OpenedModel,
+    model_options: OpenedModel,
     top: Annotated[
         int,
         typer.Option(
@@ -106,11 +106,13 @@ def predict(
     """Print the most probable classes of images."""
     files = [file for path in images for file in image_files(path)]
     if server.server is None:
-        _refuse(server, "with --server", "without")
-        exported = export_formats.of_file(Path(asked.model or "")) is not None
-        predicted = (_by_file if exported else _by_model)(files, asked, top)
+        _refuse(server, "with --server", "without --server")
+        exported = export_formats.of_file(Path(model_options.model or "")) is not None
+        predicted = (_by_file if exported else _by_model)(files, model_options, top)
     else:
-        _refuse(asked, "without --server, which has its own model", "with")
+        _refuse(
+            model_options, "without --server, which has its own model", "with --server"
+        )
         predicted = _by_server(files, top, server.server, server.options())
     failed = 0
     for file, best in predicted:
@@ -126,24 +128,25 @@ def predict(
         )
 
 
-def _refuse(group: OpenedModel | Server, law: str, found: str) -> None:
+def _refuse(group: OpenedModel | Server, rule: str, received: str) -> None:
     """Raises if one of these options was given."""
     every = [f"--{name.replace('_', '-')}" for name in vars(group) if name != "server"]
     if names := [f"--{name.replace('_', '-')}" for name in given(group)]:
         raise ValueError(
-            f"Expected {', '.join(every)} {law}. Received: {', '.join(names)} {found}"
+            f"Expected {', '.join(every)} {rule}. Received: {', '.join(names)} "
+            f"{received}"
         )
 
 
 def _by_model(
-    files: list[Path], asked: OpenedModel, top: int
+    files: list[Path], model_options: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
     """Yields each file with classes and probabilities, or with an error message."""
     import_keras()
     import keras
     import numpy as np
 
-    network, _ = open_model(asked, purpose="classify")
+    network, _ = open_model(model_options, purpose="classify")
     classes = class_names(network)
     for file in files:
         try:
@@ -177,15 +180,15 @@ def _by_server(
 
 
 def _by_file(
-    files: list[Path], asked: OpenedModel, top: int
+    files: list[Path], model_options: OpenedModel, top: int
 ) -> Iterator[tuple[Path, Any]]:
     """Yields the same from an exported file."""
-    stated = given(asked)
-    path = stated.pop("model")
-    if stated:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in stated)
+    options = given(model_options)
+    path = options.pop("model")
+    if options:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise ValueError(
-            f"Expected --model {path} without {options}: the exported file has its own"
+            f"Expected --model {path} without {names}: the exported file has its own"
         )
     import_tensorflow()
     from keras_vit.serving.exported_file import ExportedModel
@@ -227,12 +230,9 @@ def _print_prediction(file: Path, best: list[tuple[str, float]], as_json: bool) 
         classes = [{"class": name, "probability": score} for name, score in best]
         print_json({"image": readable(file), "top": classes}, indent=None)
         return
-    table = Table(
-        title=Text(printable(file)), title_justify="left", show_header=False, box=None
-    )
+    console.print(printable(file))
     for name, score in best:
-        table.add_row(f"{percent(score):>8}", visible(name))
-    console.print(table)
+        console.print(f"  {percent(score):>8}  {visible(name)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ class TestData:
 def evaluate(
     *,
     images: TestData,
-    asked: OpenedModel,
+    model_options: OpenedModel,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -301,7 +301,7 @@ def evaluate(
 
     if output is not None:
         plots.check()
-    network, details = open_model(asked, purpose="classify")
+    network, details = open_model(model_options, purpose="classify")
     task = _task(images, details)
     found = classify(
         network,
@@ -312,9 +312,9 @@ def evaluate(
     card = Card.of(
         network,
         found,
-        name=name or asked.model or asked.weights or "ViT-B/16",
+        name=name or model_options.model or model_options.weights or "ViT-B/16",
         command=shlex.join(["keras-vit", *sys.argv[1:]]),
-        weights_file=_weights_file(asked.model, asked.weights),
+        weights_file=_weights_file(model_options.model, model_options.weights),
     )
     _print_results(card)
     _print_papers(card)
@@ -322,7 +322,7 @@ def evaluate(
         if found.logits is not None:
             card = card.with_temperatures(found.logits)
             _print_scaled(card)
-    finally:  # Also if no temperature is optimal.
+    finally:  # Also runs if no temperature is optimal.
         if output is not None:
             card.write(output)
             console.print(
@@ -348,13 +348,13 @@ def _task(images: TestData, details: dict[str, Any]) -> "Task":
     if labels is not None:
         raise ValueError(
             "Expected --labels with --imagenet real. Received: --labels "
-            f"{labels} without"
+            f"{labels} without --imagenet"
         )
     data = images.data or details.get("data")
     if data is None:
         raise ValueError(
-            "Expected a data set, or a model that `keras-vit finetune` wrote. "
-            "Received: no --data"
+            "Expected --data, or a model written by `keras-vit finetune`. Received: "
+            "no --data"
         )
     seed = details.get("seed", 0) if images.seed is None else images.seed
     return task_of(sources.open_source(data, seed=seed, on_corrupt=corrupt))
@@ -458,7 +458,7 @@ def compare(
 
 
 def _cards_table(cards: "list[Card]") -> Table:
-    """A column for each card: its results."""
+    """A column for each card with its results."""
     from keras_vit.evaluation.card_pages import shown
     from keras_vit.evaluation.cards import RESULTS
 
@@ -473,7 +473,7 @@ def _cards_table(cards: "list[Card]") -> Table:
 
 
 def _differences_table(cards: "list[Card]") -> Table:
-    """A column for each card but the first: its differences from the first."""
+    """A column for each card after the first with its differences from the first."""
     from keras_vit.evaluation.comparison import difference
 
     table = Table(box=None, pad_edge=False)

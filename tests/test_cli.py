@@ -784,9 +784,7 @@ def test_doctor_says_what_auto_takes(shell, monkeypatch):
     assert "--distribute auto: none; on a TPU VM: pip install --no-deps" in out
     monkeypatch.setattr(distribution, "found", lambda: "multiworker")
     out = " ".join(shell("doctor")[1].split())
-    assert (
-        "auto: multiworker (ours differ from Keras in: keras#20582, keras#20585" in out
-    )
+    assert "auto: multiworker (with fixes for Keras: keras#20582, keras#20585" in out
 
 
 def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):

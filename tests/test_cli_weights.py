@@ -88,7 +88,7 @@ def test_fetch(shell, tmp_path, monkeypatch):
     assert code == 0
     assert text.splitlines() == [
         str(usb / "gsam" / "ViT-B_16.npz"),
-        f"there, set KERAS_VIT_WEIGHTS to the copy of {usb}",
+        f"on the offline machine, set KERAS_VIT_WEIGHTS to the copy of {usb}",
     ]
     assert (usb / "gsam" / "ViT-B_16.npz").read_bytes() == own.read_bytes()
     assert (usb / "SHA256SUMS").is_file()

@@ -1,6 +1,6 @@
-"""Completions of option values. Imports no TensorFlow.
+"""Completions of option values, without importing TensorFlow.
 
-Without completions, shells complete files.
+Shells complete file names if there are no other completions.
 """
 
 from pathlib import Path
@@ -20,11 +20,10 @@ def variants() -> list[str]:
 
 
 def runs() -> list[str]:
-    """Folders of finished runs below ./runs, and that of the demo."""
-    found = [*Path().glob("runs/*/run.json"), *Path().glob("runs/*/run-*/run.json")]
-    return [
-        str(file.parent) for file in sorted([*found, *Path().glob("demo/run.json")])
-    ]
+    """Folders of finished runs below ./runs, and of the demo."""
+    patterns = ("runs/*/run.json", "runs/*/run-*/run.json", "demo/run.json")
+    files = [file for pattern in patterns for file in Path().glob(pattern)]
+    return [str(file.parent) for file in sorted(files)]
 
 
 def begun() -> list[str]:
@@ -38,13 +37,13 @@ def models() -> list[str]:
 
 
 def tags(context: typer.Context) -> list[str]:
-    """Tags of the named variant, or of all."""
+    """Tags of the given variant, or of all variants."""
     from keras_vit.weights import registry
 
     named = context.params.get("model") or context.params.get("variant")
-    found = registry.tags(named) if named else ()
+    tags_of_variant = registry.tags(named) if named else ()
     every = dict.fromkeys(row.tag for row in registry.CHECKPOINTS)
-    return list(found or every)
+    return list(tags_of_variant or every)
 
 
 def recipes() -> list[str]:

@@ -27,35 +27,38 @@ class Question:
     image_size: Annotated[
         str | None,
         typer.Option(
-            help="Pixels, 384 or 384x512 (height x width) [default: 224; of --plan the "
-            "recipe's]."
+            help="Image size in pixels, 384 or 384x512 (height x width) [default: 224, "
+            "or the recipe's with --plan]."
         ),
     ] = None
     batch: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Images at once: prints memory too; of --plan images an update "
-            "[default: the recipe's].",
+            help="Images in a batch; also prints memory. With --plan: images in an "
+            "update [default: the recipe's].",
         ),
     ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtype of activations, float32 or bfloat16; prints memory [default: "
-            "float32]."
+            help="Dtype of activations, float32 or bfloat16; also prints memory "
+            "[default: float32]."
         ),
     ] = None
     classes: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Classes of the head; 0 leaves it out [default: 1000; of a finetune "
-            "--plan 10]. A plan of a pre-training has the data's.",
+            help="Classes of the head, or 0 for no head [default: 1000, or 10 with a "
+            "finetune --plan]. A pre-training --plan uses the classes of its data.",
         ),
     ] = None
     by_layer: Annotated[
-        bool, typer.Option("--by-layer", help="By layer instead of by operation.")
+        bool,
+        typer.Option(
+            "--by-layer", help="Print costs by layer instead of by operation."
+        ),
     ] = False
     table6: Annotated[
         bool,
@@ -64,8 +67,8 @@ class Question:
     plan: Annotated[
         str | None,
         typer.Option(
-            help="Hours and memory of a training: 'ViT-L/16 imagenet21k 30 epochs on "
-            "8xH100', 'finetune ViT-B/16 on 720 photos on 1xT4'."
+            help="Hours and memory of a training run, e.g. 'ViT-L/16 imagenet21k 30 "
+            "epochs on 8xH100' or 'finetune ViT-B/16 on 720 photos on 1xT4'."
         ),
     ] = None
     price: Annotated[
@@ -83,13 +86,15 @@ class Question:
         bool,
         typer.Option(
             "--figure12",
-            help="Measures images/s and the largest batch on this machine (D.5): "
+            help="Measure images/s and the largest batch on this machine (D.5); takes "
             "minutes to hours.",
         ),
     ] = False
     sizes: Annotated[
         str | None,
-        typer.Option(help="With --figure12: pixels [default: 64,128,224,384,512]."),
+        typer.Option(
+            help="With --figure12: image sizes in pixels [default: 64,128,224,384,512]."
+        ),
     ] = None
     memory: Annotated[
         float | None,
@@ -102,7 +107,7 @@ class Question:
     ] = None
     largest: Annotated[
         int | None,
-        typer.Option(min=1, help="With --figure12: images at most [default: 1024]."),
+        typer.Option(min=1, help="With --figure12: largest batch [default: 1024]."),
     ] = None
     output: Annotated[
         Path | None,
@@ -123,8 +128,8 @@ def costs(
         typer.Argument(
             autocompletion=completion.variants,
             metavar="[MODEL]...",
-            help="The variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1; of --figure12 "
-            "several.",
+            help="Variant, e.g. ViT-B/16, R50+ViT-B/16, BiT-R50x1; several with "
+            "--figure12.",
             show_default=False,
         ),
     ] = None,
@@ -151,25 +156,25 @@ def costs(
 
 def _way(given: dict[str, Any]) -> str:
     """The kind of question, a key of `_OPTIONS`; raises for options of other kinds."""
-    asked = [f"--{name}" for name in ("table6", "plan", "figure12") if name in given]
-    if "models" in given and asked != ["--figure12"]:
-        asked.append("a variant")
-    taken = _OPTIONS[asked[0]] if len(asked) == 1 else ()
-    asking = {
+    kinds = [f"--{name}" for name in ("table6", "plan", "figure12") if name in given]
+    if "models" in given and kinds != ["--figure12"]:
+        kinds.append("a variant")
+    accepted = _OPTIONS[kinds[0]] if len(kinds) == 1 else ()
+    selecting = {
         "table6",
         "plan",
         "figure12",
-        *(("models",) if "a variant" in asked else ()),
+        *(("models",) if "a variant" in kinds else ()),
     }
-    others = [name for name in given if name not in asking and name not in taken]
-    several = "a variant" in asked and len(given["models"]) > 1
-    if len(asked) != 1 or others or several:
+    others = [name for name in given if name not in selecting and name not in accepted]
+    several = "a variant" in kinds and len(given["models"]) > 1
+    if len(kinds) != 1 or others or several:
         received = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ValueError(
             "Expected one variant, or --table6, --plan or --figure12, with its own "
             f"options. Received: {received or 'nothing'}"
         )
-    return asked[0]
+    return kinds[0]
 
 
 def _counted(given: dict[str, Any]) -> tuple[str, Any]:
@@ -248,7 +253,7 @@ def _figure_12(given: dict[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         if not draws:
             console.print(
-                "no picture: it requires pip install 'keras-vit-paper[plots]'"
+                "no picture: run pip install 'keras-vit-paper[plots]' to draw it"
             )
     measured = speed.measure(
         tuple(given.get("models", speed.MODELS)),

@@ -17,7 +17,7 @@ from keras_vit.cli.loaders import save_details
 from keras_vit.cli.options import SEEDS, AsJson
 from keras_vit.cli.shell import app, console, print_json, progress
 
-_PACKAGES = {  # With the reason to install each.
+_PACKAGES = {  # With the use of each and its installation.
     "keras-vit-paper": "",
     "keras": "",
     "tensorflow": "data, training, serving: pip install tensorflow",
@@ -71,7 +71,7 @@ def _findings() -> Iterator[tuple[str, str | None, str]]:
     state = "" if os.access(parent, os.W_OK) else ", not writable"
     stored = f"{cache}: {counted(len(files), 'file')}, {size:.0f} MiB{state}"
     yield "weights cache", stored, "KERAS_HOME moves it"
-    mirror = "a directory or base URL that comes before any mirror"
+    mirror = "a directory or base URL to try before any mirror"
     yield "KERAS_VIT_WEIGHTS", _own_mirror(), mirror
 
 
@@ -98,19 +98,19 @@ def _advice_on_devices() -> str:
     backend = keras.backend.backend()
     if backend == "torch":
         return "one device: KERAS_BACKEND=tensorflow or jax distributes"
-    taken = distribution.found()
-    mended = {
+    word = distribution.found()
+    fixes = {
         "mirrored": "keras#20582, clipping, float16",
         "multiworker": "keras#20582, keras#20585, clipping, float16",
-        "tpu": "clipping; not tested on a TPU: JAX is the maintained way",
+        "tpu": "clipping; not tested on a TPU: use JAX",
     }
-    advice = f"--distribute auto: {taken}"
-    if backend == "tensorflow" and taken in mended:
-        advice += f" (ours differ from Keras in: {mended[taken]})"
-    if taken == "tpu":
+    advice = f"--distribute auto: {word}"
+    if backend == "tensorflow" and word in fixes:
+        advice += f" (with fixes for Keras: {fixes[word]})"
+    if word == "tpu":
         return advice
     advice += f"; {_advice_on_tpus(backend)}"
-    if backend == "tensorflow" and taken == "none":
+    if backend == "tensorflow" and word == "none":
         advice += (
             "; if a GPU is missing, TF_CPP_MIN_LOG_LEVEL=0 keras-vit doctor prints why"
         )

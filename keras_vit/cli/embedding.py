@@ -25,7 +25,7 @@ def embed(
         Path,
         typer.Argument(help="Folder of images; its subfolders are read too."),
     ],
-    asked: OpenedModel,
+    model_options: OpenedModel,
     output: Annotated[
         Path, typer.Option(help="The .npz file to write: paths, embeddings, model.")
     ] = Path("embeddings.npz"),
@@ -56,7 +56,7 @@ def embed(
     if not folder.is_dir():
         raise ValueError(f"Expected a folder of images. Received: {str(folder)!r}")
     files = image_files(folder)
-    network, _ = _open(asked)
+    network, _ = _open(model_options)
     embedder, kind = retrieval.embedder(network, token)
     paths: list[str] = []
     vectors: list[np.ndarray] = []
@@ -85,7 +85,7 @@ def embed(
         name: str(Path(value).absolute())
         if name in ("model", "weights") and Path(str(value)).exists()
         else value
-        for name, value in given(asked).items()
+        for name, value in given(model_options).items()
     }
     retrieval.Embeddings(
         np.stack(vectors).astype(np.float32),
@@ -109,7 +109,7 @@ def search(
         Path, typer.Argument(help="File that `keras-vit embed` wrote.")
     ],
     photo: Annotated[Path, typer.Argument(help="The image to compare with.")],
-    asked: OpenedModel,
+    model_options: OpenedModel,
     top: Annotated[int, typer.Option(min=1, help="Number of images to find.")] = 10,
     output: Annotated[Path, typer.Option(help="The page of thumbnails.")] = Path(
         "search.html"
@@ -130,11 +130,11 @@ def search(
     known = retrieval.Embeddings.load(embeddings)
     if photo.is_dir() or not photo.exists():
         raise ValueError(f"Expected an image. Received: {str(photo)!r}")
-    if not given(asked):
+    if not given(model_options):
         names = {field.name for field in dataclasses.fields(OpenedModel)}
         words = {key: at for key, at in known.opened.items() if key in names}
-        asked = OpenedModel(**words)
-    network, _ = _open(asked)
+        model_options = OpenedModel(**words)
+    network, _ = _open(model_options)
     embedder, token = retrieval.embedder(network, known.token)
     known.check(retrieval.identity(network, embedder, token))
     query = np.asarray(embedder.predict_on_batch(read_image(photo, network)[None]))[0]
@@ -147,9 +147,9 @@ def search(
     console.print(f"wrote {printable(output)}")
 
 
-def _open(asked: OpenedModel) -> tuple[Any, dict[str, Any]]:
+def _open(model_options: OpenedModel) -> tuple[Any, dict[str, Any]]:
     """The model, or the backbone of masked patch prediction."""
-    network, details = open_model(asked, purpose="any")
+    network, details = open_model(model_options, purpose="any")
     return (network.backbone if predicts_patches(network) else network), details
 
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from keras_vit.evaluation.metrics import Estimate, PerImage
     from keras_vit.serving.fastest import Measured
 
-PROOF = 16  # Images on which a file is compared with Keras.
-# `--fastest`: batch size, and number and seconds of the measurements of each format.
+PROOF = 16  # Number of images on which a file is compared with Keras.
+# For --fastest: batch size, and number and seconds of measurements of each format.
 BATCH, ROUNDS, SECONDS = 32, 3, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedModelOptions:
-    """What a SavedModel alone has."""
+    """Options of a SavedModel only."""
 
     top_k: Annotated[
         int | None,
@@ -52,7 +52,7 @@ class SavedModelOptions:
         int | None,
         typer.Option(
             min=1,
-            help="SavedModel only: version number [default: the one after the last].",
+            help="SavedModel only: version number [default: one above the newest].",
         ),
     ] = None
 
@@ -74,7 +74,7 @@ class FastestOptions:
         typer.Option(
             min=0,
             max=100,
-            help="With --fastest: largest loss of accuracy in percentage points, at "
+            help="With --fastest: accepted loss of accuracy in percentage points, at "
             "95 % confidence [default: 0.5].",
         ),
     ] = None
@@ -84,32 +84,34 @@ class FastestOptions:
 @grouped
 def export(
     *,
-    asked: NamedModel,
+    model_options: NamedModel,
     output: Annotated[
         Path,
         typer.Argument(
             metavar="OUT",
-            help="A file .tflite, .onnx or .xml, with FILE.labels.txt, FILE.facts.json "
-            "and FILE.manifest.json next to it; for savedmodel the folder of versions; "
-            "for --fastest the file name without a suffix.",
+            help="File to write (.tflite, .onnx or .xml), with FILE.labels.txt, "
+            "FILE.facts.json and FILE.manifest.json next to it; for savedmodel the "
+            "folder of versions; for --fastest the file name without a suffix.",
         ),
     ],
     file_format: Annotated[
         Format | None,
-        typer.Option("--format", help="What to write [default: as OUT ends]."),
+        typer.Option(
+            "--format", help="Format to write [default: by the suffix of OUT]."
+        ),
     ] = None,
     precision: Annotated[
         Literal["float32", "float16", "int8"],
         typer.Option(
-            help="float16: litert. int8: litert's own, or Keras's for savedmodel and "
-            "onnx."
+            help="Precision of the weights: float16 for litert only; int8 by LiteRT "
+            "for litert, by Keras for savedmodel and onnx."
         ),
     ] = "float32",
     data: Annotated[
         str | None,
         typer.Option(
-            help="Labelled images, as in `finetune`: prints the accuracy before and "
-            "after, and proves a file on some of them."
+            help="Labeled images, as in `finetune`, to print the accuracy before and "
+            "after the export and to verify a file."
         ),
     ] = None,
     saved_model: SavedModelOptions,
@@ -117,7 +119,7 @@ def export(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Replace files, or the --version, that are there."
+            "--force", help="Replace existing files or an existing --version."
         ),
     ] = False,
     on_corrupt: Corrupt = "stop",
@@ -125,9 +127,9 @@ def export(
 ) -> None:
     """Export a trained model for production.
 
-    In a process without Keras. A SavedModel takes encoded images and says class names;
-    the other formats take decoded uint8 images of the model's size and give
-    probabilities.
+    The export is verified in a process without Keras. A SavedModel accepts encoded
+    images and returns class names. The other formats accept decoded uint8 images of the
+    model's size and return probabilities.
     """
     if choice.fastest:
         _check_fastest(
@@ -138,7 +140,7 @@ def export(
             file_format=file_format,
             precision=precision,
         )
-        network, details = open_model(asked, purpose="any")
+        network, details = open_model(model_options, purpose="any")
         images = _task(str(data), details, seed, on_corrupt)
         _write_fastest(network, output, images, choice.max_drop, force)
         return
@@ -158,12 +160,12 @@ def export(
         )
     from keras_vit import serving
 
-    network, details = open_model(asked, purpose="any")
+    network, details = open_model(model_options, purpose="any")
     task = None if data is None else _task(data, details, seed, on_corrupt)
     before = None if task is None else _by_keras(network, task)
     if precision == "int8" and kind != "litert":
         console.print(str(serving.quantize(network)))
-        precision = "float32"  # Of what is left.
+        precision = "float32"  # Of the remaining layers.
     if kind == "savedmodel":
         exported = serving.export(
             network,
@@ -195,7 +197,7 @@ def export(
 
 
 def _format_of(output: Path) -> str:
-    """As a file's name ends; a folder is a SavedModel's."""
+    """The format of a file's suffix, or savedmodel for a folder."""
     if (kind := of_file(output)) is not None:
         return kind
     if output.suffix and not output.is_dir():
@@ -224,7 +226,7 @@ def _by_keras(network: Any, task: "Task") -> "PerImage":
 
 
 def _pixels(network: Any, task: "Task", batch_size: int) -> Any:
-    """A task's images as a file takes them: batches of uint8 [B, H, W, C], labels."""
+    """Yields batches of a task: images as uint8 [B, H, W, C], and labels."""
     import numpy as np
 
     from keras_vit.data.pipelines import eval_pipeline
@@ -248,7 +250,7 @@ def _some(task: "Task", network: Any, count: int) -> Any:
 
 
 def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
-    """What a SavedModel says of a task's images."""
+    """The predictions of a SavedModel for a task's images."""
     import tensorflow as tf
 
     from keras_vit.data.pipelines import eval_pipeline
@@ -265,8 +267,8 @@ def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
         preprocessing=preprocessing_of(network),
         channels=channels,
     ):
-        said = loaded.signatures["images_float32"](images=images)
-        counts.update(said["logits"].numpy(), labels.numpy())
+        outputs = loaded.signatures["images_float32"](images=images)
+        counts.update(outputs["logits"].numpy(), labels.numpy())
     return counts.per_image()
 
 
@@ -293,8 +295,8 @@ def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":
     from keras_vit.serving.formats import file_scores
 
     run = functools.partial(file_scores, file)
-    (found,) = _by_scores([run], _pixels(network, task, 256), task)
-    return found
+    (predictions,) = _by_scores([run], _pixels(network, task, 256), task)
+    return predictions
 
 
 def _change(before: "PerImage", after: "PerImage") -> "Estimate":
@@ -306,8 +308,8 @@ def _change(before: "PerImage", after: "PerImage") -> "Estimate":
 
 def _print_change(before: "PerImage", after: "PerImage") -> None:
     images = len(before)
-    for name, found in (("before", before), ("after", after)):
-        right = int(found.right.sum())
+    for name, predictions in (("before", before), ("after", after)):
+        right = int(predictions.right.sum())
         console.print(
             f"accuracy {name:6} {percent(right / images):>8} ({right} of {images})"
         )
@@ -344,11 +346,11 @@ def _check_fastest(
             f"Received: {output}. Use {output.with_suffix('')}"
         )
     names = [output.with_name(output.name + suffix) for suffix in SUFFIXES.values()]
-    there = [str(path) for path in names if path.exists()]
-    if there and not force:
+    existing = [str(path) for path in names if path.exists()]
+    if existing and not force:
         raise ValueError(
-            f"Expected a new OUT. Received: {', '.join(there)}, already there. --force "
-            "replaces the file that is chosen"
+            f"Expected a new OUT. Received: {', '.join(existing)}, which already "
+            "exists. --force replaces the chosen file"
         )
 
 
@@ -366,13 +368,13 @@ def _write_fastest(
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".fastest-") as folder:
         rows = [fastest.by_keras(network)]
-        for found in fastest.candidates(
+        for candidate in fastest.candidates(
             network, Path(folder), output.name, names, first[:PROOF]
         ):
-            if isinstance(found, Exception):
-                console.print(f"left out: {found}")
+            if isinstance(candidate, Exception):
+                console.print(f"left out: {candidate}")
             else:
-                rows.append(found)
+                rows.append(candidate)
         turns = fastest.take_turns(rows, first, rounds=ROUNDS, seconds=SECONDS)
         for _ in progress(turns, "measuring speed", ROUNDS * len(rows), True):
             pass
@@ -388,7 +390,10 @@ def _write_fastest(
         best = max(within, key=lambda row: row.images_a_second)
         console.print(_table(rows, predictions, changes, best))
         if best.path is None:
-            console.print("No format within the drop is faster than Keras: SavedModel")
+            console.print(
+                "No format within the accepted drop is faster than Keras. Writing a "
+                "SavedModel"
+            )
             exported = serving.export(
                 network, output, names, overwrite=force, verbose=False
             )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-MOST_PIXELS = 65_535  # Of a side, as in JPEG.
+MOST_PIXELS = 65_535  # Of each side, as in JPEG.
 _NO: dict[str, Any] = {}
 
 
@@ -137,12 +137,12 @@ def meanings(kind: type) -> dict[str, str]:
     listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
     listed = listed.partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): ((?:.+\n?)(?:     .+\n?)*)", listed, re.M)
-    found = {}
+    clauses = {}
     for name, text in entries:
         first = re.split(r"[.:;](?:\s|$)", " ".join(text.split()))[0]
         first = first.replace("`", "").removeprefix("whether to ")
-        found[name] = first[:1].upper() + first[1:]
-    return found
+        clauses[name] = first[:1].upper() + first[1:]
+    return clauses
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -155,11 +155,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         elif extra := [at for at in typing.get_args(hint) if isinstance(at, FieldsOf)]:
             groups[name] = extra[0]
     parameters: list[inspect.Parameter] = []
-    own: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             more = groups[name].parameters()
-            own[name] = [at.name for at in more]
+            members[name] = [at.name for at in more]
             parameters += more
         else:
             kind = inspect.Parameter.KEYWORD_ONLY
@@ -167,7 +167,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        for name, fields in own.items():
+        for name, fields in members.items():
             given = {field: values.pop(field) for field in fields}
             values[name] = groups[name].taken(given)
         command(**values)

@@ -43,7 +43,8 @@ def pack(
         ),
     ] = None,
     split: Annotated[
-        Literal["all", "train"], typer.Option(help="With or without test images.")
+        Literal["all", "train"],
+        typer.Option(help="Write all images, or only training images."),
     ] = "all",
     on_corrupt: Corrupt = "stop",
     seed: Annotated[
@@ -55,7 +56,7 @@ def pack(
 ) -> None:
     """Write a data set as TFRecord shards with an index.
 
-    --data accepts the folder.
+    Pass the folder as --data.
     """
     from keras_vit.data import packing, sources
 
@@ -143,13 +144,15 @@ def list_weights(
         typer.Option(autocompletion=completion.tags, help="One tag: imagenet21k."),
     ] = None,
     urls: Annotated[
-        bool, typer.Option("--urls", help="Where each source is, in order of trial.")
+        bool,
+        typer.Option("--urls", help="Print the URL of each source, in order of use."),
     ] = False,
     search: Annotated[
         str | None,
         typer.Option(
-            help="Builders, tags and readable architectures of timm and transformers "
-            "by a part of their names or a pattern, with the call of each."
+            help="Search builders, tags and readable architectures of timm and "
+            "transformers by a part of their names or a pattern, and print the call of "
+            "each."
         ),
     ] = None,
 ) -> None:
@@ -164,13 +167,13 @@ def list_weights(
             )
         _list_names(search)
         return
-    trainings: dict[str, list[Checkpoint]] = {}
+    groups: dict[str, list[Checkpoint]] = {}
     with helped_by("keras-vit weights list"):
         selected = select(variant, tag)
     for row in selected:
         title = f"{row.tag}: {row.origin}, {row.licence}"
-        trainings.setdefault(title, []).append(row)
-    for title, rows in trainings.items():
+        groups.setdefault(title, []).append(row)
+    for title, rows in groups.items():
         console.print(_training_table(title, rows))
         for row in rows if urls else ():
             console.print(row.variant)
@@ -178,13 +181,13 @@ def list_weights(
                 console.print(f"  {mirror.format:4} {mirror.url}")
         console.print()
     console.print(
-        "sources: the official npz, then copies, as they are tried"
-        + ("" if urls else "; --urls has them")
+        "sources: the official npz, then copies, in order of use"
+        + ("" if urls else "; --urls prints them")
     )
 
 
 def _list_names(search: str) -> None:
-    """The names that match, each with its call."""
+    """Prints the names that match, each with its call."""
     from keras_vit.weights import catalog
 
     with helped_by("keras-vit weights list"):
@@ -195,12 +198,12 @@ def _list_names(search: str) -> None:
 
 
 def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
-    """The variants of one training, 80 columns wide at most."""
+    """The variants of one training run, at most 80 columns wide."""
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
     for name in ("variant", "pixels", "head", "size", "top-1 %", "sources"):
         table.add_column(name, no_wrap=True)
     for row in rows:
-        dialects = ", ".join(mirror.format for mirror in row.mirrors)
+        formats = ", ".join(mirror.format for mirror in row.mirrors)
         top_1 = f"{row.accuracy} ({row.accuracy_source})" if row.accuracy else ""
         table.add_row(
             row.variant,
@@ -208,7 +211,7 @@ def _training_table(title: str, rows: list["Checkpoint"]) -> Table:
             "zeros" if row.zero_head else str(row.num_classes),
             row.size or "",
             top_1,
-            f"{dialects}: one source" if len(row.mirrors) == 1 else dialects,
+            f"{formats}: one source" if len(row.mirrors) == 1 else formats,
         )
     return table
 
@@ -218,7 +221,8 @@ def fetch(
     tag: Annotated[
         str,
         typer.Argument(
-            autocompletion=completion.tags, help="A tag of `keras-vit weights list`."
+            autocompletion=completion.tags,
+            help="A tag listed by `keras-vit weights list`.",
         ),
     ],
     to: Annotated[Path, typer.Option(help="Folder for the files; created if absent.")],
@@ -226,7 +230,7 @@ def fetch(
         str | None,
         typer.Option(
             autocompletion=completion.variants,
-            help="One variant instead of all of the tag.",
+            help="Variant to download [default: all variants of the tag].",
         ),
     ] = None,
 ) -> None:
@@ -237,7 +241,7 @@ def fetch(
         paths = download.fetch(tag, to, variant)
     for path in paths:
         console.print(str(path))
-    console.print(f"there, set KERAS_VIT_WEIGHTS to the copy of {to}")
+    console.print(f"on the offline machine, set KERAS_VIT_WEIGHTS to the copy of {to}")
 
 
 @weights_app.command(needs_keras=False)
@@ -256,19 +260,19 @@ def lock(
     path, count, new, unknown = download.lock(file)
     for record in unknown:
         errors.print(
-            f"{record} has no URL: written by an earlier version. Delete it and its "
-            "file to download it again"
+            f"{record} has no URL, because an earlier version wrote it. Delete it and "
+            "its file to download it again"
         )
     console.print(f"{path}: {count} entries, {new} of them new")
 
 
 @weights_app.command()
 @grouped
-def show(*, asked: NamedModel) -> None:
+def show(*, model_options: NamedModel) -> None:
     """Print origin, license and preprocessing of a model."""
     from keras_vit.models.vision import facts_of
 
-    network, _ = open_model(asked, purpose="any")
+    network, _ = open_model(model_options, purpose="any")
     facts = facts_of(network)
     values = vars(facts.provenance) | {"preprocessing": facts.preprocessing}
     for name, value in values.items():
@@ -283,21 +287,22 @@ def show(*, asked: NamedModel) -> None:
 @grouped
 def push(
     *,
-    asked: NamedModel,
+    model_options: NamedModel,
     repository: Annotated[
         str, typer.Argument(help="hf://USER/NAME; the repository is created if absent.")
     ],
     card: Annotated[
         Path | None,
         typer.Option(
-            help="Results card to include: a folder of `keras-vit evaluate --output`."
+            help="Results card to include: a folder written by `keras-vit evaluate "
+            "--output`."
         ),
     ] = None,
     license: Annotated[
         str | None,
         typer.Option(
             help="License of the model card, e.g. apache-2.0 [default: that of the "
-            "weights that the model was loaded from]."
+            "weights from which the model was loaded]."
         ),
     ] = None,
     private: Annotated[
@@ -309,19 +314,19 @@ def push(
     from keras_vit.evaluation.card_pages import shown
     from keras_vit.evaluation.cards import Card
 
-    network, details = open_model(asked, purpose="any")
+    network, details = open_model(model_options, purpose="any")
     sections: dict[str, dict[str, Any]] = {}
     if details:
         sections["Training"] = details
-        sections["Recipe"] = recipe_of(Path(asked.model))
+        sections["Recipe"] = recipe_of(Path(model_options.model))
     if card is not None:
-        found = Card.load(card)
-        values = {name: shown(name, at) for name, at in found.results.items()}
+        results = Card.load(card)
+        values = {name: shown(name, at) for name, at in results.results.items()}
         sections["Results"] = {
             name: f"{value} (95 %: {interval})"
             for name, (value, interval) in values.items()
         }
-        data = {at: to for at, to in found.data.items() if at != "classes"}
+        data = {at: to for at, to in results.data.items() if at != "classes"}
         sections["Data of the results"] = data
     with helped_by("keras-vit weights push --help"):
         url = keras_vit.weights.push(
@@ -335,41 +340,46 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
-            "Hugging Face), h5 (TFViT, keras-hub), a folder of them, its URL, "
-            "hf://ORG/NAME[@REVISION], timm:NAME, a .keras file, or a pickle of torch "
-            "(.bin, .pt, .pth; one mapping of several: FILE:KEY)."
+            help="Checkpoint: npz (official, big_vision, BiT), safetensors (timm, "
+            "Hugging Face), h5 (TFViT, keras-hub), a folder of these, a URL, "
+            "hf://ORG/NAME[@REVISION], timm:NAME, a .keras file, or a PyTorch pickle "
+            "(.bin, .pt, .pth; FILE:KEY selects one of several mappings)."
         ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
-            help="The file; of timm and hf, the folder, or a file that ends in "
+            help="File to write; for timm and hf a folder, or a file with the suffix "
             ".safetensors."
         ),
     ],
     to: Annotated[
         Literal["npz", "timm", "hf", "keras"] | None,
         typer.Option(
-            help="The dialect to write; required, except of a pickle, whose tensors "
-            "keep their names.",
+            help="Format to write; required except for a pickle, whose tensors keep "
+            "their names.",
             show_default=False,
         ),
     ] = None,
     image_size: Annotated[
         str | None,
-        typer.Option(help="Pixels to resize positions to, 384 or 384x512."),
+        typer.Option(
+            help="Image size in pixels to resize positions for, 384 or 384x512."
+        ),
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(min=1, help="A new, zero head of so many classes.")
+        int | None,
+        typer.Option(min=1, help="Number of classes of a new, zero-initialized head."),
     ] = None,
     grid: Annotated[
         str | None,
-        typer.Option(help="Rows x columns of the positions, where they are no square."),
+        typer.Option(help="Rows x columns of the positions, if they are not square."),
     ] = None,
     numerics: Annotated[
         Literal["paper", "timm", "hf"] | None,
-        typer.Option(help="Whose GELU and epsilons to compute with [default: IN's]."),
+        typer.Option(
+            help="Library with the GELU and epsilons to use [default: that of SOURCE]."
+        ),
     ] = None,
     num_heads: NumHeads = None,
     license_allow: LicenseAllow = None,
@@ -382,11 +392,11 @@ def convert(
 
     size = pixels(image_size)
     if pickles.is_pickle(source):
-        if asked := [at for at in (to, size, classes, grid, numerics, num_heads) if at]:
+        if words := [at for at in (to, size, classes, grid, numerics, num_heads) if at]:
             raise ValueError(
-                "Expected a pickle without options: its tensors keep their names. "
-                f"Received: {', '.join(map(str, asked))}. Convert the .safetensors "
-                "file in a second step"
+                "Expected no options with a pickle, because its tensors keep their "
+                f"names. Received: {', '.join(map(str, words))}. Convert the "
+                ".safetensors file in a second step"
             )
         key, count = pickles.convert(source, output)
         manifest.write_beside(output)
@@ -394,15 +404,16 @@ def convert(
         return
     if to is None:
         raise ValueError(
-            "Expected --to npz, timm, hf or keras. Received: a checkpoint without it"
+            "Expected --to npz, timm, hf or keras. Received: a checkpoint without --to"
         )
     if to == "keras":
         output = output.with_suffix(".keras")
     if source.endswith(".keras"):
         if num_heads is not None:
             raise ValueError(
-                "Expected --num-heads with a checkpoint that does not state it. "
-                f"Received: --num-heads {num_heads} and {source}, which has its own"
+                "Expected --num-heads with a checkpoint that does not contain it. "
+                f"Received: --num-heads {num_heads} and {source}, which contains it. "
+                "Remove --num-heads"
             )
         model = load_model(source, compiled=True)
         if size is not None:
@@ -419,7 +430,7 @@ def convert(
             **given(num_heads=num_heads, license_allow=license_allow),
         )
         console.print("\n".join(str(model.provenance).splitlines()))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         if to == "keras":
             from keras_vit.files import replacing
@@ -428,7 +439,7 @@ def convert(
                 model.save(temporary)
         else:
             keras_vit.weights.save(model, output, format=to)
-    for warning in said:
+    for warning in caught:
         if issubclass(warning.category, UserWarning):
             errors.print(str(warning.message))
     file = output / "model.safetensors" if output.is_dir() else output

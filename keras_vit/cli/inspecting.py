@@ -34,7 +34,7 @@ ROBUST = 0.97  # Quantile that single bright patches do not change.
 @grouped
 def inspect(
     *,
-    asked: NamedModel,
+    model_options: NamedModel,
     images: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -71,8 +71,8 @@ def inspect(
     """
     from keras_vit.inspection import plots
 
-    model = str(asked.model)
-    network, details = open_model(asked, purpose="any")
+    model = str(model_options.model)
+    network, details = open_model(model_options, purpose="any")
     folder = Path(model) if Path(model).is_dir() and details else Path()
     if predicts_patches(network):
         plots.check()

@@ -374,7 +374,7 @@ def changed(row: "Recipe", images: int, devices: int, options: Changes) -> "Reci
 
 
 def _is_checkpoint(weights: str | None) -> TypeGuard[str]:
-    """Whether `weights` is a file, is remote, or is a folder of timm or transformers."""
+    """Whether `weights` is a file, a remote name or a folder of weights."""
     if weights is None:
         return False
     from keras_vit.weights.reading import is_folder

@@ -20,25 +20,25 @@ def serve(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Folder of versions that `export` wrote: OUT/1, ..."
+            metavar="OUT", help="Folder of versions written by `export`: OUT/1, ..."
         ),
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model in the address [default: OUT's name]."),
+        typer.Option(help="Name of the model in the URL [default: the name of OUT]."),
     ] = None,
     version: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="The only version to serve [default: the newest, and newer ones].",
+            help="The only version to serve [default: always the newest].",
         ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Interface to listen on; 0.0.0.0 accepts all hosts.")
     ] = "localhost",
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of REST and of the page.")
+        int, typer.Option(min=1, max=65535, help="Port of REST and the web page.")
     ] = 8501,
     grpc_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of gRPC.")
@@ -51,7 +51,8 @@ def serve(
         typer.Option(
             min=1,
             max=2**16,
-            help="With --batching: images that run together [default: 32].",
+            help="With --batching: largest number of images to run together "
+            "[default: 32].",
         ),
     ] = None,
     batch_timeout_micros: Annotated[
@@ -59,14 +60,15 @@ def serve(
         typer.Option(
             min=0,
             max=10**9,
-            help="With --batching: time to wait for more requests [default: 2000].",
+            help="With --batching: microseconds to wait for more requests "
+            "[default: 2000].",
         ),
     ] = None,
     max_request_mib: Annotated[
-        int, typer.Option(min=1, max=2047, help="Largest request.")
+        int, typer.Option(min=1, max=2047, help="Largest size of a request in MiB.")
     ] = 32,
     max_request_seconds: Annotated[
-        int, typer.Option(min=1, help="Longest time of a request.")
+        int, typer.Option(min=1, help="Longest time of a request in seconds.")
     ] = 30,
 ) -> None:
     """Serve an export over REST and gRPC.
@@ -79,32 +81,32 @@ def serve(
     from keras_vit.serving.servable import Batching, Servable
     from keras_vit.serving.versions import Versions
 
-    of_batching = {
+    batching_options = {
         "--max-batch-size": max_batch_size,
         "--batch-timeout-micros": batch_timeout_micros,
     }
-    found = [option for option, value in of_batching.items() if value is not None]
-    if found and not batching:
+    names = [name for name, value in batching_options.items() if value is not None]
+    if names and not batching:
         raise ValueError(
-            f"Expected {', '.join(of_batching)} with --batching. "
-            f"Received: {', '.join(found)} without"
+            f"Expected {', '.join(batching_options)} with --batching. "
+            f"Received: {', '.join(names)} without --batching"
         )
     options = given(
         max_batch_size=max_batch_size, batch_timeout_micros=batch_timeout_micros
     )
-    gathered = Batching(**options) if batching else None
+    batches = Batching(**options) if batching else None
     refresh = None
     if version is None:
-        versions = Versions(path, gathered, errors.print)
-        servable, played, refresh = versions.current, versions.played, versions.refresh
+        versions = Versions(path, batches, errors.print)
+        servable, warmed, refresh = versions.current, versions.played, versions.refresh
     else:
-        servable = Servable(path, version, gathered)
-        played = servable.warm_up()
+        servable = Servable(path, version, batches)
+        warmed = servable.warm_up()
     name = name or path.resolve().name
 
     def ready() -> None:
         rest = server.address(host, port)
-        requests = counted(played, "warm-up request")
+        requests = counted(warmed, "warm-up request")
         console.print(f"ready: {name} from {servable.folder}, after {requests}")
         console.print(f"page:  http://{rest}/")
         console.print(f"gRPC:  {server.address(host, grpc_port)}")
@@ -117,7 +119,7 @@ def serve(
         host=host,
         port=port,
         grpc_port=grpc_port,
-        threads=2 * gathered.max_batch_size if gathered else None,
+        threads=2 * batches.max_batch_size if batches else None,
         limits=server.Limits(
             max_request_bytes=max_request_mib * 2**20,
             max_total_bytes=max(2**29, max_request_mib * 2**20),

@@ -24,33 +24,36 @@ from keras_vit.cli.training import table_3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """How accuracy is measured."""
+    """Options of the few-shot evaluation."""
 
     few_shot_data: Annotated[
         str | None,
         typer.Option(
-            help="Data with the shots and the test images, as --data [default: --data "
-            "itself]."
+            help="Data for the shots and the test images, as in --data [default: the "
+            "same data]."
         ),
     ] = None
     shots: Annotated[int, typer.Option(min=1, help="Labeled images of each class.")] = 5
     draws: Annotated[
-        int, typer.Option(min=1, help="Draws of the shots; accuracies are averaged.")
+        int, typer.Option(min=1, help="Draws of the shots, whose accuracy is averaged.")
     ] = 3
     l2: Annotated[float, typer.Option(help="Weight of the regression's penalty.")] = (
         1024.0
     )
     seeds: Annotated[
-        int, typer.Option(min=1, help="Pre-trainings of each subset, from seed 0 on.")
+        int,
+        typer.Option(
+            min=1, help="Pre-training runs of each subset, with the seeds 0, 1, ..."
+        ),
     ] = 1
     validation: Annotated[
         float,
         typer.Option(
-            help="Share of the training images that the best evaluation is chosen on."
+            help="Share of the training images held out to choose the best evaluation."
         ),
     ] = 0.1
     evaluations: Annotated[
-        int, typer.Option(min=1, help="Evaluations of a pre-training, at most.")
+        int, typer.Option(min=1, help="Largest number of evaluations of a run.")
     ] = 10
 
 
@@ -78,14 +81,14 @@ def data_size(
     output: Annotated[
         Path,
         typer.Option(
-            help="Folder for the pre-trainings, data_size.json and data_size.png."
+            help="Folder for the pre-training runs, data_size.json and data_size.png."
         ),
     ] = Path("runs/data_size"),
     also: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Folder of an earlier data-size to draw in the same picture; repeat "
-            "for several."
+            help="Output folder of an earlier `data-size` to draw in the same picture; "
+            "repeat for several."
         ),
     ] = None,
     sizes: Sizes,
@@ -131,16 +134,16 @@ def data_size(
     console.print(str(result))
     console.print(f"wrote {output / evaluation.RESULT}")
     lines = {model: result.points}
-    lines |= {name: found.points for name, found in earlier.items()}
+    lines |= {name: results.points for name, results in earlier.items()}
     _draw(lines, output / "data_size.png")
 
 
 def _draw(lines: dict[str, dict[int, float]], picture: Path) -> None:
-    """Draws Figure 4, where matplotlib is installed."""
+    """Draws Figure 4 if matplotlib is installed."""
     from keras_vit.inspection import plots
 
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture: it needs pip install 'keras-vit-paper[plots]'")
+        console.print("no picture: run pip install 'keras-vit-paper[plots]' to draw it")
         return
     plots.data_size(lines, picture)
     console.print(f"Figure 4: {picture}")

@@ -58,7 +58,7 @@ def finetune(
     *,
     context: typer.Context,
     images: ImageData,
-    asked: PretrainedModel,
+    model_options: PretrainedModel,
     output: Annotated[
         Path, typer.Option(help="Folder for the model, its history and run.json.")
     ] = Path("runs/finetune"),
@@ -79,10 +79,14 @@ def finetune(
     settings = changed(row, len(source.train), replicas, changes)
     size = settings.image_size if "image_size" in changes else None
     network, _ = open_model(
-        asked, purpose="features", file_size=size, size=settings.image_size
+        model_options, purpose="features", file_size=size, size=settings.image_size
     )
     network = keras_vit.for_task(network, source.classes)
-    details = {"data": images.data, "model": asked.model, "weights": asked.weights}
+    details = {
+        "data": images.data,
+        "model": model_options.model,
+        "weights": model_options.weights,
+    }
     _train(network, settings, source, output, details | {"seed": seed}, checkpoints)
 
 

@@ -53,9 +53,13 @@ def transfer(
     *,
     context: typer.Context,
     images: ImageData,
-    asked: PretrainedModel,
+    model_options: PretrainedModel,
     runs: Annotated[
-        int, typer.Option(min=1, help="Final trainings, a seed each; the paper has 3.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of final training runs, one for each seed; the paper uses 3.",
+        ),
     ] = 3,
     output: Annotated[
         Path, typer.Option(help="Folder for run-0, run-1, ... and transfer.json.")
@@ -63,7 +67,10 @@ def transfer(
     recipe: TuningRecipe = None,
     pretrained_on: Annotated[
         Literal["imagenet21k", "imagenet2012", "jft300m"] | None,
-        typer.Option(help="For the paper's number [default: what --weights tells]."),
+        typer.Option(
+            help="Pre-training data, to compare with the paper's result [default: from "
+            "--weights]."
+        ),
     ] = None,
     changes: TuningChanges,
     devices: Cluster,
@@ -78,9 +85,9 @@ def transfer(
 ) -> None:
     """Fine-tune several times and report the mean (4.1).
 
-    The learning rates are tried once; the best one trains RUNS models on all training
-    images. Prints the sweep, each run, mean and deviation, and what differs from the
-    paper. The same command resumes interrupted runs, and adds runs.
+    The learning rates are tried once. The best one is used to train RUNS models on all
+    training images. Prints the sweep, each run, the mean and standard deviation, and
+    the differences from the paper. To resume, or to add runs, run the command again.
     """
     import keras_vit
     from keras_vit.training.distribution import Workers
@@ -91,12 +98,12 @@ def transfer(
     row = table_4(recipe, images.data)
     settings = changed(row, len(source.train), replicas, changes)
     size = settings.image_size if "image_size" in changes else None
-    network, own = open_model(
-        asked, purpose="features", file_size=size, size=settings.image_size
+    network, run_details = open_model(
+        model_options, purpose="features", file_size=size, size=settings.image_size
     )
     settings = settings.at_size(network.input_shape[1:3])
-    tag = asked.weights or "imagenet21k"  # As a builder's default.
-    tagged = not own and tag in keras_vit.recipes.IMAGES
+    tag = model_options.weights or "imagenet21k"  # The builders' default.
+    tagged = not run_details and tag in keras_vit.recipes.IMAGES
     workers = Workers.of(network)
     with one_writer(output, workers, checkpoints.wait):
         result = keras_vit.training.transfer(
@@ -112,13 +119,19 @@ def transfer(
             **vars(checkpoints),
         )
         if workers.chief:
-            told = {"data": images.data, "model": asked.model, "weights": asked.weights}
+            details = {
+                "data": images.data,
+                "model": model_options.model,
+                "weights": model_options.weights,
+            }
             for run in range(runs):
-                details = told | {"run": run, "seed": seed}  # It draws the test share.
-                save_details(output / f"run-{run}", details)
+                # The seed selects the test share.
+                save_details(
+                    output / f"run-{run}", details | {"run": run, "seed": seed}
+                )
     console.print(str(result))
-    next_one = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
-    console.print(f"wrote {output}; next: {next_one}")
+    next_command = f"keras-vit predict --model {output / 'run-0'} IMAGE..."
+    console.print(f"wrote {output}; next: {next_command}")
 
 
 @app.command(epilog="Example: keras-vit vtab --model ViT-L/16 --runs 3")
@@ -134,39 +147,42 @@ def vtab(
             show_default=False,
         ),
     ] = None,
-    asked: PretrainedModel,
+    model_options: PretrainedModel,
     output: Annotated[
         Path,
-        typer.Option(help="Folder of the results; the same command resumes in it."),
+        typer.Option(
+            help="Folder for the results; run the same command again to resume."
+        ),
     ] = Path("runs/vtab"),
     listed: Annotated[
-        bool, typer.Option("--list", help="Print the tasks and their data, and stop.")
+        bool, typer.Option("--list", help="Print the tasks and their data and exit.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Print what --output has, and stop.")
+        bool, typer.Option("--show", help="Print the results in --output and exit.")
     ] = False,
     picture: Annotated[
         Path | None,
         typer.Option(
-            "--picture", "--plot", help="Draw Figure 2 to this file, with --show too."
+            "--picture", "--plot", help="Picture file for Figure 2, also with --show."
         ),
     ] = None,
     runs: Annotated[
-        int, typer.Option(min=1, help="Trainings of each task; Table 2 has three.")
+        int, typer.Option(min=1, help="Training runs of each task; Table 2 uses three.")
     ] = 1,
     changes: TuningChanges,
     devices: Devices,
     seed: Annotated[
         int,
         typer.Option(
-            **SEEDS, help="Random seed of the first run; each next run adds 1."
+            **SEEDS,
+            help="Random seed of the first run; the next runs use the next seeds.",
         ),
     ] = 0,
     saving: Saving,
 ) -> None:
     """Fine-tune on the 19 tasks of VTAB-1k (Table 9).
 
-    A task whose data is not there is named and left out.
+    Tasks without data on this machine are skipped and listed.
     """
     if listed:
         console.print(_vtab_tasks())
@@ -185,7 +201,9 @@ def vtab(
         replicas = on_devices(context, devices)
         settings = changed(FINETUNE["vtab"], 1000, replicas, changes)
         size = settings.image_size
-        network, _ = open_model(asked, purpose="features", file_size=size, size=size)
+        network, _ = open_model(
+            model_options, purpose="features", file_size=size, size=size
+        )
         scores = evaluation.run(
             network,
             chosen,
@@ -208,33 +226,33 @@ def vtab(
 
 
 def _vtab_tasks() -> Table:
-    """Two lines a task, 80 columns wide at most."""
+    """Two lines for each task, at most 80 columns wide."""
     from keras_vit.data import vtab as data
 
     table = Table(box=None, pad_edge=False)
     table.add_column("task", no_wrap=True)
     table.add_column("classes", justify="right")
-    table.add_column("TFDS, and what of it is trained/tested on", no_wrap=True)
+    table.add_column("TFDS name; training/test split", no_wrap=True)
     table.add_column("tested", justify="right")
     for group in data.GROUPS:
         table.add_row(Text(group, "bold"))
         for task in data.TASKS:
             if task.group == group:
                 splits = f"{task.train800}+{task.val200}/{task.test}"
-                said = Text(f"{task.tfds}\n{splits}")
+                data_set = Text(f"{task.tfds}\n{splits}")
                 images = f"{task.test_images:,}"
-                table.add_row(task.word, str(task.classes), said, images)
+                table.add_row(task.word, str(task.classes), data_set, images)
     return table
 
 
 def _vtab_table(rows: dict[str, dict[str, str]]) -> Table:
-    """Table 9 turned on its side: a line a task, then Figure 2's groups."""
+    """Table 9 transposed: a line for each task, then Figure 2's groups."""
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in rows:
         table.add_column(name, justify="right")
     for task in next(iter(rows.values())):
-        table.add_row(task, *(said[task] for said in rows.values()))
+        table.add_row(task, *(cells[task] for cells in rows.values()))
     return table
 
 
@@ -263,8 +281,8 @@ def paper(
         bool,
         typer.Option(
             "--json",
-            help="Print JSON with every field; Table 8, which has other fields, by its"
-            " name.",
+            help="Print JSON with every field; Table 8, which has other fields, only "
+            "if it is named.",
         ),
     ] = False,
     picture: Annotated[
@@ -272,22 +290,21 @@ def paper(
         typer.Option(
             "--picture",
             "--plot",
-            help="Draw figure3 or figure5 to this file. `keras-vit vtab` draws "
-            "figure2.",
+            help="Picture file for figure3 or figure5; `keras-vit vtab` draws figure2.",
         ),
     ] = None,
     cards: Annotated[
         list[str] | None,
         typer.Option(
             "--card",
-            help="With figure3: DATA=FOLDER, a card of ImageNet to compare with, "
-            "and what its model was pre-trained on, e.g. imagenet21k=cards/mine.",
+            help="With figure3: DATA=FOLDER, the pre-training data of a model and its "
+            "results card on ImageNet, e.g. imagenet21k=cards/mine.",
         ),
     ] = None,
 ) -> None:
     """Print the results of the paper's tables and figures.
 
-    Of figure5, next to the exaFLOPs that `keras-vit costs` counts.
+    figure5 also lists the exaFLOPs that `keras-vit costs` counts.
     """
     from keras_vit.paper import TABLES, figure_2, figure_3
 
@@ -350,15 +367,15 @@ def _points(cards: list[str]) -> dict[str, dict[str, float]]:
         card = Card.load(folder)
         if card.data["name"] != "imagenet2012":
             raise ValueError(
-                "Expected a card of imagenet2012, which Figure 3 is of. Received: "
-                f"{folder}, of {card.data['name']}"
+                "Expected a card of imagenet2012, the data set of Figure 3. Received: "
+                f"{folder}, a card of {card.data['name']}"
             )
         points.setdefault(card.name, {})[data] = 100 * card.results["top_1"].value
     return points
 
 
 def _points_table(points: dict[str, dict[str, float]]) -> Table:
-    """A line a model, its percents by column."""
+    """A line for each model with its percentages."""
     columns = dict.fromkeys(name for of in points.values() for name in of)
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -382,7 +399,7 @@ def _draw_figure_3(points: dict[str, dict[str, float]], picture: Path) -> None:
 
 
 def _figure_5(as_json: bool, picture: Path | None) -> None:
-    """Table 6's points by the exaFLOPs that we count."""
+    """Prints and draws Table 6's accuracy by the exaFLOPs that we count."""
     from keras_vit.inspection.counting import table_6
     from keras_vit.paper import figure_5, kind
 
@@ -437,7 +454,7 @@ def _draw_figure_5(points: list[dict[str, Any]], picture: Path) -> None:
 
 
 def _table_8(as_json: bool) -> None:
-    """5-shot accuracy of ViT-B/16 by kind of positions (lines) and place (columns)."""
+    """Prints 5-shot accuracy of ViT-B/16 by position embedding and its place."""
     from keras_vit.paper import TABLE_8
 
     if as_json:
@@ -453,13 +470,13 @@ def _table_8(as_json: bool) -> None:
     for column in ("position", *places):
         table.add_column(column, justify="left" if column == "position" else "right")
     for kind in dict.fromkeys(position for position, _ in TABLE_8):
-        found = (TABLE_8.get((kind, place)) for place in places)
-        table.add_row(kind, *("" if one is None else f"{one:.5f}" for one in found))
+        cells = (TABLE_8.get((kind, place)) for place in places)
+        table.add_row(kind, *("" if cell is None else f"{cell:.5f}" for cell in cells))
     console.print(table)
 
 
 def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
-    """A line for each number, 80 columns wide at most."""
+    """A line for each result, at most 80 columns wide."""
     table = Table(box=None, pad_edge=False, title=Text(name), title_justify="left")
     for column in ("model", "pre-training", "data", "top-1 %"):
         table.add_column(column, no_wrap=True)
@@ -476,29 +493,29 @@ def _papers_table(name: str, rows: Iterable["Accuracy"]) -> Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regressions:
-    """Which regressions are solved."""
+    """Options of the few-shot regressions."""
 
     shots: Annotated[
         list[str] | None,
         typer.Option(
-            help="Training images of each class, or all; several are each tried "
-            "[default: 1, 5, 10, 25]."
+            help="Training images of each class, or all; repeat for several [default: "
+            "1, 5, 10, 25]."
         ),
     ] = None
     l2: Annotated[
         list[float] | None,
-        typer.Option(
-            help="Weight of the penalty; several are each tried [default: 1024]."
-        ),
+        typer.Option(help="Weight of the penalty; repeat for several [default: 1024]."),
     ] = None
     seeds: Annotated[
         int,
         typer.Option(
-            min=1, max=10_000, help="Draws of the shots, by the seeds 0, 1, ..."
+            min=1,
+            max=10_000,
+            help="Number of draws of the shots, with the seeds 0, 1, ...",
         ),
     ] = 3
 
-    def asked(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Arguments of `evaluation.fewshot`."""
         shots = self.shots or ("1", "5", "10", "25")
         return {
@@ -515,36 +532,41 @@ class Regressions:
 def fewshot(
     *,
     images: ImageData,
-    asked: PretrainedModel,
+    model_options: PretrainedModel,
     regressions: Regressions,
     knn: Annotated[
-        bool, typer.Option("--knn", help="The 20 nearest neighbours' accuracy, too.")
+        bool,
+        typer.Option("--knn", help="Also print the accuracy of 20 nearest neighbors."),
     ] = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="A logistic regression's accuracy, too.")
+        bool,
+        typer.Option(
+            "--probe", help="Also print the accuracy of a logistic regression."
+        ),
     ] = False,
     image_size: Annotated[
         str | None,
         typer.Option(
-            help="Pixels, 384 or 384x512 (height x width) [default: the weights' own]."
+            help="Image size in pixels, 384 or 384x512 (height x width) [default: that "
+            "of the weights]."
         ),
     ] = None,
     before_crop: Annotated[
         str | None,
         typer.Option(
-            help="Resize to these pixels, then cut out the middle: 256 is big_vision's "
-            "for 224 [default: resize to the model's size]."
+            help="Size in pixels to resize to before a center crop; big_vision uses "
+            "256 for 224 [default: resize to the model's size]."
         ),
     ] = None,
     batch_size: Images = 32,
     seed: TestSeed = None,
     output: Annotated[
-        Path | None, typer.Option(help="A .json file for the numbers.")
+        Path | None, typer.Option(help="JSON file for the results.")
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", "--picture", help="Picture file of accuracy against shots."
+            "--plot", "--picture", help="Picture file for accuracy by number of shots."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -556,7 +578,9 @@ def fewshot(
     from keras_vit.files import write_json
 
     size = pixels(image_size)
-    network, details = open_model(asked, purpose="features", file_size=size, size=size)
+    network, details = open_model(
+        model_options, purpose="features", file_size=size, size=size
+    )
     if seed is None:
         seed = details.get("seed", 0)
     preprocessing = network.preprocessing
@@ -568,23 +592,23 @@ def fewshot(
         "batch_size": batch_size,
         "before_crop": pixels(before_crop, "--before-crop"),
     }
-    if knn or probe:  # They read every image: the regressions need none again.
-        few_shot.check(features.opened(source), **regressions.asked())
+    if knn or probe:  # Both read every image; the regressions reuse the features.
+        few_shot.check(features.opened(source), **regressions.arguments())
         source = evaluation.gather(network, source, **options)
         network, options = None, {}
-    result = evaluation.fewshot(network, source, **regressions.asked(), **options)
+    result = evaluation.fewshot(network, source, **regressions.arguments(), **options)
     console.print(str(result))
     judges = ([evaluation.knn] if knn else []) + (
         [evaluation.linear_probe] if probe else []
     )
     probes = [judge(None, source) for judge in judges]
-    for one in probes:
-        console.print(str(one))
+    for probe_result in probes:
+        console.print(str(probe_result))
     numbers = {
         "data": images.data,
         "seed": seed,
-        **vars(asked),
-        **dataclasses.asdict(preprocessing),  # As used, not as asked for.
+        **vars(model_options),
+        **dataclasses.asdict(preprocessing),  # The values in use, not the options.
         "image_size": image_size,
         "before_crop": before_crop,
         "fewshot": result.as_dict(),

@@ -666,7 +666,7 @@ def test_options_that_make_no_sense_together(shell, trained, photos):
     ):
         code, _, err = shell("predict", "--server", "http://localhost", *option, file)
         assert code == 1
-        assert "without --server, whose model has its own" in err
+        assert "without --server, which has its own model" in err
         assert f"Received: {option[0]} with" in err
     for option in (
         ("--name", "x"),

@@ -492,7 +492,7 @@ def test_the_fastest_within_the_drop_is_written(
     assert weights == path.suffix
     code, _, err = shell(*given)
     assert code == 1
-    assert "already there. --force" in err
+    assert "already exists. --force" in err
     assert shell(*given, *options, "--force")[0] == 0
 
 

@@ -56,7 +56,7 @@ def pack(
 ) -> None:
     """Write a data set as TFRecord shards with an index.
 
-    Pass the folder as --data.
+    To train on it, pass the folder as --data.
     """
     from keras_vit.data import packing, sources
 
@@ -378,7 +378,7 @@ def convert(
     numerics: Annotated[
         Literal["paper", "timm", "hf"] | None,
         typer.Option(
-            help="Library with the GELU and epsilons to use [default: that of SOURCE]."
+            help="Library whose GELU and epsilons are used [default: the source's]."
         ),
     ] = None,
     num_heads: NumHeads = None,

@@ -1,8 +1,8 @@
-"""Section 4.1 and B.1.1 in one call: sweep, final runs, mean, and the paper's value.
+"""Sections 4.1 and B.1.1 in one call: sweep, final runs, mean, and the paper's result.
 
-OUTPUT/begun.json     what is transferred, to what, with what seed
-OUTPUT/run-0          of `fit`: the sweep and the first final run
-OUTPUT/run-1, ...     of `fit`: a final run each
+OUTPUT/begun.json     weights, data, recipe and seed of the transfer
+OUTPUT/run-0          output of `fit`: the sweep and the first final run
+OUTPUT/run-1, ...     output of `fit`: one final run each
 OUTPUT/transfer.json  the result
 """
 
@@ -42,9 +42,9 @@ __all__ = ["PaperDifference", "Transfer", "transfer"]
 __getattr__ = renamed(__name__, Difference="PaperDifference")
 
 RESULT = "transfer.json"
-RUNS = 3  # Table 2: the mean of three fine-tunings.
-# Classes, training and test images of the whole data sets, by their own pages. Whether
-# the paper trained on Flowers' validation images too is not known.
+RUNS = 3  # Table 2: the mean of three fine-tuning runs.
+# Classes, training and test images of the complete data sets, from their own pages.
+# It is not known whether the paper also trained on the validation images of Flowers.
 _WHOLE: dict[str, tuple[int, ...]] = {
     "cifar10": (10, 50_000, 10_000),
     "cifar100": (100, 50_000, 10_000),
@@ -56,12 +56,12 @@ _WHOLE: dict[str, tuple[int, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperDifference:
-    """A setting that is not the paper's (Table 4, section 4.1).
+    """A setting that differs from the paper (Table 4, section 4.1).
 
     Attributes:
-        setting: its name.
-        ours: its value here.
-        paper: the paper's.
+        setting: name of the setting.
+        ours: value in this transfer.
+        paper: value in the paper.
     """
 
     setting: str
@@ -74,23 +74,23 @@ class PaperDifference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What `transfer` measured (4.1, Table 5).
+    """The result of `transfer` (4.1, Table 5).
 
-    Accuracies are top-1 in [0, 1]; the paper's in percent.
+    Accuracies are top-1 in [0, 1]; those of the paper are in percent.
 
     Attributes:
-        data: the source's name.
+        data: name of the source.
         learning_rate: learning rate of the final runs, chosen by the sweep if there was
             one.
         sweep: held-out accuracy, in [0, 1], of every rate tried; empty without a sweep.
         seed: seed of the first run; the next run has the next seed.
         accuracies: accuracy of each run, on all test images.
-        test_images: how many those are.
+        test_images: number of test images.
         mean: mean of the accuracies.
-        std: their sample standard deviation; None of one run.
-        expected: the paper's number; None where it has none, or nobody said what the
-            model was pre-trained on.
-        differences: every setting that is not the paper's.
+        std: sample standard deviation of the accuracies; None for one run.
+        expected: the paper's result; None if it has none, or if the pre-training data
+            is not given.
+        differences: every setting that differs from the paper.
     """
 
     data: str
@@ -105,7 +105,7 @@ class Transfer:
     differences: tuple[PaperDifference, ...]
 
     def __str__(self) -> str:
-        """A table: the sweep, the runs, their mean, the paper's number, differences."""
+        """A table: the sweep, the runs, their mean, the paper's result, differences."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -119,17 +119,17 @@ class Transfer:
             yield f"  {seed:<10}{100 * accuracy:8.2f}"
         yield f"  {'mean':10}{_percent(100 * self.mean, self.std and 100 * self.std)}"
         if self.expected is None:
-            yield "  paper     has no number of this model, pre-training and data"
+            yield "  paper     no result for this model, pre-training and data"
         else:
-            told = _percent(self.expected.percent, self.expected.std)
+            result = _percent(self.expected.percent, self.expected.std)
             row = f"{self.expected.model}, {self.expected.pretrained_on}"
-            yield f"  {'paper':10}{told}  {self.expected.table}: {row}"
-        yield "not as in the paper:" if self.differences else "all as in the paper"
+            yield f"  {'paper':10}{result}  {self.expected.table}: {row}"
+        yield f"{'' if self.differences else 'no '}differences from the paper"
         for difference in self.differences:
             yield f"  {difference}"
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes every attribute, whole or not at all.
+        """Writes every attribute, completely or not at all.
 
         Args:
             path: path of the JSON file.
@@ -159,37 +159,38 @@ def transfer(
     """Measures how well a pretrained model transfers, as the paper does (4.1, B.1.1).
 
     The learning rates of the recipe are tried once, with the first seed, on the
-    training set less its held-out share. The best one then trains `runs` models on all
-    of it, each from the pretrained weights with a new zero-initialized head, and each
-    with a seed of its own for order, augmentation and dropout. Each is judged on the
-    whole test set.
+    training set without its held-out share. The best one is then used to train `runs`
+    models on the whole training set. Each starts from the pretrained weights with a new
+    zero-initialized head, uses a different seed for order, augmentation and dropout,
+    and is evaluated on the whole test set.
 
-    `model` is left as it is: what trains is a copy at the recipe's resolution, a fresh
-    one for each run, so memory holds the weights once more than `fit` does.
+    `model` is not changed. Each run trains a new copy at the recipe's resolution, so
+    the weights are in memory once more than with `fit`.
 
     With an `output` folder nothing is lost: the same call resumes from the newest
-    checkpoint of the run that was cut, to the same final bits, and reads the runs
-    before it from their folders. With more `runs` it adds to them.
+    checkpoint of the interrupted run, ends with the same bits, and reads the finished
+    runs from their folders. A larger `runs` adds runs.
 
-    Under a strategy it works as `fit` does; the first process writes.
+    Under a strategy it works as `fit` does; only process 0 writes.
 
     Args:
-        model: a model of this library, pretrained, with any head or none, of any
+        model: a pretrained model of this library, with or without a head, at any
             resolution.
-        data: see `fit`, but no ready batches: a source with training and test images.
-        recipe: how to fine-tune; None: the row's.
-        row: the row of Table 4, `recipes.FINETUNE`, to train by and to compare with;
-            None: the one of the data's name, else oxford_flowers102's.
-        pretrained_on: "imagenet21k", "imagenet2012" or "jft300m", for the paper's
-            number; a tag of other weights has none.
-        runs: 1 or more.
-        preprocessing: how images become input; default: the model's own.
-        seed: seed of the first run; the next ones have the next seeds. It draws the
-            held-out share too, and a test share where the data has none of its own.
-        output: folder; see the top of this module. `keras_vit.training.fit` describes
-            what is in a run's.
-        resume: "auto" resumes the transfer in `output`, if one was begun there;
-            "never" forgets it.
+        data: source with training and test images, as in `fit`; ready batches are not
+            accepted.
+        recipe: recipe for fine-tuning; None: that of the row.
+        row: row of Table 4, a key of `recipes.FINETUNE`, to train with and to compare
+            with; None: the row of the data set, else that of oxford_flowers102.
+        pretrained_on: "imagenet21k", "imagenet2012" or "jft300m", to select the paper's
+            result; there is none for tags of other weights.
+        runs: number of final runs, at least 1.
+        preprocessing: preprocessing of the images; default: that of the model.
+        seed: seed of the first run; the next runs use the next seeds. It also selects
+            the held-out share, and the test share if the data has no test images.
+        output: folder for the result and a folder for each run, with the files of
+            `fit`.
+        resume: "auto" resumes the transfer in `output`, if there is one; "never"
+            discards it.
         verbose: as in `model.fit`.
         **saving: `save_steps`, `save_minutes`, `keep` and `wait`; see
             `resume.SaveOptions`.
@@ -198,13 +199,13 @@ def transfer(
         A `Transfer`.
 
     Raises:
-        ValueError: if there are no runs, rows or test images of this kind, if `fit` or
-            `at_resolution` cannot do as the recipe says, or if the transfer in `output`
-            was begun with other weights, data, seed or recipe.
+        ValueError: if `runs` is below 1, if there is no such row or no test image, if
+            `fit` or `at_resolution` cannot follow the recipe, or if the transfer in
+            `output` was started with different weights, data, seed or recipe.
         ImportError: see `data.open_source`.
         OSError: if `output` cannot be written to; `RunInUse` if another process trains
             in it, unless `wait`.
-        Preempted: when the process was asked to end, and the run is saved.
+        Preempted: after SIGTERM or Ctrl-C, when the run is saved.
     """
     if runs < 1:
         raise ValueError(f"Expected 1 run or more. Received: runs={runs}")
@@ -228,8 +229,8 @@ def transfer(
     ):
         results: list[Result] = []
         for run in range(runs):
-            kept = None if folder is None else folder / f"run-{run}"
-            result = None if kept is None else finished(kept)
+            run_folder = None if folder is None else folder / f"run-{run}"
+            result = None if run_folder is None else finished(run_folder)
             if result is None:
                 if verbose and workers.chief:
                     print(f"run {run + 1} of {runs}, seed {seed + run}")
@@ -240,7 +241,7 @@ def transfer(
                     source,
                     preprocessing=preprocessing,
                     seed=seed + run,
-                    output=kept,
+                    output=run_folder,
                     verbose=verbose,
                     **saving,
                 )
@@ -271,16 +272,16 @@ def transfer(
 
 
 def _source(data: Any, seed: int) -> CachedSource:
-    """The data; what a frozen model makes of them is computed for one run alone."""
+    """Opens the data; the features of a frozen model are computed only once."""
     if isinstance(data, tf.data.Dataset):
         raise ValueError(
-            "Expected a source of images, of which the sweep holds some out. Received: "
-            "a tf.data.Dataset of ready batches. An .npz of it, or a Source, is one"
+            "Expected a source of images, because the sweep holds some out. Received: "
+            "a tf.data.Dataset of ready batches. Pass an .npz file or a Source instead"
         )
     source = data if isinstance(data, Source) else open_source(data, seed=seed)
     if source.test is None:
         raise ValueError(
-            "Expected test images to judge the runs by. Received: "
+            "Expected test images to evaluate the runs on. Received: "
             f"data={source.name!r}, which has none"
         )
     return CachedSource(
@@ -303,10 +304,10 @@ def _identity(
     seed: int,
     preprocessing: Preprocessing,
 ) -> dict[str, Any]:
-    """The values that have to be the same for a transfer to resume."""
-    body = weights_sha256(model, without=("pre_logits", "head"))
+    """The values that must be equal for a transfer to resume."""
+    backbone = weights_sha256(model, without=("pre_logits", "head"))
     return {
-        "transfer": {"weights": body, "seed": seed},
+        "transfer": {"weights": backbone, "seed": seed},
         "recipe": recipe.identity(),
         **preprocessing.identity(),
         "data": {"name": source.name, "fingerprint": source.fingerprint()},
@@ -316,16 +317,16 @@ def _identity(
 def fresh(
     model: keras.Model, recipe: Recipe, classes: int, seed: int, workers: Workers
 ) -> keras.Model:
-    """A copy of a pretrained model to train by a recipe: the weights, and a new head.
+    """Returns a copy of a pretrained model with a new head, to train with a recipe.
 
-    It is built at the recipe's resolution; its dropout draws by the seed.
+    It has the recipe's resolution; its dropout uses the seed.
     """
     with workers.scope():
         network = for_task(at_resolution(model, recipe.image_size), classes)
         states = resuming.generator_states(network)
-        drawn = np.random.SeedSequence(seed).generate_state(len(states))
-        for state, own in zip(states, drawn, strict=True):
-            state.assign(np.array([own, 0], np.uint32))  # A seed, and draws so far.
+        seeds = np.random.SeedSequence(seed).generate_state(len(states))
+        for state, new in zip(states, seeds, strict=True):
+            state.assign(np.array([new, 0], np.uint32))  # Seed and number of draws.
     return network
 
 
@@ -336,10 +337,10 @@ def _differing(setting: str, ours: Any, theirs: Any) -> Iterator[PaperDifference
 
 @dataclasses.dataclass(frozen=True)
 class _Paper:
-    """What the paper does with a source's data set, to compare with.
+    """The paper's settings for a source's data set.
 
-    `row` is Table 4's; `named` whether it is of this data set, or stands in for one
-    that the paper does not have.
+    `row` is a row of Table 4. `named` is whether it is the row of this data set, and
+    not a substitute for a data set without a row.
     """
 
     source: Source
@@ -348,8 +349,8 @@ class _Paper:
 
     @classmethod
     def of(cls, source: Source, row: str | None) -> "_Paper":
-        found = row or finetune_row(source.name)
-        return cls(source, found, found in (row, source.name.split(":")[0]))
+        name = row or finetune_row(source.name)
+        return cls(source, name, name in (row, source.name.split(":")[0]))
 
     @property
     def dataset(self) -> str:
@@ -358,19 +359,19 @@ class _Paper:
     def expected(
         self, model: keras.Model, pretrained_on: str | None
     ) -> paper.Accuracy | None:
-        """The number of this model on this data set."""
+        """The paper's result of this model on this data set."""
         variant = variant_of(config_of(model))
         whole = _WHOLE.get(self.dataset, (0,))
         known = self.named and len(self.source.classes) == whole[0]
         if not known or variant is None or pretrained_on is None:
             return None
-        found = None
-        if self.row == "imagenet2012":  # Table 2's are of larger images.
-            found = paper.expected(variant, pretrained_on, self.row, table="Table 5")
-        return found or paper.expected(variant, pretrained_on, self.dataset)
+        result = None
+        if self.row == "imagenet2012":  # Those of Table 2 are for larger images.
+            result = paper.expected(variant, pretrained_on, self.row, table="Table 5")
+        return result or paper.expected(variant, pretrained_on, self.dataset)
 
     def recipe(self, recipe: Recipe) -> Iterator[PaperDifference]:
-        """Fields that are not Table 4's; the momentum's dtype is vit_jax/train.py's."""
+        """Fields that differ from Table 4, with the momentum dtype of vit_jax/train.py."""
         theirs = dataclasses.replace(FINETUNE[self.row], momentum_dtype="bfloat16")
         for name in recipe.identity():
             yield from _differing(name, getattr(recipe, name), getattr(theirs, name))
@@ -392,7 +393,7 @@ class _Paper:
     def model(
         self, model: keras.Model, pretrained_on: str | None
     ) -> Iterator[PaperDifference]:
-        """How the model is built and what it computes in."""
+        """Architecture, pre-training and dtype policy of the model."""
         yield from _differing("dtype policy", model.dtype_policy.name, "float32")
         variant = variant_of(config_of(model))
         if pretrained_on not in IMAGES:
@@ -401,11 +402,15 @@ class _Paper:
             )
         if variant is None:
             yield PaperDifference(
-                setting="model", ours=model.name, paper="none of this shape"
+                setting="model", ours=model.name, paper="no model of this shape"
             )
             return
-        own, theirs = config_of(model), VARIANTS[variant]
-        for field in dataclasses.fields(own):
-            if field.name not in ("representation_size", "head_bias_init"):  # Head's.
-                mine, other = getattr(own, field.name), getattr(theirs, field.name)
-                yield from _differing(field.name, mine, other)
+        config, expected = config_of(model), VARIANTS[variant]
+        for field in dataclasses.fields(config):
+            # Both describe the head.
+            if field.name not in ("representation_size", "head_bias_init"):
+                ours, theirs = (
+                    getattr(config, field.name),
+                    getattr(expected, field.name),
+                )
+                yield from _differing(field.name, ours, theirs)

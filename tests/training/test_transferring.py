@@ -354,7 +354,7 @@ def test_a_model_or_data_that_differs_is_listed(as_b_16):
     found = differences(named("oxford_flowers102", 12), flowers, model=other)
     assert found == {
         "classes": (12, 102),
-        "model": (other.name, "none of this shape"),
+        "model": (other.name, "no model of this shape"),
     }
 
 

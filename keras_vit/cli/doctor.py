@@ -17,7 +17,7 @@ from keras_vit.cli.loaders import save_details
 from keras_vit.cli.options import SEEDS, AsJson
 from keras_vit.cli.shell import app, console, print_json, progress
 
-_PACKAGES = {  # With the use of each and its installation.
+_PACKAGES = {  # The use of each package and how to install it.
     "keras-vit-paper": "",
     "keras": "",
     "tensorflow": "data, training, serving: pip install tensorflow",
@@ -61,8 +61,8 @@ def _findings() -> Iterator[tuple[str, str | None, str]]:
     yield "Python", sys.version.split()[0], ""
     yield "backend", keras.backend.backend(), "KERAS_BACKEND=jax|torch changes it"
     for package, reason in _PACKAGES.items():
-        found = _version(package)
-        yield package, found, reason if found is None else ""
+        version = _version(package)
+        yield package, version, reason if version is None else ""
     yield "devices", ", ".join(_devices()), _advice_on_devices()
     cache = cache_dir()
     files = list(cache.rglob("*.npz")) if cache.is_dir() else []
@@ -82,8 +82,8 @@ def _version(package: str) -> str | None:
     others = ("tensorflow-cpu", "tensorflow-tpu") if package == "tensorflow" else ()
     for name in (package, *others):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found = metadata.version(name)
-            return found if name == package else f"{found} ({name})"
+            version = metadata.version(name)
+            return version if name == package else f"{version} ({name})"
     return None
 
 

@@ -67,8 +67,8 @@ def embed(
             continue
         images = np.stack([image for _, image in some])
         filled = np.resize(images, (batch_size, *images.shape[1:]))  # One compilation.
-        found = np.asarray(embedder.predict_on_batch(filled))[: len(some)]
-        for (file, _), vector in zip(some, found, strict=True):
+        rows = np.asarray(embedder.predict_on_batch(filled))[: len(some)]
+        for (file, _), vector in zip(some, rows, strict=True):
             if not np.isfinite(vector).all():
                 raise ValueError(
                     f"Expected finite embeddings. Received: NaN or infinity for "
@@ -138,10 +138,10 @@ def search(
     embedder, token = retrieval.embedder(network, known.token)
     known.check(retrieval.identity(network, embedder, token))
     query = np.asarray(embedder.predict_on_batch(read_image(photo, network)[None]))[0]
-    found = known.nearest(query, top)
-    for path, cosine in found:
+    neighbors = known.nearest(query, top)
+    for path, cosine in neighbors:
         console.print(f"{cosine:.4f}  {printable(str(known.file(path)))}")
-    text = retrieval.page(photo, found, known)
+    text = retrieval.page(photo, neighbors, known)
     with replacing(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
     console.print(f"wrote {printable(output)}")

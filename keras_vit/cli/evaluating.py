@@ -206,11 +206,11 @@ def _by_bytes(
     for start in range(0, len(files), batch_size):
         batch = files[start : start + batch_size]
         read = [_read_bytes(file) for file in batch]
-        encoded = [found for found in read if isinstance(found, bytes)]
+        encoded = [content for content in read if isinstance(content, bytes)]
         predictions = iter(predict(encoded))
-        for file, found in zip(batch, read, strict=True):
-            if isinstance(found, str):
-                yield file, unreadable(file, found)
+        for file, content in zip(batch, read, strict=True):
+            if isinstance(content, str):
+                yield file, unreadable(file, content)
                 continue
             answer = next(predictions)
             best = list(zip(answer.classes, answer.scores, strict=True))[:top]
@@ -303,7 +303,7 @@ def evaluate(
         plots.check()
     network, details = open_model(model_options, purpose="classify")
     task = _task(images, details)
-    found = classify(
+    classified = classify(
         network,
         task,
         batch_size=batch_size,
@@ -311,7 +311,7 @@ def evaluate(
     )
     card = Card.of(
         network,
-        found,
+        classified,
         name=name or model_options.model or model_options.weights or "ViT-B/16",
         command=shlex.join(["keras-vit", *sys.argv[1:]]),
         weights_file=_weights_file(model_options.model, model_options.weights),
@@ -319,8 +319,8 @@ def evaluate(
     _print_results(card)
     _print_papers(card)
     try:
-        if found.logits is not None:
-            card = card.with_temperatures(found.logits)
+        if classified.logits is not None:
+            card = card.with_temperatures(classified.logits)
             _print_scaled(card)
     finally:  # Also runs if no temperature is optimal.
         if output is not None:
@@ -370,9 +370,9 @@ def _weights_file(model: str | None, weights: str | None) -> Path | None:
 def _print_results(card: "Card") -> None:
     names = {"loss": "nll", "top_1": "top_1", "top_5": "top_5", "ece": "ece"}
     for name, key in names.items():
-        found = card.results[key]
-        interval = f"(95 %: {found.low:.4f} to {found.high:.4f})"
-        console.print(f"{name:6} {found.value:.4f}  {interval}")
+        estimate = card.results[key]
+        interval = f"(95 %: {estimate.low:.4f} to {estimate.high:.4f})"
+        console.print(f"{name:6} {estimate.value:.4f}  {interval}")
     images, right = len(card.images), int(card.images.right.sum())
     console.print(f"{right:,} of {counted(images, 'image')} right")
     if card.data["without_label"]:
@@ -466,8 +466,10 @@ def _cards_table(cards: "list[Card]") -> Table:
     for letter in ("", *_letters(cards)):
         table.add_column(letter)
     for key in RESULTS:
-        found = [shown(key, card.results[key]) for card in cards]
-        cells = [f"{value} ({interval})".replace(" %", "") for value, interval in found]
+        results = [shown(key, card.results[key]) for card in cards]
+        cells = [
+            f"{value} ({interval})".replace(" %", "") for value, interval in results
+        ]
         table.add_row(f"{key} %" if key.startswith("top") else key, *cells)
     return table
 
@@ -483,15 +485,15 @@ def _differences_table(cards: "list[Card]") -> Table:
     table.add_column("")
     for letter, card in zip(_letters(cards)[1:], cards[1:], strict=True):
         table.add_column(f"{letter} less A")
-        found = difference(cards[0], card)
-        points = (100 * n for n in dataclasses.astuple(found.top_1))
+        gap = difference(cards[0], card)
+        points = (100 * n for n in dataclasses.astuple(gap.top_1))
         column = ["{:+.2f} ({:+.2f} to {:+.2f}) points".format(*points)]
-        if found.nll is None:
+        if gap.nll is None:
             column += ["unpaired: different images or labels", "", ""]
         else:
-            nll = "{:+.4f} ({:+.4f} to {:+.4f})".format(*dataclasses.astuple(found.nll))
-            only = f"{letter} {found.only_second}, A {found.only_first}"
-            column += [only, f"{found.p:.3g}", nll]
+            nll = "{:+.4f} ({:+.4f} to {:+.4f})".format(*dataclasses.astuple(gap.nll))
+            only = f"{letter} {gap.only_second}, A {gap.only_first}"
+            column += [only, f"{gap.p:.3g}", nll]
         for cells, text in zip(rows.values(), column, strict=True):
             cells.append(text)
     for name, cells in rows.items():

@@ -156,19 +156,19 @@ def _read(
     if not images:
         return _test_images(network, details, count)
     files = _spread([file for path in images for file in image_files(path)], count)
-    found, left_out = [], []
+    read, left_out = [], []
     for file in files:
         try:
-            found.append((_name(file), read_image(file, network)))
+            read.append((_name(file), read_image(file, network)))
         except ValueError as error:
             if file in images:  # A named file, not one of a folder.
                 raise
             left_out.append(error)
-    if not found:
+    if not read:
         raise left_out[0]
     for reason in left_out:
         errors.print(f"left out {reason}")
-    return [name for name, _ in found], np.stack([image for _, image in found])
+    return [name for name, _ in read], np.stack([image for _, image in read])
 
 
 def _name(file: Path) -> str:

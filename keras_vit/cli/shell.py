@@ -52,7 +52,7 @@ SECTIONS = {  # In the order of `keras-vit --help`.
 
 def visible(text: str) -> str:
     """Replaces control characters by JSON's escapes."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def plain_warning(message: Warning | str, *_: Any, **__: Any) -> str:

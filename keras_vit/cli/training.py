@@ -144,11 +144,11 @@ def _train(
 def _print_masked(network: Any, result: Any, output: Path) -> None:
     """Prints how well masked patches are predicted, and the next commands."""
     last = result.history[-1]
-    judged, of = ("test", "val_") if "val_loss" in last else ("training", "")
-    line = f"masked patches of {judged} images: loss {last[f'{of}loss']:.4f}"
+    split, prefix = ("test", "val_") if "val_loss" in last else ("training", "")
+    line = f"masked patches of {split} images: loss {last[f'{prefix}loss']:.4f}"
     if network.target != "l2":
         at_random = math.log(network.output["prediction"].shape[-1])
-        right = last[f"{of}accuracy"]
+        right = last[f"{prefix}accuracy"]
         line += f" (a guess among all colors: {at_random:.4f}), {percent(right)} right"
     console.print(line)
     console.print(
@@ -214,9 +214,10 @@ def pretrain(
     masked = objective.objective == "masked-patches"
     task = given(target=objective.target, corrupt=objective.corrupt)
     if task and not masked:
+        received = ", ".join(f"--{name} {value}" for name, value in task.items())
         raise ValueError(
             "Expected --target and --corrupt with --objective masked-patches. "
-            f"Received: {task} without"
+            f"Received: {received} without it"
         )
     source = open_data(images, seed, labels=not masked)
     row = table_3(model, recipe or ("masked-patches" if masked else "imagenet2012"))
@@ -387,15 +388,15 @@ def list_runs(
     """List training runs, the newest first."""
     from keras_vit.training.runs import find
 
-    found = find(folder)
-    if not found:
+    runs = find(folder)
+    if not runs:
         raise ValueError(
             f"Expected a folder that contains training runs. Received: {str(folder)!r}"
         )
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "step", "test accuracy", "last written"):
         table.add_column(column, justify="right" if column == "step" else "left")
-    for run in found:
+    for run in runs:
         step = "" if run.progress is None else "{}/{}".format(*run.progress)
         accuracy = "" if run.accuracy is None else percent(run.accuracy)
         table.add_row(Text(str(run.folder)), run.state, step, accuracy, run.written)
@@ -480,18 +481,18 @@ def _verified(place: Path) -> bool:
     """Prints how files differ from their manifest; returns whether none does."""
     from keras_vit import manifest
 
-    found = manifest.verify(place)
-    versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
-    files = counted(found.files, "file")
+    result = manifest.verify(place)
+    versions = ", ".join(f"{name} {text}" for name, text in result.versions.items())
+    files = counted(result.files, "file")
     console.print(f"{place}: {files}, written with {versions}")
-    if isinstance(found.data, dict):
-        console.print(f"data: {found.data['name']}, {found.data['fingerprint']}")
+    if isinstance(result.data, dict):
+        console.print(f"data: {result.data['name']}, {result.data['fingerprint']}")
     for kind in ("changed", "missing", "additional"):
-        for name in getattr(found, kind):
+        for name in getattr(result, kind):
             console.print(f"{kind}: {name}")
-    if found.whole:
+    if result.whole:
         console.print("all files are unchanged")
-    return found.whole
+    return result.whole
 
 
 @runs_app.command("replay")
@@ -532,10 +533,12 @@ def replay_run(
     """
     from keras_vit.training import replaying
 
-    found = replaying.replay(run, first=first, last=last, data=data, verbose=progress())
-    kept = ", ".join(map(str, found.kept))
-    console.print(f"computed from step {found.start}; kept: {kept}")
-    for line in replaying.lines(found):
+    replay = replaying.replay(
+        run, first=first, last=last, data=data, verbose=progress()
+    )
+    kept = ", ".join(map(str, replay.kept))
+    console.print(f"computed from step {replay.start}; kept: {kept}")
+    for line in replaying.lines(replay):
         console.print(line)
-    if not found.agrees:
+    if not replay.agrees:
         raise typer.Exit(1)

@@ -371,7 +371,7 @@ class _Paper:
         return result or paper.expected(variant, pretrained_on, self.dataset)
 
     def recipe(self, recipe: Recipe) -> Iterator[PaperDifference]:
-        """Fields that differ from Table 4, with the momentum dtype of vit_jax/train.py."""
+        """Fields that differ from Table 4; momentum is bfloat16 in vit_jax/train.py."""
         theirs = dataclasses.replace(FINETUNE[self.row], momentum_dtype="bfloat16")
         for name in recipe.identity():
             yield from _differing(name, getattr(recipe, name), getattr(theirs, name))

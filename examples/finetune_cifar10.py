@@ -1,7 +1,7 @@
 """Table 4, row CIFAR-10: 10,000 steps of 512 images at 384 px, with a rate sweep.
 
 The paper reports 98.95 % for ViT-B/16 from ImageNet-21k (Table 5). Requires an
-accelerator, `pip install 'keras-vit-paper[tfds]'`, and a network for data and weights:
+accelerator, `pip install '.[tfds]'`, and a network for data and weights:
 
     python examples/finetune_cifar10.py
 """

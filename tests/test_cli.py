@@ -108,7 +108,7 @@ def test_a_run_is_verified_and_computed_again(shell, trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     code, out, err = shell("runs", "verify", copy)
     assert (code, err) == (0, "")
-    assert out.endswith("every file is as it was written\n")
+    assert out.endswith("all files are unchanged\n")
     code, out, err = shell("runs", "replay", copy, "--to", 6)
     assert code == 0, err
     last = out.splitlines()[-3:]
@@ -798,7 +798,7 @@ def test_doctor_says_how_to_get_what_is_missing(shell, monkeypatch):
     monkeypatch.setattr(cli.doctor.importlib.metadata, "version", version)
     _, out, _ = shell("doctor")
     assert "missing" in out
-    assert "pip install 'keras-vit-paper[plots]'" in out
+    assert "pip install '.[plots]'" in out
 
 
 def test_pretrain_from_scratch_goes_on(shell, photos, tmp_path):

@@ -27,13 +27,13 @@ ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
     "layers": {"configs"},
     # `VisionModel.preprocess` reads files: `data` imports no model.
     "models": {"configs", "data", "facts", "layers", "normalization"},
-    "environment": {"_version"},
+    "environment": set(),
     "feature_cache": {"lock_file", "files"},
     "features": {"data", "environment", "facts", "feature_cache", "files", "models"},
     "files": set(),
     "launching": set(),
     "lock_file": set(),
-    "manifest": {"_version", "files"},
+    "manifest": {"files"},
     "normalization": set(),
     "web_page": set(),
     "data": {"facts", "files", "normalization"},
@@ -46,7 +46,6 @@ ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
     },
     "builder": {"configs", "models", "weights"},
     "training": {
-        "_version",
         "configs",
         "data",
         "environment",
@@ -79,7 +78,7 @@ ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
         *("families", "features", "manifest", "web_page"),
     },
 }
-EVERYWHERE = {"_lazy", "arguments"}
+EVERYWHERE = {"_lazy", "_version", "arguments"}
 STANDARD_LIBRARY_ONLY = (
     "_lazy.py",
     "_version.py",

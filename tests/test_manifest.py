@@ -127,12 +127,12 @@ def test_a_folder_of_anything(study, shell):
     code, out, _ = shell("runs", "verify", study)
     assert code == 0
     assert f"{study}: 1 files are in no manifest: transfer.json" in out
-    assert out.endswith("3 of 3 are as they were written\n")
+    assert out.endswith("3 of 3 are unchanged\n")
     (study / "m.onnx").write_text("otherwise")
     code, out, _ = shell("runs", "verify", study)
     assert code == 1
     assert "changed: m.onnx\n" in out
-    assert out.endswith("2 of 3 are as they were written\n")
+    assert out.endswith("2 of 3 are unchanged\n")
 
 
 def test_a_folder_without(tmp_path):
@@ -154,7 +154,7 @@ def test_a_command_without_keras(folder):
 
     code, out = run()
     assert code == 0
-    assert f"data: photos, {'ab' * 32}\nevery file is as it was written\n" in out
+    assert f"data: photos, {'ab' * 32}\nall files are unchanged\n" in out
     told = json.loads((folder / "begun.json").read_text())
     write_json(folder / "begun.json", told | {"seed": 1})
     code, out = run()

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_vit._version import pip_install
 from keras_vit.cli import completion
 from keras_vit.cli.fields import grouped, pixels
 from keras_vit.cli.options import AsJson
@@ -252,9 +253,7 @@ def _figure_12(given: dict[str, Any]) -> None:
     if output is not None:  # Before hours of measurements.
         output.mkdir(parents=True, exist_ok=True)
         if not draws:
-            console.print(
-                "no picture: run pip install 'keras-vit-paper[plots]' to draw it"
-            )
+            console.print(f"no picture: run {pip_install('plots')} to draw it")
     measured = speed.measure(
         tuple(given.get("models", speed.MODELS)),
         _sides(given["sizes"]) if "sizes" in given else speed.SIZES,

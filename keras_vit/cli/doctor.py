@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from keras_vit._version import pip_install
 from keras_vit.arguments import counted, percent
 from keras_vit.cli.loaders import save_details
 from keras_vit.cli.options import SEEDS, AsJson
@@ -21,17 +22,17 @@ _PACKAGES = {  # The use of each package and how to install it.
     "keras-vit-paper": "",
     "keras": "",
     "tensorflow": "data, training, serving: pip install tensorflow",
-    "jax": "optional: pip install 'keras-vit-paper[backends]'",
-    "torch": "optional: pip install 'keras-vit-paper[backends]'",
-    "matplotlib": "pictures: pip install 'keras-vit-paper[plots]'",
-    "tensorflow-datasets": "TFDS names: pip install 'keras-vit-paper[tfds]'",
-    "ai-edge-litert": "LiteRT files: pip install 'keras-vit-paper[litert]'",
-    "onnxruntime": "ONNX files: pip install 'keras-vit-paper[onnx]'",
-    "tf2onnx": "ONNX files: pip install 'keras-vit-paper[onnx]'",
-    "openvino": "OpenVINO files: pip install 'keras-vit-paper[openvino]'",
-    "grpcio": "grpc:// servers: pip install 'keras-vit-paper[serving]'",
-    "uvicorn": "keras-vit serve: pip install 'keras-vit-paper[server]'",
-    "scikit-learn": "the demo: pip install 'keras-vit-paper[demo]'",
+    "jax": f"optional: {pip_install('backends')}",
+    "torch": f"optional: {pip_install('backends')}",
+    "matplotlib": f"pictures: {pip_install('plots')}",
+    "tensorflow-datasets": f"TFDS names: {pip_install('tfds')}",
+    "ai-edge-litert": f"LiteRT files: {pip_install('litert')}",
+    "onnxruntime": f"ONNX files: {pip_install('onnx')}",
+    "tf2onnx": f"ONNX files: {pip_install('onnx')}",
+    "openvino": f"OpenVINO files: {pip_install('openvino')}",
+    "grpcio": f"grpc:// servers: {pip_install('serving')}",
+    "uvicorn": f"keras-vit serve: {pip_install('server')}",
+    "scikit-learn": f"the demo: {pip_install('demo')}",
 }
 
 
@@ -190,9 +191,8 @@ def demo(
         verbose=progress(),
     )
     save_details(output, {"data": "digits", "seed": seed})
-    console.print(
-        f"test accuracy {percent(result.test_accuracy)} on {result.test_images} digits"
-    )
+    accuracy = percent(result.test_accuracy or 0)  # The digits have a test set.
+    console.print(f"test accuracy {accuracy} on {result.test_images} digits")
     batches = pipelines.eval_pipeline(
         source.test or source.train,
         image_size=(32, 32),

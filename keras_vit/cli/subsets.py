@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_vit._version import pip_install
 from keras_vit.cli.fields import grouped
 from keras_vit.cli.loaders import changed, on_devices, open_data
 from keras_vit.cli.options import (
@@ -143,7 +144,7 @@ def _draw(lines: dict[str, dict[int, float]], picture: Path) -> None:
     from keras_vit.inspection import plots
 
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture: run pip install 'keras-vit-paper[plots]' to draw it")
+        console.print(f"no picture: run {pip_install('plots')} to draw it")
         return
     plots.data_size(lines, picture)
     console.print(f"Figure 4: {picture}")

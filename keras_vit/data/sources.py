@@ -17,6 +17,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import track
 
+from keras_vit._version import pip_install
 from keras_vit.data import decoding, packed, vtab
 from keras_vit.data.decoding import as_written
 from keras_vit.data.source import Source
@@ -448,8 +449,7 @@ def _digits(seed: int) -> Source:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "Expected scikit-learn for its digits. Run pip install "
-            "'keras-vit-paper[demo]'"
+            f"Expected scikit-learn for its digits. Run {pip_install('demo')}"
         ) from error
     digits = load_digits()
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # 0..16 in the file.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keras_vit._version import pip_install
 from keras_vit.data.source import Source
 from keras_vit.data.splits import TFDS
 
@@ -22,8 +23,7 @@ def prepared(dataset: str, name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"Expected a folder, an .npz, 'digits' or a TFDS name. Received: {name!r}, "
-            "neither a file nor a folder. For TFDS names, run pip install "
-            "'keras-vit-paper[tfds]'"
+            f"neither a file nor a folder. For TFDS names, run {pip_install('tfds')}"
         ) from error
     try:
         builder = tfds.builder(dataset)

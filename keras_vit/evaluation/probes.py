@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
+from keras_vit._version import pip_install
 from keras_vit.evaluation.features import ExtractOptions, Features, gather
 from keras_vit.features import progress
 
@@ -167,8 +168,7 @@ def linear_probe(
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise ImportError(
-            "Expected scikit-learn for the linear probe. Run pip install "
-            "'keras-vit-paper[demo]'"
+            f"Expected scikit-learn for the linear probe. Run {pip_install('demo')}"
         ) from error
     if not 0 < l2 < math.inf or max_iterations < 1:
         raise ValueError(

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format
 
+from keras_vit._version import pip_install
 from keras_vit.serving import schema
 from keras_vit.serving.transport import Target, Transport, asking
 
@@ -17,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "Expected grpcio for grpc:// and grpcs:// URLs. Received: none. "
-        "Run `pip install 'keras-vit-paper[serving]'`"
+        f"Run {pip_install('serving')}"
     ) from error
 
 UNLIMITED = -1

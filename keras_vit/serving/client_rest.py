@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._version import pip_install
 from keras_vit.files import parse_json
 from keras_vit.serving.transport import Target, Transport, asking
 
@@ -27,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "Expected requests for http:// and https:// URLs. Received: none. "
-        "Run `pip install 'keras-vit-paper[serving]'`"
+        f"Run {pip_install('serving')}"
     ) from error
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)

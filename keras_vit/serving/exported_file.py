@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_vit import export_formats, manifest
+from keras_vit._version import pip_install
 from keras_vit.data import decoding
 from keras_vit.data.preprocessing import prepare_all
 from keras_vit.facts import Facts
@@ -58,7 +59,7 @@ class ExportedModel:
         except ImportError as error:
             raise ImportError(
                 f"{path.name} requires {error.name}. Received: none. "
-                f"Run `pip install 'keras-vit-paper[{kind}]'`"
+                f"Run {pip_install(kind)}"
             ) from error
         except Exception as error:  # Each runtime has its own kinds.
             raise ValueError(

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import export_formats, manifest
+from keras_vit._version import pip_install
 from keras_vit.arguments import percent
 from keras_vit.data.preprocessing import decode, normalize, resize_uint8, to_channels
 from keras_vit.facts import OFFICIAL, Preprocessing
@@ -378,7 +379,7 @@ class _Format:
         if missing:
             raise ImportError(
                 f"Expected {', '.join(missing)} for {self.name}. Received: none. "
-                f"Run `pip install 'keras-vit-paper[{self.kind}]'`"
+                f"Run {pip_install(self.kind)}"
             )
 
 

@@ -28,6 +28,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from keras_vit._version import pip_install
 from keras_vit.serving import page, protos, rest, schema
 from keras_vit.serving.errors import Refused, invalid
 from keras_vit.serving.rest import Arrays
@@ -54,7 +55,7 @@ try:
 except ImportError as missing:
     raise ImportError(
         "Expected uvicorn, Starlette and grpcio, which `keras-vit serve` requires. "
-        f"Received: {missing}. Run `pip install 'keras-vit-paper[server]'`"
+        f"Received: {missing}. Run {pip_install('server')}"
     ) from missing
 
 

@@ -709,5 +709,5 @@ def test_unknown_name_is_an_error(name):
 )
 def test_missing_package_names_its_extra(monkeypatch, name, module, extra):
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ImportError, match=rf"keras-vit-paper\[{extra}\]"):
+    with pytest.raises(ImportError, match=rf"\.\[{extra}\]"):
         open_source(name)

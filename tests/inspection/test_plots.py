@@ -140,5 +140,5 @@ def test_confusion_has_a_column_for_none_and_no_names_of_many(figures, tmp_path)
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"keras-vit-paper\[plots\]"):
+    with pytest.raises(ImportError, match=r"\.\[plots\]"):
         plots.check()

@@ -152,7 +152,7 @@ def test_damaged_files_are_errors_of_ours(copied, suffix):
 
 def test_a_runtime_that_is_missing_is_named(exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=r"onnxruntime.*keras-vit-paper\[onnx\]"):
+    with pytest.raises(ImportError, match=r"onnxruntime.*\.\[onnx\]"):
         ExportedModel(exported / "m.onnx")
 
 

@@ -368,7 +368,7 @@ def test_what_cannot_be_written_says_why(tmp_path, in_process, monkeypatch, mode
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     says(
         ImportError,
-        r"pip install 'keras-vit-paper\[openvino\]'",
+        r"pip install '\.\[openvino\]'",
         model,
         out.with_suffix(".xml"),
     )

@@ -533,7 +533,7 @@ def test_without_the_extra_there_is_one_message(exported, shell, monkeypatch):
     monkeypatch.delattr("keras_vit.serving.server", raising=False)
     code, _, said = shell("serve", exported)
     assert code == 1
-    assert "pip install 'keras-vit-paper[server]'" in said
+    assert "pip install '.[server]'" in said
 
 
 def test_more_requests_at_once_than_the_limit(servable, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._version import pip_install
 from keras_vit.files import replacing
 
 # Found by a search: contrast of at least 3 on white (WCAG 2.1, 1.4.11), and distinct
@@ -29,7 +30,7 @@ def check() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Expected matplotlib for pictures. Run pip install 'keras-vit-paper[plots]'"
+            f"Expected matplotlib for pictures. Run {pip_install('plots')}"
         ) from error
     return Figure
 

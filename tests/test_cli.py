@@ -361,7 +361,7 @@ def test_evaluate_knows_imagenets_family(shell, photos, tmp_path):
     with pytest.warns(UserWarning, match="imagenet2012 has 50,000 images"):
         code, _, err = shell(*command)
     assert code == 1
-    assert "10 outputs, 1000 classes in imagenet2012" in err
+    assert "10 outputs for the 1000 classes of imagenet2012" in err
     code, _, err = shell(*command[:-1], photos)
     assert (code, "class folders by wnid" in err) == (1, True)
     code, _, err = shell(
@@ -748,7 +748,7 @@ def test_what_cannot_be_predicted_or_evaluated(shell, photos, trained, tmp_path)
     assert "Expected images" in err
     code, _, err = shell("evaluate", "--model", trained, "--data", "digits")
     assert code == 1
-    assert "3 outputs, 10 classes in digits" in err
+    assert "3 outputs for the 10 classes of digits" in err
     code, _, err = shell("evaluate", "--weights", MINI)
     assert code == 1
     assert "no --data" in err

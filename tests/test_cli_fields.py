@@ -58,7 +58,7 @@ def test_help_is_the_docstrings():
     assert (
         "--warmup <int range> Updates in which the learning rate rises from 0 " in told
     )
-    assert "[default: the recipe's; a weights file's own]" in told
+    assert "[default: the recipe's, or that of a weights file]" in told
     assert "--freeze Train only the head." in told
 
 

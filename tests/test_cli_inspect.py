@@ -239,7 +239,7 @@ def test_a_run_whose_data_has_moved(run, tmp_path, shell):
     assert not (moved / "inspect.html").exists()
 
 
-@pytest.mark.parametrize(("figure", "shape"), [("6", (3,)), ("14", (4,)), ("7", ())])
+@pytest.mark.parametrize(("figure", "shape"), [("6", (3,)), ("14", (2,)), ("7", ())])
 def test_figures_of_the_paper(shell, run, figure, shape, tmp_path, monkeypatch):
     plots = pytest.importorskip("keras_vit.inspection.plots")
     drawn = []

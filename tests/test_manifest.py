@@ -126,7 +126,7 @@ def test_a_folder_of_anything(study, shell):
     assert loose == ["transfer.json"]
     code, out, _ = shell("runs", "verify", study)
     assert code == 0
-    assert f"{study}: 1 files are in no manifest: transfer.json" in out
+    assert f"{study}: 1 file without a manifest: transfer.json" in out
     assert out.endswith("3 of 3 are unchanged\n")
     (study / "m.onnx").write_text("otherwise")
     code, out, _ = shell("runs", "verify", study)

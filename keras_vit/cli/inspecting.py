@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 
 Figure = Literal["6", "7", "14"]
+FILTERS = 28  # Number of filters in Figure 7.
 ROBUST = 0.97  # Quantile that single bright patches do not change.
 
 
@@ -105,8 +106,9 @@ def _draw(figure: Figure, network: Any, batch: "np.ndarray", picture: Path) -> N
     from keras_vit.models.vision import preprocessing_of
 
     if figure == "7":
+        components = min(FILTERS, *_filter_shape(network))
         plots.figure_7(
-            inspection.embedding_filters(network),
+            inspection.embedding_filters(network, components),
             inspection.position_similarity(network),
             inspection.attention_distance(network, batch),
             picture,
@@ -119,6 +121,14 @@ def _draw(figure: Figure, network: Any, batch: "np.ndarray", picture: Path) -> N
         plots.figure_6(shown, maps, picture, quantile=(1.0, ROBUST))
     else:
         plots.figure_14(shown, maps, picture)
+
+
+def _filter_shape(network: Any) -> tuple[int, int]:
+    """P^2 C and D, which limit the number of principal components of the filters."""
+    from keras_vit.models.description import describe
+
+    facts = describe(network)
+    return facts["patch_size"] ** 2 * facts["num_channels"], facts["hidden_size"]
 
 
 def _write_page(

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_vit._version import pip_install
+from keras_vit.arguments import counted
 from keras_vit.data import decoding, packed, vtab
 from keras_vit.data.decoding import as_written
 from keras_vit.data.source import Source
@@ -248,8 +249,8 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
         labels += [label] * len(images)
     if ignored:
         warnings.warn(
-            f"{len(ignored)} files in {printable(path)} do not have the suffix of an "
-            f"image and were left out; the first is {printable(ignored[0])}",
+            f"left out {counted(len(ignored), 'file')} of {printable(path)} without "
+            f"the suffix of an image; the first is {printable(ignored[0])}",
             stacklevel=2,
         )
     return files, np.array(labels)
@@ -287,9 +288,9 @@ def check_images(
     listed = ", ".join(bad[:10]) + (", ..." if len(bad) > 10 else "")
     if on_corrupt == "stop":
         raise ValueError(
-            f"Expected readable images. Received: {len(bad)} of {len(files)} files "
-            f"that cannot be decoded: {listed}. Repair or delete them, or skip them "
-            "with --on-corrupt skip (on_corrupt='skip')"
+            f"Expected readable images. Received: {len(bad)} of "
+            f"{counted(len(files), 'file')} that cannot be decoded: {listed}. "
+            "Repair or delete them, or skip them with --on-corrupt skip (on_corrupt='skip')"
         )
     warnings.warn(f"{len(bad)} unreadable images left out: {listed}", stacklevel=2)
     left = collections.Counter(labels[readable].tolist())
@@ -298,8 +299,8 @@ def check_images(
         if count and not left[label]:
             raise ValueError(
                 "Expected a readable image in every class. Received: class "
-                f"{name!r} with {count} files, none of them readable. Add readable "
-                "images or delete the class"
+                f"{name!r} with {counted(int(count), 'file')}, none of them "
+                "readable. Add readable images or delete the class"
             )
     return np.array(files)[readable], labels[readable]
 

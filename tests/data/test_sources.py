@@ -129,7 +129,7 @@ def test_hidden_files_are_ignored_and_others_counted(flat):
     _jpeg(flat / ".git" / "0.jpg")
     assert len(open_source(flat).train) == 12
     (flat / "cat" / "notes.txt").write_text("x")
-    with pytest.warns(UserWarning, match=r"^1 files in .* left out; .*notes\.txt"):
+    with pytest.warns(UserWarning, match=r"^left out 1 file of .*; .*notes\.txt"):
         assert len(open_source(flat).train) == 12
 
 

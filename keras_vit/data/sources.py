@@ -290,9 +290,12 @@ def check_images(
         raise ValueError(
             f"Expected readable images. Received: {len(bad)} of "
             f"{counted(len(files), 'file')} that cannot be decoded: {listed}. "
-            "Repair or delete them, or skip them with --on-corrupt skip (on_corrupt='skip')"
+            "Repair or delete them, or skip them with --on-corrupt skip "
+            "(on_corrupt='skip')"
         )
-    warnings.warn(f"{len(bad)} unreadable images left out: {listed}", stacklevel=2)
+    warnings.warn(
+        f"left out {counted(len(bad), 'unreadable image')}: {listed}", stacklevel=2
+    )
     left = collections.Counter(labels[readable].tolist())
     for label, name in enumerate(classes):
         count = int((labels == label).sum())

@@ -153,7 +153,7 @@ def test_unreadable_images_stop(spoilt):
 
 
 def test_unreadable_images_are_skipped_by_name(spoilt):
-    with pytest.warns(UserWarning, match=r"^4 unreadable images left out") as caught:
+    with pytest.warns(UserWarning, match=r"^left out 4 unreadable images") as caught:
         source = open_source(spoilt, on_corrupt="skip")
     assert len(caught) == 1
     for word in ("cut.jpg", "empty.jpg", "page.jpg", "gone.jpg"):

@@ -325,7 +325,7 @@ def test_command_of_table_6(shell):
     assert code == 0
     assert re.search(r"BiT-R200x3 +14 +3288.6 +3306 +0.995\n", out)
     assert re.search(r"R50\+ViT-L/16 +7 +832.5 +859 +0.969 \*\n", out)
-    assert "859 contradicts its own 1668 at 14 epochs, of which half is 834." in out
+    assert "859 contradicts its own 1668 at 14 epochs, half of which is 834." in out
     assert out.count("*") == 2
 
 

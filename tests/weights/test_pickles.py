@@ -149,7 +149,7 @@ def test_without_torch_the_error_has_the_lines(state, tmp_path, monkeypatch):
         (("x.pth", "x.npz"), "that ends in .safetensors"),
         (("x.pth", "folder"), "that ends in .safetensors"),
         (("none.pth", "x.safetensors"), "does not exist"),
-        (("x.pth", "x.safetensors", "--to", "timm"), "without options"),
+        (("x.pth", "x.safetensors", "--to", "timm"), "no options with a pickle"),
         ((TIMM, "folder"), "Expected --to npz, timm, hf or keras"),
     ],
 )

@@ -32,6 +32,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import track
 
+from keras_vit.arguments import counted
 from keras_vit.data import splits
 from keras_vit.data.decoding import as_written
 from keras_vit.data.splits import Indexed
@@ -250,7 +251,8 @@ def _intact(split: Packed) -> Packed:
         for number, count in zip(numbers[:10], counts[:10], strict=True)
     )
     warnings.warn(
-        f"{(~readable).sum()} damaged images left out: {listed}", stacklevel=2
+        f"left out {counted(int((~readable).sum()), 'damaged image')}: {listed}",
+        stacklevel=2,
     )
     if not readable.any():
         raise ValueError(

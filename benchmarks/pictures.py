@@ -111,7 +111,7 @@ def main() -> None:
     from tests.browser import attempts
 
     images = options.output
-    weights = Path(options.weights).resolve()
+    weights = Path(options.weights).absolute()
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver:
         files = photographs(Path(temporary) / "photos")
         html = Path(temporary) / "inspect.html"
@@ -122,11 +122,11 @@ def main() -> None:
             keras_vit("inspect", *given, "--figure", figure, "--output", picture)
             publish(picture, images)
         browser = driver.chromium.launch(**next(attempts()))
-        page = browser.new_page(viewport=SIZE)
+        page = browser.new_page(viewport=SIZE)  # type: ignore[arg-type]
         page.goto(html.as_uri())
         moving(page, images / "inspect.webp")
         if options.run is not None:
-            run, card = options.run.resolve(), Path(temporary) / "card"
+            run, card = options.run, Path(temporary) / "card"
             curves = Path(temporary) / "curves.png"
             keras_vit("runs", "show", run, "--output", curves)
             publish(curves, images)

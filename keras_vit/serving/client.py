@@ -250,9 +250,8 @@ class Client:
 
     def _predict_batch(self, images: Sequence[Image]) -> list[Prediction]:
         if isinstance(images[0], np.ndarray):
-            answer = self._ask(
-                "images", "images", np.stack(images), "classes", "scores"
-            )  # type: ignore[arg-type]
+            pixels = np.stack(images)  # type: ignore[arg-type]
+            answer = self._ask("images", "images", pixels, "classes", "scores")
             status = [OK] * len(images)
         else:
             encoded = [_encoded(image) for image in images]

@@ -71,7 +71,7 @@ def run_python(block, page, namespace, capsys):
 @pytest.mark.tensorflow_only
 @pytest.mark.slow
 def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    """In order, in one namespace; weights and photos come from a directory made here."""
+    """In order, in one namespace, with weights and photos that are made here."""
     for tag, size, options in (
         ("imagenet21k", 224, {"classes": 21_843, "representation_size": 768}),
         ("imagenet21k+imagenet2012", 384, {"classes": 1000}),

@@ -891,7 +891,7 @@ def test_interrupted_run_is_saved(photos, tmp_path):
             process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "To resume, repeat the same command or call" in err
+    assert "To resume, run the same command or" in err
     assert len(list((output / "checkpoints").glob("step-*.json"))) == 1
 
 

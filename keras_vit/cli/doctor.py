@@ -212,6 +212,7 @@ def demo(
     console.print(f"some test images: {output / 'digits'}")
     console.print(f"SavedModel: {exported.path}")
     console.print(_first_correct(exported.path, source.classes, batches))
+    console.print(f"next: keras-vit predict --model {output} {output / 'digits'}")
 
 
 def _write_digits(images: Any, labels: Any, folder: Path) -> None:

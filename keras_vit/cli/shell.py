@@ -367,7 +367,7 @@ def print_error(error: Exception, command: str) -> None:
     ):
         helps = f"{command} --help"
     if helps is not None:
-        end = "\n" if "\n" in message else ". "
+        end = "\n" if "\n" in message else " " if message.endswith("?") else ". "
         message = f"{message.rstrip('.')}{end}Help: {helps}"
     errors.print(f"keras-vit: {message}")
 

@@ -705,9 +705,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.save()
         self.workers.meet()  # All wait until the chief has written.
         print(
-            f"Stopped by {signal.Signals(signum).name} after step {self.step}, which "
-            f"is saved in {str(self.folder)!r}. To resume, repeat the same command or "
-            "call",
+            f"\nStopped by {signal.Signals(signum).name} after step {self.step}, which "
+            f"is saved in {str(self.folder)!r}. To resume, run the same command or the "
+            "same Python call again.",
             file=sys.stderr,
         )
         raise Preempted(self.step, signum)

@@ -179,7 +179,7 @@ def test_the_keyboard_comes_everywhere_and_is_seen(opened):
         met.append(name)
         unseen += [name] if outline == "none" else []
     assert met == [
-        *("image", "layer", "head", "rollout", "view", "strength"),
+        *("image", "layer", "head", "rollout", "view", "strength", "robust"),
         *("Head 1", "Head 2", "SUMMARY", "row", "column"),
     ]
     assert unseen == []

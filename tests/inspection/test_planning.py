@@ -238,7 +238,7 @@ def test_a_fine_tuning_in_the_shell(shell):
     assert (code, out) == (0, f"{plan(TUNED, classes=5, price=0.4)}\n")
     code, _, err = shell("costs", "--plan", SENTENCE, "--classes", 5)
     assert code == 1
-    assert "Expected --classes of a finetune plan" in err
+    assert "Expected --classes with a plan to fine-tune" in err
 
 
 @pytest.mark.parametrize(

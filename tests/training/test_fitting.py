@@ -245,7 +245,10 @@ def test_a_prime_number_of_steps_is_trained_to_its_end(source, trajectory):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (lambda: (np.zeros((4, 32, 32, 3)), np.zeros(4)), r"Received: tuple\. Arrays"),
+        (
+            lambda: (np.zeros((4, 32, 32, 3)), np.zeros(4)),
+            r"Received: tuple\. Convert arrays to batches",
+        ),
         (lambda: ready().unbatch(), r"Batch it with Dataset\.batch"),
         (lambda: ready().map(lambda image, label: image), r"Received: a tf\.data"),
         (lambda: ready().take(0), "an empty tf"),

@@ -391,8 +391,9 @@ def list_runs(
     runs = find(folder)
     if not runs:
         raise ValueError(
-            f"Expected a folder that contains training runs. Received: {str(folder)!r}. "
-            "`keras-vit runs list FOLDER` lists those of a different folder"
+            "Expected a folder that contains training runs. Received: "
+            f"{str(folder)!r}. `keras-vit runs list FOLDER` lists those of a different "
+            "folder"
         )
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "step", "test accuracy", "last written"):

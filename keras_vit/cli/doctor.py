@@ -225,7 +225,11 @@ def _write_digits(images: Any, labels: Any, folder: Path) -> None:
     for number, (image, label) in enumerate(zip(images, labels, strict=True), 1):
         with replacing(folder / f"{number}-label-{label}.png") as temporary:
             keras.utils.save_img(
-                temporary, 127.5 * image + 127.5, file_format="png", scale=False
+                temporary,
+                127.5 * image + 127.5,
+                data_format="channels_last",
+                file_format="png",
+                scale=False,
             )
 
 

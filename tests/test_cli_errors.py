@@ -198,7 +198,10 @@ def test_values_that_were_accepted_or_crashed(
 @pytest.mark.parametrize(
     ("line", "help_"),
     [
-        ("finetune --data digits --model runs/nowhere", "such folders here: runs/mine"),
+        (
+            "finetune --data digits --model runs/nowhere",
+            "Finished runs below the current folder: runs/mine",
+        ),
         ("finetune --data digits --model vit-b61", "Did you mean ViT-B/16"),
         ("pretrain --data digits --model runs/mine", "`keras-vit weights list`"),
         ("predict --weights sam2 photo", "Help: keras-vit weights list"),

@@ -83,7 +83,9 @@ def test_options_of_a_recipe():
     assert with_options(vit, {"dropout_rate": 0.0}).dropout_rate == 0
     assert with_options(bit, {"dropout_rate": 0.0}) == bit
     assert with_options(bit, {"representation_size": None}) == bit
-    with pytest.raises(ValueError, match=r"options of a ResNet \(4\.1\).*: dropout_rate"):
+    with pytest.raises(
+        ValueError, match=r"options of a ResNet \(4\.1\).*: dropout_rate"
+    ):
         with_options(bit, {"dropout_rate": 0.1})
     with pytest.raises(ValueError, match=r"an EfficientNet.*of other authors"):
         with_options(VARIANTS["EfficientNet-B0"], {})

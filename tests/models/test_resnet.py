@@ -149,9 +149,18 @@ def test_images_have_pixels(size):
 @pytest.mark.parametrize(
     ("fields", "law"),
     [
-        ({"num_layers": (1, 0)}, "num_layers to be positive integers"),
-        ({"num_layers": 4}, "num_layers to be positive integers"),
-        ({"num_layers": (1.0,)}, "num_layers to be positive integers"),
+        (
+            {"num_layers": (1, 0)},
+            "num_layers, the units of each stage, to be positive integers",
+        ),
+        (
+            {"num_layers": 4},
+            "num_layers, the units of each stage, to be positive integers",
+        ),
+        (
+            {"num_layers": (1.0,)},
+            "num_layers, the units of each stage, to be positive integers",
+        ),
         ({"width": 48}, "width to be a multiple of 32"),
         ({"width": 0}, "width to be a positive integer"),
         ({"unit": "v3"}, "unit to be one of v1, v2, axial"),

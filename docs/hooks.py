@@ -1,7 +1,8 @@
 """Hooks of mkdocs: pages from outside docs/, links, reference entries and `--help`.
 
-On GitHub a page links files of the repository. In the site a link to a page's file leads
-to that page and any other one to the repository. Public names link to the reference.
+On GitHub a page links files of the repository. In the site a link to a page's file
+leads to that page and any other one to the repository. Public names link to the
+reference. Each notebook of examples/ is a page with its outputs.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbconvert.exporters import MarkdownExporter
 
 import keras_vit
 from keras_vit.builder import Builder
@@ -35,6 +37,11 @@ OUTSIDE = {
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+NOTEBOOKS = {
+    f"examples/{path.name}": f"examples/{path.stem}.md"
+    for path in sorted((ROOT / "examples").glob("*.ipynb"))
+}
+PLACES = OUTSIDE | NOTEBOOKS
 MODULES = ("", ".layers", ".models", ".weights", ".configs", ".recipes", ".data")
 MODULES += (".data.pipelines", ".data.preprocessing", ".data.augmentation")
 MODULES += (".data.vtab", ".data.packing", ".training", ".training.optim")
@@ -47,13 +54,44 @@ SHOWN = re.compile(r"^::: ([\w.]+)$", re.M)
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 NAMED = re.compile(r"(?<![\[`])`(keras_vit(?:\.\w+)+)`(?![\]`])")
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
+BADGE = re.compile(r"\[!\[(.*?)\]\(\S+?\)\]\((\S+?)\)")
+# Printed text without highlighting; nbconvert indents it.
+TEMPLATE = """
+{%- extends "markdown/index.md.j2" -%}
+{%- macro block_of(text) -%}
+{{ "\n```text\n" ~ text.rstrip() ~ "\n```\n" }}
+{%- endmacro -%}
+{%- block stream -%}{{ block_of(output.text) }}{%- endblock -%}
+{%- block data_text -%}{{ block_of(output.data["text/plain"]) }}{%- endblock -%}
+{%- block data_png -%}
+{{ "\n![Output of this cell](" ~ output.metadata.filenames["image/png"] ~ ")\n" }}
+{%- endblock -%}
+"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that lie elsewhere, so that they are written once."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for source, page in NOTEBOOKS.items():
+        text, pictures = _notebook(source, config.extra["repository"])
+        files.append(File.generated(config, page, content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"examples/{name}", content=content))
     return files
+
+
+def _notebook(source: str, repository: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook with its outputs as Markdown, and its pictures by relative path."""
+    path = ROOT / source
+    exporter = MarkdownExporter(raw_template=TEMPLATE)
+    resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+    text, resources = exporter.from_filename(str(path), resources=resources)
+    here = f"{repository}/blob/main/"
+    badge = rf"[\1](\2) · [Notebook on GitHub]({here}{source})"
+    # Absolute in the notebook, because Colab knows no other files.
+    links = text.replace(f"]({here}", "](../")
+    return BADGE.sub(badge, links, count=1), resources["outputs"]
 
 
 def on_page_markdown(
@@ -61,7 +99,7 @@ def on_page_markdown(
 ) -> str:
     """Links as they are right in the site; what the reference's pages leave out."""
     place = page.file.src_uri
-    source = {page: source for source, page in OUTSIDE.items()}.get(
+    source = {page: source for source, page in PLACES.items()}.get(
         place, f"docs/{place}"
     )
 
@@ -69,7 +107,7 @@ def on_page_markdown(
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[2]))
         if not (ROOT / target).exists():
             return link[0]  # Strict mode says that it is nowhere.
-        here = OUTSIDE.get(target, target.removeprefix("docs/"))
+        here = PLACES.get(target, target.removeprefix("docs/"))
         if files.get_file_from_path(here) is None:
             kind = "tree" if (ROOT / target).is_dir() else "blob"
             return (

@@ -120,7 +120,7 @@ def test_what_requires_it_says_so():
     [
         ("['costs', 'ViT-B/16']", "17,563,828,224"),
         ("['weights', 'list']", "ViT-B/16"),
-        ("['doctor']", "without TensorFlow no command trains"),
+        ("['doctor']", "training requires TensorFlow"),
     ],
 )
 def test_commands_that_work(command, printed):

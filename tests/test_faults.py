@@ -234,9 +234,7 @@ def write_card(folder, version):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards.Card, "_pictures", lambda self: {"confusion": draw})
         facts = {"version": version}
-        patch.setattr(
-            cards.Card, "_facts", lambda self, sha: facts | {"images_sha256": sha}
-        )
+        patch.setattr(cards.Card, "as_dict", lambda self: dict(facts))
         patch.setattr(cards.card_pages, "markdown", lambda *_: str(version))
         patch.setattr(cards.card_pages, "html", lambda *_: str(version))
         made.write(folder / "card")
@@ -245,7 +243,7 @@ def write_card(folder, version):
 def read_card(folder):
     folder = folder / "card"
     facts = json.loads((folder / "card.json").read_text())
-    assert files.file_sha256(folder / "images.npz") == facts["images_sha256"]
+    assert files.file_sha256(folder / "images.npz") == facts["images"]["sha256"]
     for name in ("card.md", "card.html", "confusion.png"):
         assert (folder / name).read_text() == str(facts["version"])
     return facts["version"]

@@ -319,7 +319,7 @@ def test_mean_of_runs_and_of_unfinished_ones():
     assert scores.mean() is None
     assert set(vtab.groups(scores)) == {"Specialized (4 tasks)"}
     (remark,) = vtab.remarks(scores)
-    assert remark.startswith("4 of 19 tasks; ")
+    assert remark.startswith("4 of 19 tasks. ")
     assert "Caltech101, CIFAR-100" in remark
 
 

@@ -616,7 +616,7 @@ def test_predict_prints_what_the_model_prints(shell, url, trained, photos):
     assert code == 1
     assert_same_text(out, own[1])
     assert len(err.splitlines()) == len(own[2].splitlines()) == 5
-    assert "40 files, of which 4 cannot be read" in err.splitlines()[-1]
+    assert "40 files; 4 cannot be read" in err.splitlines()[-1]
     for line, other in zip(err.splitlines(), own[2].splitlines(), strict=True):
         assert line.split(" (")[0] == other.split(" (")[0]
     assert "39.png: not a readable image (No such file or directory)" in err

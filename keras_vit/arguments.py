@@ -5,6 +5,7 @@ Python one, so that configurations contain no lists and no NumPy numbers. Standa
 library only.
 """
 
+import difflib
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -36,6 +37,19 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST_INTEGER) 
 def counted(count: int, noun: str, plural: str = "s", singular: str = "") -> str:
     """A number and its noun with an ending: "1 file", "2,000 files"."""
     return f"{count:,} {noun}{singular if count == 1 else plural}"
+
+
+def similar(text: str, known: Iterable[str]) -> list[str]:
+    """At most two known names that are similar to a text, in any case."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(text.lower(), by_lower, n=2)
+    return [by_lower[name] for name in close]
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """A question with a space before it, such as " Did you mean A or B?"; or ""."""
+    listed = " or ".join(names)
+    return f" Did you mean {listed}?" if listed else ""
 
 
 def percent(share: float, places: int = 2) -> str:

@@ -674,8 +674,7 @@ def find_variant(name: str) -> str | None:
         >>> find_variant("keras_vit.vit_b16")
         'ViT-B/16'
     """
-    key = _letters(name.lower().removeprefix("keras_vit."))
-    return next((at for at in VARIANTS if "-" in at and _letters(at) == key), None)
+    return _VARIANTS_BY_LETTERS.get(_letters(name.lower().removeprefix("keras_vit.")))
 
 
 def _letters(name: str) -> str:
@@ -859,6 +858,7 @@ VARIANTS: dict[str, Any] = {  # Types as in the tables above.
 "ViT-B/16" and "ViT_B16" are the same `ViTConfig`. BiTs have `ResNetConfig`s. The
 EfficientNets (Table 2), which have no builder, have `EfficientNetConfig`s.
 """
+_VARIANTS_BY_LETTERS = {_letters(variant): variant for variant in VARIANTS}
 VARIANTS |= {builder_name(variant): config for variant, config in VARIANTS.items()}
 
 

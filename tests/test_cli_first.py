@@ -22,7 +22,7 @@ import typer.main
 
 import keras_vit
 from keras_vit.cli import app, completion, shell, welcome
-from tests.training.test_progress import screen
+from tests.terminal import screen
 
 pytestmark = pytest.mark.tensorflow_only
 

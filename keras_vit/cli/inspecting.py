@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 
 Figure = Literal["6", "7", "14"]
-FILTERS = 28  # Number of filters in Figure 7.
 ROBUST = 0.97  # Quantile that single bright patches do not change.
 
 
@@ -99,36 +98,26 @@ def inspect(
 
 def _draw(figure: Figure, network: Any, batch: "np.ndarray", picture: Path) -> None:
     """Draws a figure of the paper (4.5, D.8)."""
-    import numpy as np
-
     from keras_vit import inspection
     from keras_vit.inspection import plots
+    from keras_vit.inspection.embeddings import first_filters
+    from keras_vit.inspection.page import unnormalized
     from keras_vit.models.vision import preprocessing_of
 
     if figure == "7":
-        components = min(FILTERS, *_filter_shape(network))
         plots.figure_7(
-            inspection.embedding_filters(network, components),
+            first_filters(network),
             inspection.position_similarity(network),
             inspection.attention_distance(network, batch),
             picture,
         )
         return
-    scale = preprocessing_of(network)
-    shown = np.clip(batch * scale.std + np.asarray(scale.mean), 0, 1)
+    shown = unnormalized(batch, preprocessing_of(network))
     maps = inspection.attention_rollout(network, batch)
     if figure == "6":
         plots.figure_6(shown, maps, picture, quantile=(1.0, ROBUST))
     else:
         plots.figure_14(shown, maps, picture)
-
-
-def _filter_shape(network: Any) -> tuple[int, int]:
-    """P^2 C and D, which limit the number of principal components of the filters."""
-    from keras_vit.models.description import describe
-
-    facts = describe(network)
-    return facts["patch_size"] ** 2 * facts["num_channels"], facts["hidden_size"]
 
 
 def _write_page(

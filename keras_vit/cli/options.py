@@ -1,13 +1,12 @@
 """Options that several commands share."""
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_vit import export_formats, recipe_fields
+from keras_vit import arguments, export_formats, recipe_fields
 from keras_vit.cli import completion
 from keras_vit.cli.fields import Changes, FieldsOf
 from keras_vit.configs import ViTConfig
@@ -26,8 +25,7 @@ def variant_named(variant: str, folders: bool = False) -> str:
     if (name := find_variant(variant)) in known:
         return str(name)
     run_folder = "a folder written by `keras-vit finetune` or `pretrain`"
-    spelled = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(variant.lower(), spelled, n=2)
+    close = arguments.similar(variant, known)
     if folders and not close:
         runs = ", ".join(completion.runs()) or "none"
         raise ValueError(
@@ -36,7 +34,7 @@ def variant_named(variant: str, folders: bool = False) -> str:
             f"runs below the current folder: {runs}"
         )
     others = f", or {run_folder}" if folders else ""
-    hint = f" Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
+    hint = arguments.did_you_mean(close)
     raise ValueError(
         f"Expected one of {', '.join(known)}{others}. Received: {variant}.{hint} "
         "`keras-vit weights list` prints the weights of each variant"

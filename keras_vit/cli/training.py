@@ -399,7 +399,8 @@ def list_runs(
     for column in ("run", "state", "step", "test accuracy", "last written"):
         table.add_column(column, justify="right" if column == "step" else "left")
     for run in runs:
-        step = "" if run.progress is None else "{}/{}".format(*run.progress)
+        status = run.status
+        step = "" if status is None else f"{status.step}/{status.total_steps}"
         accuracy = "" if run.accuracy is None else percent(run.accuracy)
         table.add_row(Text(str(run.folder)), run.state, step, accuracy, run.written)
     console.print(table)

@@ -15,12 +15,12 @@ for a batch.
 """
 
 import dataclasses
-import difflib
 import math
 import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
+from keras_vit import arguments
 from keras_vit.configs import (
     VARIANTS,
     CheckpointConfig,
@@ -293,14 +293,10 @@ def _config(model: Any) -> CheckpointConfig:
         for name, at in VARIANTS.items()
         if "-" in name and family_of(at).of_the_paper
     ]
-    spelled = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(str(model).lower(), spelled, n=2)
-    hint = (
-        f". Did you mean {' or '.join(spelled[at] for at in close)}?" if close else ""
-    )
+    hint = arguments.did_you_mean(arguments.similar(str(model), known))
     raise ValueError(
         "Expected a model, a ViTConfig, a ResNetConfig, or one of "
-        f"{', '.join(known)}. Received: model={model!r}{hint}"
+        f"{', '.join(known)}. Received: model={model!r}{'.' * bool(hint)}{hint}"
     )
 
 

@@ -9,8 +9,10 @@ from keras_vit.models.description import describe
 
 __all__ = ["embedding_filters", "position_similarity"]
 
+FILTERS = 28  # As many as in Figure 7.
 
-def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
+
+def embedding_filters(model: keras.Model, components: int = FILTERS) -> np.ndarray:
     """Returns the principal components of E's filters, Figure 7, left: [n, P, P, C].
 
     The D columns of E are D patches. Their mean is subtracted. Components have length
@@ -45,6 +47,13 @@ def embedding_filters(model: keras.Model, components: int = 28) -> np.ndarray:
     found = np.linalg.svd(centered, full_matrices=False)[2][:components]
     found *= np.where(found.sum(1, keepdims=True) < 0, -1, 1)
     return found.reshape(-1, *patch)
+
+
+def first_filters(model: keras.Model) -> np.ndarray:
+    """Returns the 28 filters of Figure 7, or all of a smaller model: [n, P, P, C]."""
+    facts = describe(model)
+    size = facts["patch_size"] ** 2 * facts["num_channels"]
+    return embedding_filters(model, min(FILTERS, size, facts["hidden_size"]))
 
 
 def position_similarity(model: keras.Model, layer: int = 0) -> np.ndarray:

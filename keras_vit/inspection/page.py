@@ -15,7 +15,7 @@ from keras_vit.families import family_of, variant_of
 from keras_vit.files import replacing
 from keras_vit.inspection import page_render
 from keras_vit.inspection.attention import all_of_attention, own_tokens
-from keras_vit.inspection.embeddings import embedding_filters, position_similarity
+from keras_vit.inspection.embeddings import first_filters, position_similarity
 from keras_vit.inspection.page_data import PageData
 from keras_vit.models.description import (
     describe,
@@ -25,8 +25,6 @@ from keras_vit.models.vision import facts_of, preprocessing_of
 from keras_vit.weights.architecture import config_of
 
 __all__ = ["Page"]
-
-_FILTERS = 28  # As many as in Figure 7.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,10 +219,16 @@ def _best(
     return [(classes[i] if classes else f"class {i}", float(scores[i])) for i in order]
 
 
-def _photos(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
-    """Undoes the normalization: [B, H, W, C] -> uint8 [B, H, W, 3]."""
+def unnormalized(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Undoes the normalization: [B, H, W, C] -> the same in [0, 1]."""
     mean, std = np.asarray(preprocessing.mean), np.asarray(preprocessing.std)
-    shares = np.clip(images * std + mean, 0, 1)
+    shares: np.ndarray = np.clip(images * std + mean, 0, 1)
+    return shares
+
+
+def _photos(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Converts model input to pixels: [B, H, W, C] -> uint8 [B, H, W, 3]."""
+    shares = unnormalized(images, preprocessing)
     pixels: np.ndarray = np.rint(255 * shares).astype(np.uint8)
     # With other than three channels, the first one is shown in gray.
     return pixels if pixels.shape[-1] == 3 else np.repeat(pixels[..., :1], 3, axis=-1)
@@ -249,9 +253,7 @@ def _covered(model: keras.Model) -> tuple[float, float]:
 def _filters(model: keras.Model, config: ViTConfig) -> np.ndarray | None:
     if config.resnet is not None:
         return None
-    size = config.patch_size**2 * describe(model)["num_channels"]
-    filters = embedding_filters(model, min(_FILTERS, size, config.hidden_size))
-    return _finite(model, "filters", filters)
+    return _finite(model, "filters", first_filters(model))
 
 
 def _positions(model: keras.Model, config: ViTConfig) -> np.ndarray | None:

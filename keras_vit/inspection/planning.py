@@ -249,7 +249,8 @@ class Plan(_Planned):
 
         If a model has several rows, the one with the nearest number of epochs.
         """
-        row = f"{str(find_variant(self.model)).removeprefix('BiT-')}-{self.data}"
+        model = find_variant(self.model) or self.model
+        row = f"{model.removeprefix('BiT-')}-{self.data}"
         if row in PRETRAIN:
             return row, PRETRAIN[row]
         of_epochs = [

@@ -351,27 +351,37 @@ class Trainings:
             return keeper.rows
         self.workers.draw_apart(resuming.generator_states(model))
         watch.begin()
-        with line:
+        with contextlib.closing(line):
             if keeper.pending is not None:  # Killed between update and evaluation.
-                row = keeper.pending
-                if validation.batches is not None:
-                    found = model.evaluate(
-                        validation.batches,
-                        steps=validation.steps,
-                        callbacks=by_hand,
-                        verbose=0,
-                        return_dict=True,
-                    )
-                    row |= {f"val_{key}": value for key, value in found.items()}
-                by_hand.on_epoch_end(keeper.step // period - 1, row)
-                if keeper.step == steps:
-                    model.optimizer.finalize_variable_values(model.trainable_variables)
+                _evaluate(model, keeper.pending, validation, keeper, by_hand)
             if left := -keeper.step % period:
                 fit(keeper.step // period + 1, left)
             if keeper.step < steps:
                 fit(steps // period, period)
         keeper.save()
         return keeper.rows
+
+
+def _evaluate(
+    model: keras.Model,
+    row: dict[str, float],
+    validation: ValidationData,
+    keeper: resuming.CheckpointCallback,
+    callbacks: keras.callbacks.CallbackList,
+) -> None:
+    """Evaluates a resumed run that was killed after its last update; extends `row`."""
+    if validation.batches is not None:
+        metrics = model.evaluate(
+            validation.batches,
+            steps=validation.steps,
+            callbacks=callbacks,
+            verbose=0,
+            return_dict=True,
+        )
+        row |= {f"val_{key}": value for key, value in metrics.items()}
+    callbacks.on_epoch_end(keeper.step // keeper.period - 1, row)
+    if keeper.step == keeper.total_steps:
+        model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def facts(batches: Batches, period: int) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import manifest
-from keras_vit.files import explain_os_error, parse_json, write_json
+from keras_vit.files import explain_os_error, write_json
 from keras_vit.lock_file import LockFile
 from keras_vit.training.distribution import Workers
 from keras_vit.training.resume import check_same
-from keras_vit.training.runs import BEGUN, WRITER
+from keras_vit.training.runs import BEGUN, WRITER, read_writer
 
 __all__ = ["RunInUse"]
 
@@ -165,8 +165,7 @@ def _warn(text: str) -> None:
 
 def _writer(folder: Path) -> str:
     """Describes the process that holds the lock."""
-    try:
-        owner = parse_json((folder / WRITER).read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']}, since {owner['started']}"
-    except (OSError, ValueError, KeyError, TypeError):  # It just started or ended.
+    owner = read_writer(folder)
+    if owner is None:
         return "a process that has not written its name yet"
+    return f"process {owner['pid']} on {owner['host']}, since {owner['started']}"

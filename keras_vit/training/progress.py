@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -22,7 +21,7 @@ INTERVAL = 0.2  # Seconds between two lines in place.
 
 
 class ProgressLine(keras.callbacks.Callback):
-    """Prints the progress of a training run; a context that ends the line.
+    """Prints the progress of a training run; `close` ends the line in place.
 
     Args:
         watch: measures speed and remaining time; belongs before this callback.
@@ -45,26 +44,13 @@ class ProgressLine(keras.callbacks.Callback):
         self._columns = 0  # Of the line in place.
         self._shown = 0.0  # When it was written.
 
-    def __enter__(self) -> "ProgressLine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end_line()
-
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_place([self._step(), "compiling the training step"])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.in_place and time.perf_counter() - self._shown >= INTERVAL:
-            speed = self.watch.images_per_second
-            rate = f"{speed:,.0f} img/s" if speed else ""
-            metrics = _metrics("", logs or {})
-            self._in_place(fitted([self._step(), rate, self._left(), *metrics], [1, 2]))
+            parts = [self._step(), self._speed(), self._left()]
+            self._in_place(fitted([*parts, *_metrics("", logs or {})], [1, 2]))
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._in_place([self._step(), f"evaluating {self.images}"])
@@ -72,21 +58,24 @@ class ProgressLine(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self.is_silent:
             return
-        speed = self.watch.images_per_second
         parts = [
             self._step(),
-            f"{speed:,.0f} img/s" if speed else "",
+            self._speed(),
             self._left() if self.watch.seconds_left else "",
             *_metrics("", logs or {}),
             *_metrics("val_", logs or {}, f"{self.kind} "),
         ]
         self._write(fitted(parts, [1, 2, 4, 3]))
-        self._end_line()
+        self.close()
 
     def _step(self) -> str:
         keeper = self.watch.keeper
         prefix = f"{self.prefix}  " if self.prefix else ""
         return f"{prefix}step {keeper.step}/{keeper.total_steps}"
+
+    def _speed(self) -> str:
+        speed = self.watch.images_per_second
+        return f"{speed:,.0f} img/s" if speed else ""
 
     def _left(self) -> str:
         seconds = self.watch.seconds_left
@@ -104,7 +93,8 @@ class ProgressLine(keras.callbacks.Callback):
         sys.stdout.flush()
         self._columns = len(text)
 
-    def _end_line(self) -> None:
+    def close(self) -> None:
+        """Ends the line in place, so that other output starts on a new line."""
         if self._columns:
             sys.stdout.write("\n")
             sys.stdout.flush()

@@ -67,15 +67,13 @@ class Run:
     Attributes:
         folder: folder of the run.
         state: "finished", "training", "interrupted" or "damaged".
-        progress: steps at the last evaluation and in all; None if damaged.
-        accuracy: test accuracy at the last evaluation, in [0, 1]; None without one.
+        status: its evaluations; None before the first one, and if damaged.
         changed: when a file of the folder was last written, in seconds since 1970.
     """
 
     folder: Path
     state: str
-    progress: tuple[int, int] | None
-    accuracy: float | None
+    status: RunStatus | None
     changed: float
 
     @classmethod
@@ -87,16 +85,18 @@ class Run:
         except ValueError:
             begun = not (folder / HISTORY).exists()  # No evaluation yet.
             state = _unfinished(folder) if begun else "damaged"
-            return cls(folder, state, None, None, changed)
-        last = status.history[-1] if status.history else {}
+            return cls(folder, state, None, changed)
         ended = (folder / FINISHED).is_file()
         return cls(
-            folder,
-            "finished" if ended else _unfinished(folder),
-            (status.step, status.total_steps),
-            last.get("val_accuracy"),
-            changed,
+            folder, "finished" if ended else _unfinished(folder), status, changed
         )
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the last evaluation, in [0, 1]; None without one."""
+        if self.status is None or not self.status.history:
+            return None
+        return self.status.history[-1].get("val_accuracy")
 
     @property
     def written(self) -> str:
@@ -127,12 +127,27 @@ def _is_of_one_run(folder: Path) -> bool:
 
 def _unfinished(folder: Path) -> str:
     """Returns "training" or "interrupted"; a process on another host is not checked."""
-    try:
-        owner: Any = parse_json((folder / WRITER).read_text(encoding="utf-8"))
-        if owner["host"] == platform.node():
-            os.kill(int(owner["pid"]), 0)
-    except PermissionError:  # A process of a different user.
-        return "training"
-    except (OSError, ValueError, KeyError, TypeError):
+    owner = read_writer(folder)
+    if owner is None:
         return "interrupted"
+    try:
+        if owner["host"] == platform.node():
+            os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return "interrupted"
+    except PermissionError:  # A process of a different user.
+        pass
     return "training"
+
+
+def read_writer(folder: Path) -> dict[str, Any] | None:
+    """Returns host, pid and start of the process that trains; None if not known."""
+    try:
+        owner = parse_json((folder / WRITER).read_text(encoding="utf-8"))
+        return {
+            "host": owner["host"],
+            "pid": int(owner["pid"]),
+            "started": owner["started"],
+        }
+    except (OSError, ValueError, KeyError, TypeError):  # It just started or ended.
+        return None

@@ -21,6 +21,7 @@ import re
 from typing import Literal
 from urllib.parse import quote
 
+from keras_vit.arguments import did_you_mean
 from keras_vit.configs import find_variant
 
 Format = Literal["npz", "timm", "hf"]
@@ -549,7 +550,8 @@ def find(variant: str, tag: str) -> Checkpoint:
     Raises:
         ValueError: if there is none; the message lists the variant's tags.
     """
-    rows = [row for row in CHECKPOINTS if row.variant == find_variant(variant)]
+    name = find_variant(variant)
+    rows = [row for row in CHECKPOINTS if row.variant == name]
     for row in rows:
         if row.tag == tag:
             return row
@@ -563,7 +565,7 @@ def find(variant: str, tag: str) -> Checkpoint:
     close = difflib.get_close_matches(tag, exist, n=2)
     if tag.lower() in ("imagenet", "imagenet1k", "imagenet-1k"):  # As in Keras.
         close = [row.tag for row in rows if row.labels == "imagenet2012"][:1]
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = did_you_mean(map(repr, close))
     raise ValueError(
         f"Expected a tag published for {variant}: {', '.join(exist)}. "
         f"Received: tag={tag!r}.{hint}"
@@ -602,8 +604,9 @@ def references(variant: str, tag: str) -> tuple[Reference, ...]:
         variant: name in the paper's spelling, or the builder's name.
         tag: tag of the training.
     """
+    name = find_variant(variant)
     return tuple(
         reference
         for reference in REFERENCES
-        if reference.tag == tag and reference.variant == find_variant(variant)
+        if reference.tag == tag and reference.variant == name
     )

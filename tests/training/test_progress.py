@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit.training import callbacks, fit, progress
+from tests.terminal import screen
 from tests.training.test_fitting import recipe, source, tiny  # noqa: F401
 
 SETTINGS = recipe(total_steps=22, warmup_steps=2, ema=0.5, augment="flip")
@@ -24,22 +25,6 @@ class Terminal(io.StringIO):
 
     def isatty(self):
         return True
-
-
-def screen(text):
-    """The lines that a terminal shows at the end."""
-    lines = [[]]
-    column = 0
-    for character in text:
-        if character == "\n":
-            lines.append([])
-            column = 0
-        elif character == "\r":
-            column = 0
-        else:
-            lines[-1][column : column + 1] = [character]
-            column += 1
-    return ["".join(line).rstrip() for line in lines]
 
 
 @pytest.fixture

@@ -239,6 +239,8 @@ def test_runs_list(run, tmp_path):
     (tmp_path / "runs" / "transfer" / "begun.json").write_text("{}")
     writer = {"host": platform.node(), "pid": os.getpid(), "started": "now"}
     (tmp_path / "runs" / "cut" / ".writer.json").write_text(json.dumps(writer))
+    (tmp_path / "runs" / "cut" / "checkpoints").mkdir()
+    (tmp_path / "runs" / "cut" / "checkpoints" / "step-0000000013.json").touch()
     done = run("runs", "list", program=watched("console script"))
     assert not set(done.stderr.rpartition("modules:")[2].split()) & HEAVY
     rows = {
@@ -246,13 +248,17 @@ def test_runs_list(run, tmp_path):
     }
     assert rows == {
         "runs/done": ["finished", "10/20", "50.00", "%"],
-        "runs/cut": ["training", "10/20", "50.00", "%"],
-        "runs/new": ["interrupted"],
+        "runs/cut": ["training", "13/20", "50.00", "%"],
+        "runs/new": ["interrupted", "0/20"],
         "runs/bad": ["damaged"],
         "runs/transfer/run-0": ["finished", "10/20", "50.00", "%"],
     }
     (tmp_path / "runs" / "cut" / ".writer.json").write_text('{"pid": "x"}')
-    assert "interrupted  10/20" in re.sub(" +", "  ", run("runs", "list").stdout)
+    assert "interrupted  13/20" in re.sub(" +", "  ", run("runs", "list").stdout)
+    listed = json.loads(run("runs", "list", "runs/cut", "--json").stdout)
+    assert [listed[0][key] for key in ("state", "step", "test_accuracy")] == [
+        *("interrupted", 13, 0.5),
+    ]
 
 
 @pytest.mark.slow

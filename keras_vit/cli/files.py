@@ -1,5 +1,6 @@
 """`keras-vit convert | data | weights`."""
 
+import dataclasses
 import warnings
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +14,22 @@ from keras_vit.arguments import counted
 from keras_vit.cli import completion
 from keras_vit.cli.fields import given, grouped, pixels
 from keras_vit.cli.loaders import open_model, recipe_of
-from keras_vit.cli.options import SEEDS, Corrupt, LicenseAllow, NamedModel, NumHeads
-from keras_vit.cli.shell import Commands, app, console, errors, helped_by
+from keras_vit.cli.options import (
+    SEEDS,
+    AsJson,
+    Corrupt,
+    LicenseAllow,
+    NamedModel,
+    NumHeads,
+)
+from keras_vit.cli.shell import (
+    Commands,
+    app,
+    console,
+    errors,
+    helped_by,
+    print_json,
+)
 from keras_vit.files import printable
 
 if TYPE_CHECKING:
@@ -155,6 +170,7 @@ def list_weights(
             "each."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the published weights with sources and licenses."""
     from keras_vit.weights.registry import select
@@ -165,11 +181,14 @@ def list_weights(
                 "Expected --search without --variant, --tag and --urls, which select "
                 f"published weights. Received: --search {search} with one of them"
             )
-        _list_names(search)
+        _list_names(search, as_json)
         return
     groups: dict[str, list[Checkpoint]] = {}
     with helped_by("keras-vit weights list"):
         selected = select(variant, tag)
+    if as_json:
+        print_json([dataclasses.asdict(row) for row in selected])
+        return
     for row in selected:
         title = f"{row.tag}: {row.origin}, {row.licence}"
         groups.setdefault(title, []).append(row)
@@ -186,12 +205,15 @@ def list_weights(
     )
 
 
-def _list_names(search: str) -> None:
+def _list_names(search: str, as_json: bool) -> None:
     """Prints the names that match, each with its call."""
     from keras_vit.weights import catalog
 
     with helped_by("keras-vit weights list"):
         rows = catalog.search(search)
+    if as_json:
+        print_json([dataclasses.asdict(row) for row in rows])
+        return
     width = max(len(row.name) for row in rows)
     for row in rows:
         console.print(f"{row.name:{width}}  {row.call}")

@@ -384,6 +384,7 @@ def list_runs(
     folder: Annotated[
         Path, typer.Argument(help="Folder of the runs.", show_default=True)
     ] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
     """List training runs, the newest first."""
     from keras_vit.training.runs import find
@@ -395,6 +396,9 @@ def list_runs(
             f"{str(folder)!r}. `keras-vit runs list FOLDER` lists those of a different "
             "folder"
         )
+    if as_json:
+        print_json([run.as_dict() for run in runs])
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "step", "test accuracy", "last written"):
         table.add_column(column, justify="right" if column == "step" else "left")
@@ -446,6 +450,8 @@ def _evaluations(run: Path, status: Any) -> Table:
         table.add_column(name, justify="right")
     for row in status.history:
         table.add_row(*(f"{row[name]:.5g}" if name in row else "" for name in names))
+    if not status.history:
+        table.add_column("no evaluation yet")
     return table
 
 

@@ -27,6 +27,7 @@ from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches, BatchesFrom, ValidationData, objective
 from keras_vit.training.progress import ProgressLine
 from keras_vit.training.results import Result, forget, read_json
+from keras_vit.training.runs import CHECKPOINTS
 
 __all__ = ["Result", "fit"]
 
@@ -51,7 +52,8 @@ def fit(
     it. `Result.test_accuracy` is then the model's metric "accuracy", if it has one.
 
     If the recipe has several learning rates, each is tried on the training set without
-    its held-out share. The best one trains the final model on the whole training set.
+    its held-out share. The one with the best accuracy trains the final model on the
+    whole training set; between equal accuracies, the smaller held-out loss decides.
     A recipe that freezes layers restores `trainable` afterwards. LoRA that a recipe
     adds to the model stays in it and in its files.
 
@@ -194,14 +196,10 @@ class Trainings:
 
     def follow(self, kept: Saving) -> Result:
         """Runs the sweep, if the recipe has one, and the final training."""
-        sweep = self._sweep(kept) if len(self.recipe.base_lr) > 1 else {}
+        sweep: dict[float, float] = {}
         base_lr = self.recipe.base_lr[0]
-        if sweep:
-            base_lr = max(sweep, key=lambda rate: sweep[rate])
-            self.batches.say(
-                f"best learning rate: {base_lr:g}, with an accuracy of "
-                f"{percent(sweep[base_lr])} on the held-out images"
-            )
+        if len(self.recipe.base_lr) > 1:
+            base_lr, sweep = self._sweep(kept)
         made = None
         if kept.folder is not None:
             made = Certificate(
@@ -243,10 +241,15 @@ class Trainings:
             base_lr, train, test, kept, self.model, certificate=certificate, saved=saved
         )
 
-    def _sweep(self, kept: Saving) -> dict[float, float]:
-        """Held-out accuracy of every rate, each from the same initial weights."""
+    def _sweep(self, kept: Saving) -> tuple[float, dict[float, float]]:
+        """Trains with every rate from the same initial weights.
+
+        Returns:
+            The best rate, and the held-out accuracy of every rate. The smaller held-out
+            loss decides between rates with equal accuracies.
+        """
         folder, variables = kept.folder, resuming.model_variables(self.model)
-        done: dict[str, float] = {}
+        done: dict[str, dict[str, float]] = {}
         if folder is not None:
             done = read_json(folder / "sweep.json", {})
         start = resuming.capture(variables)
@@ -257,7 +260,7 @@ class Trainings:
             "all of them and the final training run"
         )
         for number, base_lr in enumerate(rates, 1):
-            if str(base_lr) in done:
+            if isinstance(done.get(str(base_lr)), dict):  # A number in version 0.1.
                 continue
             self.batches.say(f"learning rate {number} of {len(rates)}: {base_lr:g}")
             name = f"sweep/{base_lr}"
@@ -270,12 +273,22 @@ class Trainings:
                 prefix=f"rate {number}/{len(rates)}",
                 later_steps=later * self.recipe.steps,
             )
-            done[str(base_lr)] = history[-1]["val_accuracy"]
+            row = {key: history[-1][f"val_{key}"] for key in ("accuracy", "loss")}
+            done[str(base_lr)] = row
             if folder is not None and self.workers.chief:
                 write_json(folder / "sweep.json", done)
-                shutil.rmtree(folder / name / "checkpoints")
+                shutil.rmtree(folder / name / CHECKPOINTS)
             resuming.restore(variables, start)
-        return {base_lr: done[str(base_lr)] for base_lr in self.recipe.base_lr}
+        accuracies = {rate: done[str(rate)]["accuracy"] for rate in rates}
+        losses = {rate: done[str(rate)]["loss"] for rate in rates}
+        best = max(rates, key=lambda rate: (accuracies[rate], -losses[rate]))
+        tied = [rate for rate in rates if accuracies[rate] == accuracies[best]]
+        reason = "; of the best rates it has the smallest loss" if tied[1:] else ""
+        self.batches.say(
+            f"best learning rate: {best:g}, with an accuracy of "
+            f"{percent(accuracies[best])} on the held-out images{reason}"
+        )
+        return best, accuracies
 
     def _train(
         self,

@@ -210,7 +210,7 @@ def replay(
 
 def _start(folder: Path, first: int) -> tuple[Saved | None, tuple[int, ...]]:
     """Returns the checkpoint to start from (None: step 0), and all stored steps."""
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / runs.CHECKPOINTS)
     has_start = bool(list((folder / "start").glob("step-*.json")))
     kept = tuple([0] * has_start + checkpoints.steps())
     saved = checkpoints.newest(first) if first else None

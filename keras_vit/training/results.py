@@ -9,7 +9,7 @@ from keras_vit import manifest
 from keras_vit.files import parse_json, write_json
 from keras_vit.recipes import Recipe
 from keras_vit.training import callbacks, certificate
-from keras_vit.training.runs import BEGUN, FINISHED, HISTORY
+from keras_vit.training.runs import BEGUN, CHECKPOINTS, FINISHED, HISTORY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def forget(folder: Path) -> None:
     written = (BEGUN, HISTORY, FINISHED, "sweep.json")
     for name in (*written, certificate.FILE, manifest.FILE):
         (folder / name).unlink(missing_ok=True)
-    for name in ("checkpoints", "start", "sweep", callbacks.FOLDER):
+    for name in (CHECKPOINTS, "start", "sweep", callbacks.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -29,7 +29,13 @@ from keras_vit._lazy import renamed
 from keras_vit.files import file_sha256, parse_json, replacing, write_json
 from keras_vit.training import certificate as certificates
 from keras_vit.training.distribution import Workers
-from keras_vit.training.runs import HISTORY, RunStatus, read_run
+from keras_vit.training.runs import (
+    CHECKPOINTS,
+    HISTORY,
+    RunStatus,
+    read_run,
+    step_of,
+)
 
 __all__ = [
     "Checkpoints",
@@ -141,7 +147,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, damaged or not, in order."""
-        return sorted(map(_step, self._manifests()))
+        return sorted(map(step_of, self._manifests()))
 
     def newest(self, last: int | None = None) -> Saved | None:
         """Reads the newest undamaged checkpoint; warns of each damaged newer one.
@@ -157,7 +163,7 @@ class Checkpoints:
         """
         damaged = []
         for manifest in self._manifests():
-            if last is not None and _step(manifest) > last:
+            if last is not None and step_of(manifest) > last:
                 continue
             try:
                 saved = _read(manifest)
@@ -194,10 +200,6 @@ class Checkpoints:
             file.unlink(missing_ok=True)
 
 
-def _step(manifest: Path) -> int:
-    return int(manifest.stem.removeprefix("step-"))
-
-
 def _read(manifest: Path) -> Saved:
     expected = parse_json(manifest.read_text())
     values = manifest.with_suffix(".npz")
@@ -209,7 +211,7 @@ def _read(manifest: Path) -> Saved:
     with np.load(values, allow_pickle=False) as file:
         variables = dict(file)
     info = parse_json(variables.pop(INFO).tobytes())
-    return Saved(_step(manifest), variables, info)
+    return Saved(step_of(manifest), variables, info)
 
 
 def model_variables(model: keras.Model) -> dict[str, Any]:
@@ -299,7 +301,7 @@ def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
     If the run already has checkpoints, nothing is stored, since training has begun.
     """
     starts = Checkpoints(run / "start")
-    begun = bool(Checkpoints(run / "checkpoints").steps())
+    begun = bool(Checkpoints(run / CHECKPOINTS).steps())
     try:
         saved = starts.newest()
     except ValueError as error:
@@ -565,7 +567,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.certified: keras.Model | None = None  # None: the trained model.
         self._checkpoints: Checkpoints | None = None
         if folder is not None:
-            self._checkpoints = Checkpoints(folder / "checkpoints", keep)
+            self._checkpoints = Checkpoints(folder / CHECKPOINTS, keep)
         self._cut: list[np.ndarray] = []  # Metrics of an interrupted period.
         self._saved_step = 0
         self._tried_at, self._tried_step = time.monotonic(), 0

@@ -16,6 +16,7 @@ from keras_vit.files import parse_json
 BEGUN = "begun.json"  # Identity of a run; written first.
 HISTORY = "history.jsonl"  # A line for each evaluation.
 FINISHED = "history.json"  # Written when a run ends.
+CHECKPOINTS = "checkpoints"  # Files of a step: step-0000000120.npz and .json.
 WRITER = ".writer.json"  # Host, process id and start time of the process that trains.
 DEPTH = 3  # runs/transfer/run-0 and runs/vtab/TASK/run-0.
 
@@ -27,15 +28,18 @@ class RunStatus:
     Attributes:
         total_steps: updates of the whole run.
         history: a dict of metrics for each evaluation, with its "step".
+        saved_step: step of the newest checkpoint; 0 without one.
     """
 
     total_steps: int
     history: list[dict[str, float]]
+    saved_step: int = 0
 
     @property
     def step(self) -> int:
-        """The step of the last evaluation; 0 before the first."""
-        return int(self.history[-1]["step"]) if self.history else 0
+        """The step of the last evaluation or checkpoint; 0 before the first."""
+        evaluated = int(self.history[-1]["step"]) if self.history else 0
+        return max(evaluated, self.saved_step)
 
 
 def read_run(folder: Path) -> RunStatus:
@@ -49,15 +53,22 @@ def read_run(folder: Path) -> RunStatus:
     """
     try:
         begun = parse_json((folder / BEGUN).read_text())
-        lines = (folder / HISTORY).read_text().splitlines()
+        written = folder / HISTORY
+        lines = written.read_text().splitlines() if written.exists() else []
         history = [parse_json(line) for line in lines if line.endswith("}")]
         total_steps = begun["recipe"]["total_steps"]
+        saved = [step_of(file) for file in (folder / CHECKPOINTS).glob("step-*.json")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"Expected the folder of a run, with {BEGUN} and {HISTORY}. Received: "
-            f"{str(folder)!r} ({error}). `keras-vit finetune` and `pretrain` write one"
+            f"Expected the folder of a run, with {BEGUN}. Received: {str(folder)!r} "
+            f"({error}). `keras-vit finetune` and `pretrain` write one"
         ) from error
-    return RunStatus(total_steps, history)
+    return RunStatus(total_steps, history, max(saved, default=0))
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a checkpoint's file."""
+    return int(checkpoint.stem.removeprefix("step-"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +78,7 @@ class Run:
     Attributes:
         folder: folder of the run.
         state: "finished", "training", "interrupted" or "damaged".
-        status: its evaluations; None before the first one, and if damaged.
+        status: its progress; None if damaged.
         changed: when a file of the folder was last written, in seconds since 1970.
     """
 
@@ -83,9 +94,7 @@ class Run:
         try:
             status = read_run(folder)
         except ValueError:
-            begun = not (folder / HISTORY).exists()  # No evaluation yet.
-            state = _unfinished(folder) if begun else "damaged"
-            return cls(folder, state, None, changed)
+            return cls(folder, "damaged", None, changed)
         ended = (folder / FINISHED).is_file()
         return cls(
             folder, "finished" if ended else _unfinished(folder), status, changed
@@ -97,6 +106,17 @@ class Run:
         if self.status is None or not self.status.history:
             return None
         return self.status.history[-1].get("val_accuracy")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values of the line, for JSON."""
+        return {
+            "folder": str(self.folder),
+            "state": self.state,
+            "step": self.status and self.status.step,
+            "total_steps": self.status and self.status.total_steps,
+            "test_accuracy": self.accuracy,
+            "last_written": self.written,
+        }
 
     @property
     def written(self) -> str:
@@ -122,7 +142,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _is_of_one_run(folder: Path) -> bool:
     """Whether the folder is the `output` of `fit`, not of `transfer` or `vtab`."""
-    return any((folder / name).exists() for name in (HISTORY, "start", "checkpoints"))
+    return any((folder / name).exists() for name in (HISTORY, "start", CHECKPOINTS))
 
 
 def _unfinished(folder: Path) -> str:

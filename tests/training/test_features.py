@@ -336,6 +336,20 @@ def test_float16_leaves_an_update_out_that_overflows(parts):
         assert any(moved) == moves
 
 
+@pytest.mark.parametrize("rates", [(1e-6, 3e-6), (3e-6, 1e-6)])
+def test_the_held_out_loss_decides_between_equal_accuracies(
+    source,  # noqa: F811
+    tmp_path,
+    rates,
+):
+    settings = recipe(total_steps=12, base_lr=rates)
+    result = fit(with_a_head(), settings, source, output=tmp_path, verbose=0)
+    kept = json.loads((tmp_path / "sweep.json").read_text())
+    assert kept["1e-06"]["accuracy"] == kept["3e-06"]["accuracy"]
+    assert kept["1e-06"]["loss"] > kept["3e-06"]["loss"]
+    assert result.learning_rate == 3e-6
+
+
 def test_sweep_takes_the_better_rate_from_the_same_start(source):  # noqa: F811
     """Of a head that is not zero: the least update of one shows the right classes."""
     swept, single = (with_a_head(dropout_rate=0.1) for _ in range(2))

@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -64,7 +65,9 @@ def _run(model: keras.Model, call: tuple[Any, ...]) -> Any:
                 "Cannot export with TensorFlow: its process ended with code "
                 f"{done.returncode}. {done.stderr.strip()[-500:]}"
             )
-        value = pickle.loads(result.read_bytes())
+        value, warned = pickle.loads(result.read_bytes())
+    for message in warned:
+        warnings.warn(message, stacklevel=3)
     if isinstance(value, Exception):
         raise value
     return value
@@ -74,9 +77,12 @@ def main(folder: str) -> None:
     """Makes the call that the parent process stored in a folder."""
     module, name, args, kwargs = pickle.loads(Path(folder, CALL).read_bytes())
     value: Any
-    try:
-        model = keras.models.load_model(Path(folder, MODEL), compile=False)
-        value = getattr(importlib.import_module(module), name)(model, *args, **kwargs)
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        value = error
-    Path(folder, RESULT).write_bytes(pickle.dumps(value))
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            model = keras.models.load_model(Path(folder, MODEL), compile=False)
+            export = getattr(importlib.import_module(module), name)
+            value = export(model, *args, **kwargs)
+        except (ImportError, OSError, TypeError, ValueError) as error:
+            value = error
+    warned = [str(warning.message) for warning in caught]
+    Path(folder, RESULT).write_bytes(pickle.dumps((value, warned)))

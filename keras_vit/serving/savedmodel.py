@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -149,6 +150,7 @@ def export(
     chosen, omitted = chosen_of(model, signatures)
     trial = Trial.of(served, drawn_samples(model) if samples is None else samples)
     folder = _version_folder(Path(path), version, overwrite)
+    _warn_of_other_labels(folder, served.labels)
     inputs = served.inputs(chosen)
     with replacing_folder(folder, overwrite) as temporary:
         with _as_oserror():
@@ -205,6 +207,27 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
             "overwrite=True"
         )
     return path / str(version)
+
+
+def _warn_of_other_labels(folder: Path, labels: Sequence[str]) -> None:
+    """Warns if the newest of the other versions has different labels."""
+    versions = [at for at in folder.parent.glob("*") if at.name.isdecimal()]
+    others = [at for at in versions if at != folder]
+    newest = max(others, key=lambda at: int(at.name), default=None)
+    if newest is None:
+        return
+    try:
+        before = read_facts(newest).labels
+    except ValueError as error:
+        warnings.warn(f"The labels of version {newest.name}: {error}", stacklevel=4)
+        return
+    if before != tuple(labels):
+        warnings.warn(
+            f"The labels of version {folder.name} in {str(folder.parent)!r} differ "
+            f"from those of version {newest.name}. A server replaces one version by "
+            "the next, so export a different model to a different folder",
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

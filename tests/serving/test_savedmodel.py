@@ -8,6 +8,7 @@ import resource
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 
 import keras
@@ -435,6 +436,21 @@ def test_versions_go_up_and_are_not_overwritten_unasked(model, tmp_path, in_proc
     export(model, path, LABELS, version=2, overwrite=True, verbose=False)
     assert (path / "2" / "saved_model.pb").stat().st_ino != before
     assert sorted(at.name for at in path.iterdir()) == ["1", "2"]
+
+
+def test_other_labels_than_the_version_before_are_a_warning(
+    model, tmp_path, in_process
+):
+    options = {"signatures": ["images"], "verbose": False}
+    export(model, tmp_path, LABELS, **options)
+    with pytest.warns(UserWarning, match="version 2 .* differ from those of version 1"):
+        export(model, tmp_path, LABELS[::-1], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export(model, tmp_path, LABELS[::-1], **options)
+    (tmp_path / "3" / "assets" / "facts.json").unlink()
+    with pytest.warns(UserWarning, match="labels of version 3: Expected the folder"):
+        export(model, tmp_path, LABELS, **options)
 
 
 @pytest.mark.parametrize(

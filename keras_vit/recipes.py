@@ -9,7 +9,7 @@ import dataclasses
 import operator
 from typing import Any, Literal
 
-from keras_vit import recipe_fields
+from keras_vit import arguments, recipe_fields
 
 __all__ = [
     "AUGREG",
@@ -700,6 +700,9 @@ def finetune_row(data: str) -> str:
     return own if own in FINETUNE else "oxford_flowers102"
 
 
+_LISTED = 6  # The rows of Table 3 on ImageNet-21k.
+
+
 def find(name: str) -> Recipe:
     """The recipe with a name in `FINETUNE` (Table 4) or `PRETRAIN` (Table 3).
 
@@ -716,8 +719,16 @@ def find(name: str) -> Recipe:
         return FINETUNE[name]
     if name in PRETRAIN:
         return PRETRAIN[name]
+    names = (*FINETUNE, *PRETRAIN)
+    rows = [row for row in names if name.lower() in row.lower()]
+    hint = arguments.did_you_mean(arguments.similar(name, names))
+    if rows:
+        listed, more = rows[:_LISTED], len(rows) - _LISTED
+        hint = f" Names that contain it: {', '.join(listed)}"
+        hint += f" and {more} more" if more > 0 else ""
     raise ValueError(
-        f"Expected one of {', '.join((*FINETUNE, *PRETRAIN))}. Received: {name!r}"
+        "Expected the name of a recipe in FINETUNE (Table 4) or PRETRAIN (Table 3). "
+        f"Received: {name!r}.{hint}"
     )
 
 

@@ -209,8 +209,16 @@ def test_a_recipe_is_plain_data(name):
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match=r"cifar10.*ViT-B/16-jft300m.*Received: 'x'"):
-        recipes.find("x")
+    with pytest.raises(ValueError, match=r"Received: 'xyz'\.$"):
+        recipes.find("xyz")
+    with pytest.raises(ValueError, match=r"'cifar11'\. Did you mean cifar10"):
+        recipes.find("cifar11")
+    rows = [name for name in recipes.PRETRAIN if name.endswith("-imagenet21k")]
+    with pytest.raises(ValueError, match=r"Names that contain it") as error:
+        recipes.find("imagenet21k")
+    assert set(rows) == {"ViT-B/16-imagenet21k", "ViT-B/32-imagenet21k"}
+    assert all(row in str(error.value) for row in rows)
+    assert str(error.value).endswith("and 14 more")
 
 
 def test_model_options_are_fields_of_a_config():

@@ -92,7 +92,11 @@ class Command(TyperCommand):
             args.remove("--debug")
             ctx.find_root().params["debug"] = True
         with _explained(ctx):
-            rest = super().parse_args(ctx, self._with_model_first(args))
+            try:
+                rest = super().parse_args(ctx, self._with_model_first(args))
+            except typer.BadParameter as error:  # typer has pydantic's words.
+                error.message = error.message.removeprefix("Value error, ")
+                raise
         for parameter in () if ctx.resilient_parsing else self.params:
             for value in _flat(ctx.params.get(parameter.name or "")):
                 if fault := _fault(value):

@@ -274,7 +274,7 @@ def paper(
         | None,
         typer.Argument(
             help="One table or figure; d9 is section D.9, ObjectNet [default: all "
-            "tables]."
+            "tables]. For Tables 3 and 4 see `keras-vit recipes`."
         ),
     ] = None,
     as_json: Annotated[

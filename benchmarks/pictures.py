@@ -90,10 +90,10 @@ def publish(picture: Path, folder: Path) -> None:
     image.save(folder / f"{picture.stem}.webp", quality=85, method=6)
 
 
-def keras_vit(*words: Any) -> None:
-    """Runs a command of keras-vit."""
+def keras_vit(*words: Any, folder: Path = ROOT) -> None:
+    """Runs a command of keras-vit in a folder."""
     program = [sys.executable, "-m", "keras_vit_command"]
-    subprocess.run([*program, *map(str, words)], check=True, cwd=ROOT)
+    subprocess.run([*program, *map(str, words)], check=True, cwd=folder)
 
 
 def main() -> None:
@@ -128,7 +128,8 @@ def main() -> None:
         if options.run is not None:
             run, card = options.run, Path(temporary) / "card"
             curves = Path(temporary) / "curves.png"
-            keras_vit("runs", "show", run, "--output", curves)
+            # The legend has the path of the run as it is given.
+            keras_vit("runs", "show", run.name, "--output", curves, folder=run.parent)
             publish(curves, images)
             keras_vit("evaluate", "--model", run, "--output", card, "--name", run.name)
             page.set_viewport_size({"width": 1024, "height": 900})

@@ -17,6 +17,7 @@ def prepared(dataset: str, name: str) -> Any:
     Raises:
         ImportError: if a package is missing, with its name.
         ValueError: if TFDS has no such data set.
+        OSError: if TFDS cannot download or prepare it.
     """
     try:
         import tensorflow_datasets as tfds
@@ -39,6 +40,13 @@ def prepared(dataset: str, name: str) -> Any:
         raise ImportError(
             f"Expected the packages that TFDS requires for {dataset!r}. Received: "
             f"{error}. Install it: pip install {package}"
+        ) from error
+    except Exception as error:  # TFDS and requests have no common class of errors.
+        folder = builder.data_dir
+        raise OSError(
+            f"Expected TFDS to download and prepare {dataset!r} in {folder}. Received: "
+            f"{type(error).__name__}: {error}. Some data sets must be downloaded by "
+            "hand. On a machine without a network, copy a prepared folder there"
         ) from error
     return builder
 

@@ -1,8 +1,11 @@
 """Sources: every kind opens, and every bad one is one clear error."""
 
+import functools
+import http.server
 import os
 import shutil
 import struct
+import threading
 import types
 from typing import ClassVar
 
@@ -681,6 +684,44 @@ def test_package_that_tfds_lacks_is_named(builder, monkeypatch):
     monkeypatch.setattr(tfds, "builder", lambda name: Lacking())
     with pytest.raises(ImportError, match=r"for 'svhn'\. .*: pip install scipy"):
         open_source("svhn")
+
+
+@pytest.fixture
+def own_data_dir(monkeypatch, tmp_path):
+    """TFDS with an empty folder of its own."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    own = functools.partial(tfds.builder, data_dir=tmp_path)
+    monkeypatch.setattr(tfds, "builder", own)
+
+
+def test_files_that_must_be_downloaded_by_hand_are_named(own_data_dir, tmp_path):
+    with pytest.raises(OSError, match=r"Expected TFDS.*'imagenet2012'") as caught:
+        open_source("imagenet2012")
+    assert str(tmp_path) in str(caught.value)
+    assert "ILSVRC2012_img_train.tar" in str(caught.value)
+
+
+def test_a_failed_download_of_tfds_is_one_error(builder, monkeypatch, tmp_path):
+    import tensorflow_datasets as tfds
+
+    with http.server.HTTPServer(
+        ("127.0.0.1", 0), http.server.BaseHTTPRequestHandler
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/pets.zip"
+
+        class Absent(type(builder)):
+            name = "absent_pets"
+
+            def _split_generators(self, dl_manager):
+                dl_manager.download(url)
+
+        absent = Absent(data_dir=tmp_path)
+        monkeypatch.setattr(tfds, "builder", lambda name: absent)
+        with pytest.raises(OSError, match=r"'absent_pets' in .*DownloadError") as caught:
+            open_source("absent_pets")
+        server.shutdown()
+    assert url in str(caught.value)
 
 
 @pytest.mark.parametrize("features", [{"image": 0, "label": 0}, {"image": 0}])

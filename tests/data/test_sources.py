@@ -718,7 +718,9 @@ def test_a_failed_download_of_tfds_is_one_error(builder, monkeypatch, tmp_path):
 
         absent = Absent(data_dir=tmp_path)
         monkeypatch.setattr(tfds, "builder", lambda name: absent)
-        with pytest.raises(OSError, match=r"'absent_pets' in .*DownloadError") as caught:
+        with pytest.raises(
+            OSError, match=r"'absent_pets' in .*DownloadError"
+        ) as caught:
             open_source("absent_pets")
         server.shutdown()
     assert url in str(caught.value)

@@ -59,8 +59,8 @@ def test_json_of_all(shell):
 def test_unknown_names_are_one_line(shell):
     code, text, errors = shell("cifar11")
     assert (code, text) == (1, "")
-    assert errors.startswith("keras-vit: Expected one of imagenet2012, cifar100")
-    assert "Received: 'cifar11'" in errors
+    assert errors.startswith("keras-vit: Expected the name of a recipe")
+    assert "Received: 'cifar11'. Did you mean cifar10 or cifar100? Help:" in errors
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar10:train[:98%]/test"])

@@ -410,7 +410,7 @@ def test_a_command_that_fails_has_its_exit_code(light_shell):
     done = light_shell("launch --workers 1 -- recipes no-such-recipe")
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
-    assert first.startswith("[worker 0] keras-vit: Expected one of imagenet2012")
+    assert first.startswith("[worker 0] keras-vit: Expected the name of a recipe")
     assert last == "keras-vit launch: worker 0 ended with 1"
 
 

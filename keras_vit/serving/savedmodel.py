@@ -27,6 +27,7 @@ from keras_vit.serving import graph, warmup
 from keras_vit.serving.export_check import Trial, drawn_samples
 from keras_vit.serving.on_tensorflow import exported_on_tensorflow
 from keras_vit.serving.parity import run_fresh
+from keras_vit.serving.servable import version_numbers
 from keras_vit.serving.signatures import Served, chosen_of
 
 __all__ = ["Exported", "export", "read_facts"]
@@ -193,7 +194,7 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
         raise ValueError(
             f"Expected a folder for the versions. Received: {path}, which is a file"
         )
-    there = [int(at.name) for at in path.glob("*") if at.name.isdecimal()]
+    there = version_numbers(path)
     if version is None:
         return path / str(max(there, default=0) + 1)
     if version < 1:
@@ -211,20 +212,20 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
 
 def _warn_of_other_labels(folder: Path, labels: Sequence[str]) -> None:
     """Warns if the newest of the other versions has different labels."""
-    versions = [at for at in folder.parent.glob("*") if at.name.isdecimal()]
-    others = [at for at in versions if at != folder]
-    newest = max(others, key=lambda at: int(at.name), default=None)
-    if newest is None:
+    parent = folder.parent
+    others = [at for at in version_numbers(parent) if str(at) != folder.name]
+    if not others:
         return
+    newest = others[-1]
     try:
-        before = read_facts(newest).labels
+        before = read_facts(parent / str(newest)).labels
     except ValueError as error:
-        warnings.warn(f"The labels of version {newest.name}: {error}", stacklevel=4)
+        warnings.warn(f"The labels of version {newest}: {error}", stacklevel=4)
         return
     if before != tuple(labels):
         warnings.warn(
-            f"The labels of version {folder.name} in {str(folder.parent)!r} differ "
-            f"from those of version {newest.name}. A server replaces one version by "
+            f"The labels of version {folder.name} in {str(parent)!r} differ "
+            f"from those of version {newest}. A server replaces one version by "
             "the next, so export a different model to a different folder",
             stacklevel=4,
         )

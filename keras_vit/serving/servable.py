@@ -209,13 +209,19 @@ class Servable:
         return played
 
 
+def version_numbers(path: Path) -> list[int]:
+    """Returns the numbers that are names in a folder, in ascending order."""
+    entries = path.iterdir() if path.is_dir() else ()
+    return sorted(int(at.name) for at in entries if at.name.isdecimal())
+
+
 def version_folder(path: Path, version: int | None) -> Path:
     """Returns `PATH/VERSION`; default: the newest version."""
-    numbers = sorted(
-        int(folder.name)
-        for folder in (path.iterdir() if path.is_dir() else ())
-        if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
-    )
+    numbers = [
+        number
+        for number in version_numbers(path)
+        if (path / str(number) / "saved_model.pb").is_file()
+    ]
     if not numbers or version not in (None, *numbers):
         raise ValueError(
             f"Expected {path}/VERSION/saved_model.pb. Received: "

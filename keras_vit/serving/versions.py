@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from keras_vit.serving.servable import Batching, Servable
+from keras_vit.serving.servable import Batching, Servable, version_numbers
 
 Files: TypeAlias = tuple[tuple[str, int, int], ...]  # Name, size and time of change.
 
@@ -94,9 +94,8 @@ class Versions:
 
 def _numbers(path: Path) -> list[int]:
     """Returns the numbers of the version folders, the newest first."""
-    folders = path.iterdir() if path.is_dir() else ()
-    numbers = (int(at.name) for at in folders if at.name.isdecimal() and at.is_dir())
-    return sorted(numbers, reverse=True)
+    numbers = reversed(version_numbers(path))
+    return [number for number in numbers if (path / str(number)).is_dir()]
 
 
 def _files(path: Path, version: int) -> Files:

@@ -686,15 +686,10 @@ def test_package_that_tfds_lacks_is_named(builder, monkeypatch):
         open_source("svhn")
 
 
-@pytest.fixture
-def own_data_dir(monkeypatch, tmp_path):
-    """TFDS with an empty folder of its own."""
+def test_files_that_must_be_downloaded_by_hand_are_named(monkeypatch, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
-    own = functools.partial(tfds.builder, data_dir=tmp_path)
-    monkeypatch.setattr(tfds, "builder", own)
-
-
-def test_files_that_must_be_downloaded_by_hand_are_named(own_data_dir, tmp_path):
+    empty = functools.partial(tfds.builder, data_dir=tmp_path)
+    monkeypatch.setattr(tfds, "builder", empty)
     with pytest.raises(OSError, match=r"Expected TFDS.*'imagenet2012'") as caught:
         open_source("imagenet2012")
     assert str(tmp_path) in str(caught.value)

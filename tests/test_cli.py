@@ -545,7 +545,7 @@ def test_variant_without_weights(shell, photos, tmp_path):
         (["--data", "no-such-set"], "no-such-set"),
         (["--data", "./nowhere"], "Expected a folder or an .npz that exists"),
         (["--model", "ViT-G/14"], "Expected one of ViT-Ti/16, ViT-S/16"),
-        (["--recipe", "imagenet"], "Received: 'imagenet'. Names that contain it"),
+        (["--recipe", "imagenet"], "Expected one of imagenet2012, cifar100"),
         (["--image-size", "17"], "multiples of patch_size"),
         (["--image-size", "big"], "Expected pixels as 384 or 384x512"),
         (["--batch-size", "6", "--parts", "4"], "multiple of accumulation_steps"),

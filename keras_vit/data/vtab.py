@@ -411,7 +411,8 @@ def _prepared(task: VTABTask) -> Any:
     except ImportError:
         raise
     except Exception as error:  # TFDS and its downloads raise any kind.
-        reason = " ".join(str(error).split()) or type(error).__name__
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
         reason = reason.partition(" Create it and ")[0][:400].rstrip(".")
         remedy = (
             f"TFDS cannot download it. Put these files there: {task.by_hand}"

@@ -14,12 +14,14 @@ Glossary of shapes: B: batch.   - H, W, C: height, width, channels.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers import kernels
 from keras_vit.layers.embeddings import Composite, Shape, Tensor, register
 
 GROUPS = 32
@@ -89,7 +91,9 @@ class StdConv2D(keras.layers.Layer):
 
     def call(self, images: Tensor) -> Tensor:
         padding = "same"
-        if self.padding == "symmetric":
+        if (
+            self.padding == "symmetric" and self.strides > 1
+        ):  # With stride 1 both agree.
             images = pad(images, self.kernel_size // 2)
             padding = "valid"
         return ops.conv(
@@ -124,6 +128,121 @@ def _over_inputs(kernel: Tensor) -> Tensor:
     """
     inputs = math.prod(kernel.shape[:3])
     return ops.sum(kernel, axis=(0, 1, 2), keepdims=True) * (1 / inputs)
+
+
+@register
+class GroupNorm(keras.layers.Layer):
+    """Group normalization, 4.1's replacement of batch normalization: [B, H, W, C].
+
+    n = (x - mean) / sqrt(variance + epsilon);  y = n * gamma + beta
+
+    Mean and variance are those of an image's pixels and a group's channels (Wu and He,
+    2018), in float32 under any dtype policy. The result is that of Keras's layer, in
+    fewer passes over x: it first averages pixels, then channels. In training on
+    TensorFlow's CPUs, only x is kept for the gradient.
+
+    Args:
+        groups: number of groups; a divisor of C.
+        epsilon: value added to the variance; above 0.
+        gamma_initializer: initial scale, a Keras initializer.
+
+    Raises:
+        ValueError: if an argument is invalid, or C is not a multiple of `groups`.
+    """
+
+    def __init__(
+        self,
+        groups: int = GROUPS,
+        epsilon: float = 1e-5,
+        gamma_initializer: Any = "ones",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.groups = arguments.integer("groups", groups)
+        self.epsilon = arguments.positive("epsilon", epsilon)
+        self.gamma_initializer = keras.initializers.get(gamma_initializer)
+
+    def build(self, input_shape: Shape) -> None:
+        channels = input_shape[-1]
+        if channels is None or channels % self.groups:
+            raise ValueError(
+                f"Expected a multiple of groups={self.groups} channels. Received: "
+                f"{channels} channels"
+            )
+        self.gamma, self.beta = (
+            self.add_weight(
+                name=name, shape=(channels,), initializer=initializer, autocast=False
+            )
+            for name, initializer in (
+                ("gamma", self.gamma_initializer),
+                ("beta", "zeros"),
+            )
+        )
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        equations = self._equations
+        if training and kernels.on_tensorflow_cpu():
+            equations = kernels.with_gradient(self._with_gradient)
+        x, gamma, beta = map(kernels.at_least_float32, (inputs, self.gamma, self.beta))
+        return ops.cast(equations(x, gamma, beta), self.compute_dtype)
+
+    def _equations(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        mean, inverse = self._moments(x)
+        scale = inverse * gamma
+        return x * scale + (beta - mean * scale)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The groups' mean and 1 / deviation for each channel, [B, 1, 1, C]."""
+        mean = self._over_groups(_over_pixels(x))
+        variance = self._over_groups(_over_pixels(ops.square(x - mean)))
+        return mean, ops.rsqrt(variance + self.epsilon)
+
+    def _over_groups(self, x: Tensor) -> Tensor:
+        """The mean of each group's channels, for each of them: [B, 1, 1, C]."""
+        size = x.shape[-1] // self.groups
+        mean = ops.mean(
+            ops.reshape(x, (-1, 1, 1, self.groups, size)), axis=-1, keepdims=True
+        )
+        return ops.reshape(mean * ops.ones(size, x.dtype), (-1, 1, 1, x.shape[-1]))
+
+    def _with_gradient(
+        self, x: Tensor, gamma: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+        """y, and the gradients of x, gamma and beta."""
+        mean, inverse = self._moments(x)
+        scale = inverse * gamma
+
+        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
+            own = kernels.control_dependency(x, dy)
+            along_n = _over_pixels(dy * (own - mean)) * inverse
+            along_1 = _over_pixels(dy)
+            slope = -inverse * inverse * self._over_groups(along_n * gamma)
+            offset = -inverse * self._over_groups(along_1 * gamma) - slope * mean
+            dx = dy * scale + (own * slope + offset)
+            height, width = ops.shape(x)[1:3]
+            pixels = ops.cast(height * width, x.dtype)
+            d_gamma, d_beta = (
+                ops.sum(along, axis=(0, 1, 2)) * pixels for along in (along_n, along_1)
+            )
+            return dx, d_gamma, d_beta
+
+        return x * scale + (beta - mean * scale), gradient
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "groups": self.groups,
+            "epsilon": self.epsilon,
+            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
+        }
+
+
+def _over_pixels(x: Tensor) -> Tensor:
+    """The mean over height and width: [B, H, W, C] -> [B, 1, 1, C]."""
+    return ops.mean(x, axis=(1, 2), keepdims=True)
 
 
 def strided(shape: Shape, strides: int, channels: int | None) -> Shape:
@@ -209,8 +328,7 @@ class _Unit(Composite):
         )
 
     def _norm(self, name: str, scale: str = "ones") -> keras.layers.Layer:
-        return keras.layers.GroupNormalization(
-            GROUPS,
+        return GroupNorm(
             epsilon=self.group_norm_epsilon,
             gamma_initializer=scale,
             dtype=self.dtype_policy,

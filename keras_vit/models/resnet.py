@@ -8,7 +8,7 @@ from keras_vit import arguments
 from keras_vit.configs import ResNetConfig
 from keras_vit.facts import Facts
 from keras_vit.layers import AxialUnit, PreActivationUnit, ResidualUnit, StdConv2D
-from keras_vit.layers.convolution import GROUPS, RootPool
+from keras_vit.layers.convolution import GroupNorm, RootPool
 from keras_vit.layers.embeddings import Tensor
 from keras_vit.layers.kernels import wide
 from keras_vit.models import heads
@@ -124,6 +124,4 @@ def _unit(config: ResNetConfig, filters: int, strides: int, name: str) -> Any:
 
 
 def _norm(config: ResNetConfig, name: str) -> keras.layers.Layer:
-    return keras.layers.GroupNormalization(
-        GROUPS, epsilon=config.group_norm_epsilon, name=name
-    )
+    return GroupNorm(epsilon=config.group_norm_epsilon, name=name)

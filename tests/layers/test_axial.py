@@ -87,9 +87,7 @@ def test_unit(strides, channels):
     expected = np.stack([by_hand.unit(image, layer) for image in x])
     assert layer.compute_output_shape(x.shape) == expected.shape
     error = np.abs(numpy(layer(x)) - expected).max()
-    # The variance of Keras's GroupNormalization on torch is E[x^2] - E[x]^2.
-    rounding = 1e-4 if keras.backend.backend() == "torch" else 1e-5
-    assert error <= rounding * np.abs(expected).max()
+    assert error <= 1e-5 * np.abs(expected).max()
 
 
 def test_heads_divide_the_filters():

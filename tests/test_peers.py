@@ -186,6 +186,20 @@ def test_a_job_goes_through_json(peers, tmp_path):
     assert job.images(2).shape == (2, 32, 32, 3)
 
 
+@pytest.mark.parametrize(
+    ("variant", "parameters"), [("BiT-R50x1", 25.5e6), ("R50+ViT-B/16", 99e6)]
+)
+def test_variants_with_convolutions(variant, parameters, peers, tmp_path, capsys):
+    """timm's numbers of parameters; libraries that were not adapted are left out."""
+    options = peers.parse(["--variant", variant])
+    assert {row.side for row in peers.chosen(options)} <= {"ours", "timm"}
+    line = f"vit-keras is left out: it was not adapted to {variant}\n"
+    assert line in capsys.readouterr().out
+    job = peers.Bench(options, tmp_path).job(peers.ROWS[0])
+    model = sys.modules["peer_adapters"].our_model(job)
+    assert model.count_params() == pytest.approx(parameters, rel=0.01)
+
+
 # The sweep of batches, which a GPU is for.
 
 

@@ -131,7 +131,7 @@ serve-test: .venv-serve/server.done  ## An export behind KServe and `keras-vit s
 
 peers: $(PEERS:%=.venv-peers/%.done)  ## The environments of the libraries that `make bench` has beside ours.
 
-bench: $(VENV)/dev.done  ## ViT-B/16 beside the libraries that `make peers` installed.
+bench: $(VENV)/dev.done  ## ViT-B/16, BiT and a hybrid compared with the libraries that `make peers` installed.
 	$(QUIET) $(BIN)/python benchmarks/peers.py --plot peers.png --json peers.json
 	$(QUIET) $(BIN)/python benchmarks/peers.py --variant BiT-R50x1 --only timm timm-compiled
 	$(QUIET) $(BIN)/python benchmarks/peers.py --variant R50+ViT-B/16 --only timm timm-compiled

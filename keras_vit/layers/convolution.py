@@ -93,7 +93,7 @@ class StdConv2D(keras.layers.Layer):
         kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
         if training and self._is_centered() and kernels.on_tensorflow_cpu():
             images = images[:, :: self.strides, :: self.strides]
-            return kernels.with_gradient(_with_gradient)(images, kernel)
+            return kernels.with_gradient(convolution_with_gradient)(images, kernel)
         if self.padding == "symmetric" and not self._is_centered():
             images = pad(images, self.kernel_size // 2)
             return _convolve(images, kernel, self.strides, "valid")
@@ -128,13 +128,13 @@ def _convolve(
     )
 
 
-def _with_gradient(
+def convolution_with_gradient(
     x: Tensor, kernel: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
     """A convolution with stride 1 and an odd kernel, and its gradients on TensorFlow.
 
     They are faster than oneDNN's gradients of convolutions: matrix products for a 1x1
-    kernel; otherwise dx is a convolution with the turned kernel.
+    kernel; otherwise dx is a convolution with the flipped kernel.
     """
     import tensorflow as tf
 
@@ -143,7 +143,7 @@ def _with_gradient(
 
     def gradient(dy: Tensor) -> tuple[Tensor, Tensor]:
         own = kernels.control_dependency(kernel, dy)
-        turned = ops.transpose(ops.flip(own, (0, 1)), (0, 1, 3, 2))
+        flipped = ops.transpose(ops.flip(own, (0, 1)), (0, 1, 3, 2))
         d_kernel = tf.raw_ops.Conv2DBackpropFilter(
             input=x,
             filter_sizes=kernel.shape,
@@ -151,7 +151,7 @@ def _with_gradient(
             strides=[1, 1, 1, 1],
             padding="SAME",
         )
-        return _convolve(dy, turned), d_kernel
+        return _convolve(dy, flipped), d_kernel
 
     return _convolve(x, kernel), gradient
 
@@ -235,35 +235,17 @@ class GroupNorm(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        equations = self._equations
-        if training and kernels.on_tensorflow_cpu():
-            equations = kernels.with_gradient(self._with_gradient)
         x, gamma, beta = map(kernels.at_least_float32, (inputs, self.gamma, self.beta))
-        return ops.cast(equations(x, gamma, beta), self.compute_dtype)
+        if training and kernels.on_tensorflow_cpu():
+            y = kernels.with_gradient(self._equations)(x, gamma, beta)
+        else:
+            y, _ = self._equations(x, gamma, beta)
+        return ops.cast(y, self.compute_dtype)
 
-    def _equations(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        mean, inverse = self._moments(x)
-        scale = inverse * gamma
-        return x * scale + (beta - mean * scale)
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The groups' mean and 1 / deviation for each channel, [B, 1, 1, C]."""
-        mean = self._over_groups(_over_pixels(x))
-        variance = self._over_groups(_over_pixels(ops.square(x - mean)))
-        return mean, ops.rsqrt(variance + self.epsilon)
-
-    def _over_groups(self, x: Tensor) -> Tensor:
-        """The mean of each group's channels, for each of them: [B, 1, 1, C]."""
-        size = x.shape[-1] // self.groups
-        mean = ops.mean(
-            ops.reshape(x, (-1, 1, 1, self.groups, size)), axis=-1, keepdims=True
-        )
-        return ops.reshape(mean * ops.ones(size, x.dtype), (-1, 1, 1, x.shape[-1]))
-
-    def _with_gradient(
+    def _equations(
         self, x: Tensor, gamma: Tensor, beta: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """y, and the gradients of x, gamma and beta."""
+        """Returns y and a function from dy to the gradients of x, gamma and beta."""
         mean, inverse = self._moments(x)
         scale = inverse * gamma
 
@@ -282,6 +264,20 @@ class GroupNorm(keras.layers.Layer):
             return dx, d_gamma, d_beta
 
         return x * scale + (beta - mean * scale), gradient
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The groups' mean and 1 / deviation for each channel, [B, 1, 1, C]."""
+        mean = self._over_groups(_over_pixels(x))
+        variance = self._over_groups(_over_pixels(ops.square(x - mean)))
+        return mean, ops.rsqrt(variance + self.epsilon)
+
+    def _over_groups(self, x: Tensor) -> Tensor:
+        """The mean of each group's channels, for each of them: [B, 1, 1, C]."""
+        size = x.shape[-1] // self.groups
+        mean = ops.mean(
+            ops.reshape(x, (-1, 1, 1, self.groups, size)), axis=-1, keepdims=True
+        )
+        return ops.reshape(mean * ops.ones(size, x.dtype), (-1, 1, 1, x.shape[-1]))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape

@@ -63,8 +63,8 @@ def test_the_written_out_gradient_is_that_of_keras(shape, known, agree):
         agree("written-out gradient of group norm", own, expected, 1e-9)
 
 
-def test_few_precision_does_not_change_the_statistics():
-    """Half a hundred of pixels at 300: their squares overflow float16."""
+def test_float16_does_not_change_the_statistics():
+    """49 pixels of about 300, with squares too large for float16."""
     layer = layer_of(32, dtype="mixed_float16")
     x = ops.cast(images(1, 7, 7, 32) * 37.5, "float16")
     y = ops.convert_to_numpy(layer(x))

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_vit
+from keras_vit.families import family_of
 from keras_vit.training.optim import MomentumSGD
 
 
@@ -62,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     size = (options.image_size, options.image_size)
     config = keras_vit.VARIANTS[options.variant]
-    model = keras_vit.vit(config, image_size=size, num_classes=1000)
+    model = family_of(config).build(config, image_size=size, num_classes=1000)
     model.compile(
         MomentumSGD(0.01, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -81,16 +81,37 @@ class StdConv2D(keras.layers.Layer):
             autocast=False,
         )
 
-    def standardized_kernel(self) -> Tensor:
-        """Returns the kernel of the convolution in float32: [k, k, C, filters]."""
-        kernel = self.kernel - _over_inputs(self.kernel)
-        variance = _over_inputs(ops.square(kernel))
+    def standardized_kernel(self, training: bool | None = None) -> Tensor:
+        """Returns the kernel of the convolution in float32: [k, k, C, filters].
+
+        Args:
+            training: whether its gradient will be needed. On TensorFlow's CPUs it is
+                then an explicit one, which keeps no copy of the kernel.
+        """
+        kernel = kernels.at_least_float32(self.kernel)
+        if training and kernels.on_tensorflow_cpu():
+            return kernels.with_gradient(self._standardize)(kernel)
+        return self._standardize(kernel)[0]
+
+    def _standardize(self, kernel: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The standardized kernel, and a function from its gradient to the kernel's."""
+        mean = _over_inputs(kernel)
+        variance = _over_inputs(ops.square(kernel - mean))
         if self.epsilon_outside:
-            return kernel / (ops.sqrt(variance) + self.epsilon)
-        return kernel / ops.sqrt(variance + self.epsilon)
+            root = ops.sqrt(variance)
+            deviation = root + self.epsilon
+        else:
+            root = deviation = ops.sqrt(variance + self.epsilon)
+
+        def gradient(dy: Tensor) -> Tensor:
+            centered = kernels.control_dependency(kernel, dy) - mean
+            slope = _over_inputs(dy * centered) / (deviation * deviation * root)
+            return (dy - _over_inputs(dy)) / deviation - centered * slope
+
+        return (kernel - mean) / deviation, gradient
 
     def call(self, images: Tensor, training: bool | None = None) -> Tensor:
-        kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
+        kernel = ops.cast(self.standardized_kernel(training), self.compute_dtype)
         if training and self._is_centered() and kernels.on_tensorflow_cpu():
             images = images[:, :: self.strides, :: self.strides]
             return kernels.with_gradient(convolution_with_gradient)(images, kernel)
@@ -103,6 +124,11 @@ class StdConv2D(keras.layers.Layer):
         """Whether each output has its pixel in the middle under both paddings."""
         odd = self.kernel_size % 2 == 1
         return self.kernel_size == 1 or (self.strides == 1 and odd)
+
+    def keeps_shape(self) -> bool:
+        """Returns True with stride 1, an odd kernel, and float32 or float64."""
+        is_wide = self.compute_dtype == kernels.wide(self.compute_dtype)
+        return is_wide and self.strides == 1 and self._is_centered()
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return strided(input_shape, self.strides, self.filters)
@@ -237,33 +263,47 @@ class GroupNorm(keras.layers.Layer):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         x, gamma, beta = map(kernels.at_least_float32, (inputs, self.gamma, self.beta))
         if training and kernels.on_tensorflow_cpu():
-            y = kernels.with_gradient(self._equations)(x, gamma, beta)
+            y = kernels.with_gradient(self._with_gradient)(x, gamma, beta)
         else:
-            y, _ = self._equations(x, gamma, beta)
+            y = self.equations(x, gamma, beta)[0](x)
         return ops.cast(y, self.compute_dtype)
 
-    def _equations(
+    def _with_gradient(
         self, x: Tensor, gamma: Tensor, beta: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """Returns y and a function from dy to the gradients of x, gamma and beta."""
+        normed, gradient = self.equations(x, gamma, beta)
+        return normed(x), lambda dy: gradient(kernels.control_dependency(x, dy), dy)
+
+    def equations(
+        self, x: Tensor, gamma: Tensor, beta: Tensor, relu: bool = False
+    ) -> tuple[Callable[[Tensor], Tensor], Callable[..., tuple[Tensor, ...]]]:
+        """Computes the moments of x, [B, H, W, C].
+
+        Returns:
+            A function from x to y, and one from (x, dy) to the gradients of x, gamma
+            and beta; with `relu` those of relu(y), in fewer passes.
+        """
         mean, inverse = self._moments(x)
         scale = inverse * gamma
+        offset = beta - mean * scale
 
-        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
-            own = kernels.control_dependency(x, dy)
-            along_n = _over_pixels(dy * (own - mean)) * inverse
+        def gradient(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+            if relu:
+                dy = _relu_gradient(dy, x, scale, offset)
+            along_n = _over_pixels(_product(dy, x, mean)) * inverse
             along_1 = _over_pixels(dy)
             slope = -inverse * inverse * self._over_groups(along_n * gamma)
-            offset = -inverse * self._over_groups(along_1 * gamma) - slope * mean
-            dx = dy * scale + (own * slope + offset)
+            rest = -inverse * self._over_groups(along_1 * gamma) - slope * mean
             height, width = ops.shape(x)[1:3]
             pixels = ops.cast(height * width, x.dtype)
             d_gamma, d_beta = (
                 ops.sum(along, axis=(0, 1, 2)) * pixels for along in (along_n, along_1)
             )
-            return dx, d_gamma, d_beta
+            return _weighted(dy, scale, x, slope, rest), d_gamma, d_beta
 
-        return x * scale + (beta - mean * scale), gradient
+        if relu:
+            return lambda x: _scaled_relu(x, scale, offset), gradient
+        return lambda x: x * scale + offset, gradient
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The groups' mean and 1 / deviation for each channel, [B, 1, 1, C]."""
@@ -289,6 +329,64 @@ class GroupNorm(keras.layers.Layer):
             "epsilon": self.epsilon,
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
         }
+
+
+@kernels.xla_fused
+def _scaled_relu(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    return ops.relu(x * scale + offset)
+
+
+@kernels.xla_fused
+def _relu_gradient(dy: Tensor, x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """The gradient of `_scaled_relu`'s product, from that of its result."""
+    return ops.where(x * scale + offset > 0, dy, ops.zeros_like(dy))
+
+
+@kernels.xla_fused
+def _product(dy: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    return dy * (x - mean)
+
+
+@kernels.xla_fused
+def _weighted(
+    dy: Tensor, scale: Tensor, x: Tensor, slope: Tensor, rest: Tensor
+) -> Tensor:
+    return dy * scale + (x * slope + rest)
+
+
+def convolution_of_norm(
+    norm: GroupNorm,
+    convolution: keras.layers.Layer,
+    x: Tensor,
+    training: bool | None,
+) -> Tensor:
+    """convolution(relu(norm(x))): [B, H, W, C] -> [B, H', W', filters].
+
+    In training on TensorFlow's CPUs with stride 1, in float32, only x is kept for the
+    gradient. The gradient computes relu(norm(x)) again, in one pass over x.
+    """
+    is_fast = isinstance(convolution, StdConv2D) and convolution.keeps_shape()
+    if not (training and is_fast and kernels.on_tensorflow_cpu()):
+        return convolution(ops.relu(norm(x, training=training)), training=training)
+
+    @kernels.with_gradient
+    def differentiable(
+        x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+        rectified, norm_gradient = norm.equations(x, gamma, beta, relu=True)
+        y, _ = convolution_with_gradient(rectified(x), kernel)
+
+        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
+            own = kernels.control_dependency(x, dy)
+            _, gradients = convolution_with_gradient(rectified(own), kernel)
+            d_rectified, d_kernel = gradients(dy)
+            return (*norm_gradient(own, d_rectified), d_kernel)
+
+        return y, gradient
+
+    gamma, beta = map(kernels.at_least_float32, (norm.gamma, norm.beta))
+    kernel = convolution.standardized_kernel(training)
+    return differentiable(x, gamma, beta, kernel)
 
 
 def _over_pixels(x: Tensor) -> Tensor:
@@ -449,10 +547,11 @@ class ResidualUnit(_Unit):
         layers = [self.conv1, self.gn1, self.conv2, self.gn2, self.conv3, self.gn3]
         return layers + ([self.conv_proj, self.gn_proj] if self.conv_proj else [])
 
-    def call(self, x: Tensor) -> Tensor:
-        y = ops.relu(self.gn1(self.conv1(x)))
-        y = ops.relu(self.gn2(self.conv2(y)))
-        y = self.gn3(self.conv3(y))
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
+        y = self.conv1(x)
+        y = convolution_of_norm(self.gn1, self.conv2, y, training)
+        y = convolution_of_norm(self.gn2, self.conv3, y, training)
+        y = self.gn3(y)
         if self.conv_proj is not None:
             x = self.gn_proj(self.conv_proj(x))
         return ops.relu(x + y)
@@ -505,10 +604,11 @@ class PreActivationUnit(_Unit):
         layers = [self.gn1, self.conv1, self.gn2, self.conv2, self.gn3, self.conv3]
         return layers + ([self.conv_proj] if self.conv_proj else [])
 
-    def call(self, x: Tensor) -> Tensor:
-        y = ops.relu(self.gn1(x))
-        if self.conv_proj is not None:
-            x = self.conv_proj(y)
-        y = ops.relu(self.gn2(self.conv1(y)))
-        y = ops.relu(self.gn3(self.conv2(y)))
-        return x + self.conv3(y)
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
+        if self.conv_proj is None:
+            y = convolution_of_norm(self.gn1, self.conv1, x, training)
+        else:
+            y = ops.relu(self.gn1(x))
+            x, y = self.conv_proj(y), self.conv1(y)
+        y = convolution_of_norm(self.gn2, self.conv2, y, training)
+        return x + convolution_of_norm(self.gn3, self.conv3, y, training)

@@ -13,6 +13,7 @@ standardized convolutions" (4.1). The two families differ:
 Glossary of shapes: B: batch.   - H, W, C: height, width, channels.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -162,42 +163,38 @@ def convolution_with_gradient(
     They are faster than oneDNN's gradients of convolutions: matrix products for a 1x1
     kernel; otherwise dx is a convolution with the flipped kernel.
     """
+    return _centered(x, kernel), functools.partial(_centered_gradients, x, kernel)
+
+
+def _centered(x: Tensor, kernel: Tensor) -> Tensor:
+    """The convolution: [B, H, W, C] and [k, k, C, filters] -> [B, H, W, filters]."""
+    if kernel.shape[0] > 1:
+        return _convolve(x, kernel)
+    rows = kernels.flatten_tokens(x)
+    y = ops.matmul(rows, ops.reshape(kernel, kernel.shape[2:]))
+    return ops.reshape(y, (-1, *ops.shape(x)[1:3], kernel.shape[-1]))
+
+
+def _centered_gradients(x: Tensor, kernel: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the kernel."""
     import tensorflow as tf
 
     if kernel.shape[0] == 1:
-        return _pointwise(x, kernel)
-
-    def gradient(dy: Tensor) -> tuple[Tensor, Tensor]:
-        own = kernels.control_dependency(kernel, dy)
-        flipped = ops.transpose(ops.flip(own, (0, 1)), (0, 1, 3, 2))
-        d_kernel = tf.raw_ops.Conv2DBackpropFilter(
-            input=x,
-            filter_sizes=kernel.shape,
-            out_backprop=dy,
-            strides=[1, 1, 1, 1],
-            padding="SAME",
-        )
-        return _convolve(dy, flipped), d_kernel
-
-    return _convolve(x, kernel), gradient
-
-
-def _pointwise(
-    x: Tensor, kernel: Tensor
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """A 1x1 convolution and its gradients as matrix products."""
-    import tensorflow as tf
-
-    rows, weights = kernels.flatten_tokens(x), ops.reshape(kernel, kernel.shape[2:])
-    y = tf.matmul(rows, weights)
-
-    def gradient(dy: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weights = kernels.flatten_tokens(x), ops.reshape(kernel, kernel.shape[2:])
         dy = kernels.flatten_tokens(dy)
         dx = tf.matmul(dy, weights, transpose_b=True)
         d_weights = tf.matmul(rows, dy, transpose_a=True)
         return ops.reshape(dx, ops.shape(x)), ops.reshape(d_weights, kernel.shape)
-
-    return ops.reshape(y, (-1, *ops.shape(x)[1:3], kernel.shape[-1])), gradient
+    own = kernels.control_dependency(kernel, dy)
+    flipped = ops.transpose(ops.flip(own, (0, 1)), (0, 1, 3, 2))
+    d_kernel = tf.raw_ops.Conv2DBackpropFilter(
+        input=x,
+        filter_sizes=kernel.shape,
+        out_backprop=dy,
+        strides=[1, 1, 1, 1],
+        padding="SAME",
+    )
+    return _convolve(dy, flipped), d_kernel
 
 
 def _over_inputs(kernel: Tensor) -> Tensor:
@@ -374,12 +371,11 @@ def convolution_of_norm(
         x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
         rectified, norm_gradient = norm.equations(x, gamma, beta, relu=True)
-        y, _ = convolution_with_gradient(rectified(x), kernel)
+        y = _centered(rectified(x), kernel)
 
         def gradient(dy: Tensor) -> tuple[Tensor, ...]:
             own = kernels.control_dependency(x, dy)
-            _, gradients = convolution_with_gradient(rectified(own), kernel)
-            d_rectified, d_kernel = gradients(dy)
+            d_rectified, d_kernel = _centered_gradients(rectified(own), kernel, dy)
             return (*norm_gradient(own, d_rectified), d_kernel)
 
         return y, gradient

@@ -69,11 +69,13 @@ def _build(
     """Resolves and reads the weights, builds the model and loads them into it."""
     arguments.only(self.__name__, options, self.options)
     variant, config = self.variant, self.config
-    weights, name = self.value_of("weights", weights), self.value_of("name", name)
+    weights = self.value_of("weights", weights)
+    name = arguments.model_name(self.value_of("name", name))
     unset = {key for key in OF_THE_WEIGHTS if options.get(key) is None}
     chosen = {key: value for key, value in options.items() if key not in unset}
     numerics = chosen.pop("numerics", None)
     license_allow = chosen.pop("license_allow", None)
+    sources.accepted_licenses(license_allow)
     include_top = arguments.flag("include_top", include_top)
     classes = arguments.optional(arguments.integer, "classes", classes)
     arguments.optional(arguments.choice, "numerics", numerics, choices=NUMERICS)
@@ -117,8 +119,8 @@ def _build(
             outputs = _pool(features, pooling)
     inputs = images
     if input_tensor is not None:
-        sources = keras.utils.get_source_inputs(images)
-        inputs = sources[0] if len(sources) == 1 else sources
+        origins = keras.utils.get_source_inputs(images)
+        inputs = origins[0] if len(origins) == 1 else origins
     model = VisionModel(inputs, outputs, name, facts=Facts(config=config))
     if found is None:
         return _opened(model, sides)

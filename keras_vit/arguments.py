@@ -203,6 +203,17 @@ def instance(name: str, value: Any, kind: type[Kind]) -> Kind:
     raise _refused(name, f"to be a {kind.__name__}", value)
 
 
+def model_name(value: Any) -> Any:
+    """A model's name, or None for Keras's next free one.
+
+    Raises:
+        ValueError: if it is not a string, or contains "/", which separates layers.
+    """
+    if value is None or (isinstance(value, str) and "/" not in value):
+        return value
+    raise _refused("name", 'to be a string without "/"', value)
+
+
 def shown(value: Any) -> str:
     """A value for an error message: its repr, truncated if it is long."""
     try:

@@ -328,7 +328,7 @@ class MaskedPatchPredictor(keras.Model):
                 "places": places,
                 "sources": sources,
             },
-            name=name,
+            name=arguments.model_name(name),
             **kwargs,
         )
         self.output_names = ["prediction"]  # `compile` compares this (Keras 3.12).

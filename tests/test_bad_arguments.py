@@ -76,8 +76,6 @@ def faults(call, good, argument):
     """What is wrong with the answers to bad values of one argument."""
     found = {}
     for value in bad_values(good[argument]):
-        if argument == "name" and shown(value) == LONG:
-            continue  # A model's name is refused by Keras, which cannot print it.
         reason = is_refused(
             lambda value: call(**(good | {argument: value})), argument, value
         )

@@ -91,6 +91,7 @@ def efficientnet(
         5330564
     """
     config = arguments.instance("config", config, EfficientNetConfig)
+    name = arguments.model_name(name)
     if image_size is None:
         image_size = (config.image_size, config.image_size)
     height, width = arguments.sides("image_size", image_size, opened=True)

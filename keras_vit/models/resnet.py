@@ -47,6 +47,7 @@ def resnet(
         (None, 2048)
     """
     config = arguments.instance("config", config, ResNetConfig)
+    name = arguments.model_name(name)
     sides = arguments.sides("image_size", image_size, opened=config.unit != "axial")
     num_channels = arguments.integer("num_channels", num_channels)
     num_classes = arguments.optional(

@@ -57,6 +57,7 @@ def vit(
         86567656
     """
     config = arguments.instance("config", config, ViTConfig)
+    name = arguments.model_name(name)
     images = images_of(config, image_size, num_channels)
     num_classes = arguments.optional(
         arguments.integer, "num_classes", num_classes, least=0

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from keras_vit import arguments
 from keras_vit.files import cache_dir, file_sha256, parse_json
 from keras_vit.weights import hashes
 from keras_vit.weights.download import download
@@ -117,12 +118,30 @@ def resolve(
     return Source(path=Path(source), name=os.fspath(source))
 
 
+def accepted_licenses(allowed: LicenseAllow) -> list[str] | None:
+    """Returns the names in `license_allow` in lowercase; None for any license.
+
+    Raises:
+        ValueError: if it has no names, or something other than names.
+    """
+    if allowed is None:
+        return None
+    listed = allowed.split(",") if isinstance(allowed, str) else allowed
+    if isinstance(listed, list | tuple) and all(isinstance(at, str) for at in listed):
+        names = [at.strip().lower() for at in listed]
+        if names and all(names):
+            return names
+    raise ValueError(
+        'Expected license_allow to be names of licenses, such as ["apache-2.0", '
+        f'"mit"]. Received: license_allow={arguments.shown(allowed)}'
+    )
+
+
 def check_license(license: str | None, allowed: LicenseAllow, name: str) -> None:
     """Raises unless a checkpoint's license is among the allowed ones."""
-    if allowed is None:
+    accepted = accepted_licenses(allowed)
+    if accepted is None:
         return
-    listed = allowed.split(",") if isinstance(allowed, str) else allowed
-    accepted = [at.strip().lower() for at in listed]
     if (license or "").lower() not in accepted or not license:
         stated = f"license {license!r}" if license else "no stated license"
         raise ValueError(

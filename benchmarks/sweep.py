@@ -226,9 +226,9 @@ def peak_of(device: str) -> float | None:
 
 
 HEADER = (
-    f"{'':16}{'batch':>6}{'images/s':>28}{'MFU':>6}{'of':>9}{'memory':>9}"
+    f"{'':16}{'batch':>6}{'images/s':>32}{'MFU':>6}{'of':>9}{'memory':>9}"
     f"{'costs:':>9}{'':>7}{'costs:':>10}{'':>7}\n"
-    f"{'':16}{'':>6}{'':>28}{'':>6}{'product':>9}{'GiB':>9}"
+    f"{'':16}{'':>6}{'':>32}{'':>6}{'product':>9}{'GiB':>9}"
     f"{'GiB':>9}{'ratio':>7}{'images/s':>10}{'ratio':>7}"
 )
 
@@ -259,7 +259,7 @@ def _lines(series: Series, scale: Scale) -> Iterator[str]:
         mfu, predicted = scale.mfu(series, point), scale.images_per_second(series)
         used, expected = point.memory, scale.memory(series, point)
         yield (
-            f"{name:16}{point.batch:6}{spread:>28}{_number(mfu, 6)}"
+            f"{name:16}{point.batch:6}{spread:>32}{_number(mfu, 6)}"
             f"{scale.share(series, point):9.2f}{used / 2**30:9.2f}"
             f"{expected / 2**30:9.2f}{used / expected:7.2f}"
             + _number(predicted, 10, 1)

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ import keras_vit
 
 pytestmark = pytest.mark.tensorflow_only
 
+ROOT = Path(__file__).parents[1]
 SMALL = ["--variant", "ViT-Ti/16", "--image-size", "32", "--batch", "2"]
 # Answers as peer_adapters.py does; dies at an update where told to.
 STANDS_IN = """
@@ -322,3 +326,22 @@ def test_a_sweep_of_ours_on_a_cpu(row, peers, tmp_path, capsys):
         assert 0 < point["mfu"] < 10
         assert point["memory"] > 1e8
     assert "training" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["ours-jax", "ours-torch"])
+def test_one_library_in_a_minute(row):
+    """On a CPU, where it needs no GPU."""
+    small = ["--variant", "ViT-Ti/16", "--image-size", "32", "--batch", "2"]
+    command = [sys.executable, "benchmarks/gpu.py", row, *small, "--device", "cpu"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    forward, training = told.stdout.splitlines()
+    for line, what in ((forward, "forward"), (training, "training")):
+        form = (
+            rf"{row} +{what} +([\d.]+) ms \(from ([\d.]+)\), ([\d,]+) images/s, .* GiB"
+        )
+        middle, least, rate = re.fullmatch(form, line).groups()
+        assert 0 < float(least) <= float(middle)
+        assert float(rate.replace(",", "")) == pytest.approx(
+            2000 / float(middle), rel=0.1
+        )

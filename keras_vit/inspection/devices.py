@@ -124,6 +124,7 @@ PAPERS_UTILISATION = paper_utilisation("ViT-L/16", "ViT-H/14")  # 0.43 and 0.32.
 """0.345, the share of Table 2's ViT-L/16 and ViT-H/14; see `paper_utilisation`."""
 
 # Reported to this project: 0.23 to 0.29 on an H100, 0.44 on an A100. The paper's two,
-# 0.32 and 0.43, lie between them. None was measured here.
+# 0.32 and 0.43, lie between them. Measured here (docs/performance.md, "On a GPU"): 0.34
+# on an H100 with JAX and 0.23 with torch, for ViT-B/16 without an input pipeline.
 MEASURED_UTILISATION = (0.23, 0.44)
 """Lowest and highest utilization reported for well-tuned training of ViTs."""

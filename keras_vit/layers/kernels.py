@@ -10,7 +10,7 @@ Glossary: see `encoder`. - P: softmax(q k^T / sqrt(D_h)), Appendix A. - n: norma
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 from keras import ops
@@ -38,6 +38,64 @@ def has_fused_attention() -> bool:
     import jax
 
     return bool(jax.default_backend() != "cpu")
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """P v by the backend's kernel, if `has_fused_attention`: three [B, T, k, D_h].
+
+    Args:
+        q: queries, divided by sqrt(D_h).
+        k: keys.
+        v: values.
+    """
+    if _is_refused_by_cudnn(q):
+        return attention_of_even_length(q, k, v, "cudnn")
+    return ops.dot_product_attention(q, k, v, scale=1.0)
+
+
+def _is_refused_by_cudnn(q: Tensor) -> bool:
+    """Whether JAX refuses to train with cuDNN's kernel because T is odd.
+
+    JAX 0.11.2 requires an even T for the gradient with a bias, and takes its empty
+    placeholder for one. Keras then logs an error for each block and stores P.
+    """
+    is_disabled = keras.config.is_flash_attention_enabled() is False  # None by default.
+    if keras.backend.backend() != "jax" or is_disabled:
+        return False
+    import jax
+
+    if jax.default_backend() != "gpu" or q.shape[1] % 2 == 0:
+        return False
+    capability = getattr(jax.local_devices()[0], "compute_capability", "")
+    is_ampere = capability[:1].isdigit() and float(capability) >= 8
+    dtype, size = keras.backend.standardize_dtype(q.dtype), q.shape[-1]
+    is_half = dtype in ("bfloat16", "float16")
+    return is_ampere and is_half and size <= 128 and size % 8 == 0
+
+
+def attention_of_even_length(
+    q: Tensor, k: Tensor, v: Tensor, implementation: Literal["cudnn", "xla"]
+) -> Tensor:
+    """`fused_attention` on JAX with one more token, which receives no attention.
+
+    Args:
+        q: see `fused_attention`.
+        k: see `fused_attention`.
+        v: see `fused_attention`.
+        implementation: "cudnn" or "xla".
+    """
+    import jax
+
+    batch, tokens = q.shape[:2]
+    q, k, v = (ops.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+    lengths = jax.numpy.full((batch,), tokens, "int32")
+    y = jax.nn.dot_product_attention(
+        *(q, k, v),
+        scale=1.0,
+        key_value_seq_lengths=lengths,
+        implementation=implementation,
+    )
+    return y[:, :tokens]
 
 
 def control_dependency(x: Tensor, event: Tensor) -> Tensor:
@@ -249,6 +307,23 @@ def block(
         return ops.reshape(y, ops.shape(z)), gradient
 
     return equations(z, *weights)
+
+
+def dense(layer: keras.layers.Dense, x: Tensor) -> Tensor:
+    """layer(x) for tokens as rows: [B T, D] -> [B T, D'].
+
+    On torch, the product's kernel adds the bias. Keras adds it afterwards, which takes
+    a quarter of a forward pass on an H100.
+    """
+    is_plain = layer.use_bias and not layer.quantization_mode
+    if keras.backend.backend() != "torch" or not is_plain:
+        return layer(x)
+    import torch
+
+    bias, x, kernel = (
+        ops.cast(value, layer.compute_dtype) for value in (layer.bias, x, layer.kernel)
+    )
+    return torch.addmm(bias, x, kernel)
 
 
 def flatten_tokens(x: Tensor) -> Tensor:

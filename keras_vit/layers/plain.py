@@ -28,7 +28,12 @@ from keras_vit.layers.embeddings import (
     known_length,
     register,
 )
-from keras_vit.layers.encoder import TransformerBlock, rematerialized, xavier_uniform
+from keras_vit.layers.encoder import (
+    TransformerBlock,
+    dropped,
+    rematerialized,
+    xavier_uniform,
+)
 from keras_vit.layers.positions import AddPositionEmbs
 
 QUICK = 1.702  # Factor in CLIP's GELU (openai/CLIP, model.py).
@@ -317,13 +322,13 @@ class PlainAttention(Composite):
             y = kernels.merge_heads(ops.matmul(weights, v))
         elif kernels.has_fused_attention():
             by_token = (ops.swapaxes(at, 1, 2) for at in (q, k, v))
-            y = ops.dot_product_attention(*by_token, scale=1.0)
+            y = kernels.fused_attention(*by_token)
             y = ops.reshape(y, (-1, tokens, width))
         else:
             y = kernels.merge_heads(kernels.attend(q, k, v))
         if self.layer_norm is not None:
             y = self.layer_norm(y)
-        y = self.out(kernels.flatten_tokens(y))
+        y = kernels.dense(self.out, kernels.flatten_tokens(y))
         return ops.reshape(y, (-1, tokens, width))
 
     def attention_scores(self, z: Tensor) -> Tensor:
@@ -338,7 +343,7 @@ class PlainAttention(Composite):
     def _heads(self, z: Tensor, places: Tensor | None = None) -> list[Tensor]:
         """Q / sqrt(D_h), k and v with their positions, each [B, k, T, D_h]."""
         tokens, width = known_length(z, 1), z.shape[2]
-        qkv = self.qkv(kernels.flatten_tokens(z))
+        qkv = kernels.dense(self.qkv, kernels.flatten_tokens(z))
         if self.query_bias is not None:
             query, value = (
                 ops.cast(bias, qkv.dtype) for bias in (self.query_bias, self.value_bias)
@@ -486,16 +491,18 @@ class PlainMlp(Composite):
 
     def call(self, z: Tensor, training: bool | None = None) -> Tensor:
         tokens = kernels.flatten_tokens(z)
-        h, activation = self.dense_0(tokens), self.config.activation
+        h, activation = kernels.dense(self.dense_0, tokens), self.config.activation
         if self.gate is None:
             h = activated(h, activation)
         else:
-            h = activated(self.gate(tokens), activation) * h
-        h = self.dropout(h, training=training)
+            h = activated(kernels.dense(self.gate, tokens), activation) * h
+        h = dropped(self.dropout, h, training)
         if self.layer_norm is not None:
             h = self.layer_norm(h)
-        y = ops.reshape(self.dense_1(h), (-1, known_length(z, 1), z.shape[2]))
-        return self.dropout(y, training=training)
+        y = ops.reshape(
+            kernels.dense(self.dense_1, h), (-1, known_length(z, 1), z.shape[2])
+        )
+        return dropped(self.dropout, y, training)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -600,7 +607,7 @@ class PlainBlock(TransformerBlock):
         post = self.config.post_norm
         read = z if post else self.layer_norm_0(z)
         y = self.attention(read, places, training=training)
-        y = self.dropout(y, training=training)
+        y = dropped(self.dropout, y, training)
         if self.layer_scale_0 is not None:
             y = self.layer_scale_0(y)
         return self._branch(self.layer_norm_0(y) if post else y, training)

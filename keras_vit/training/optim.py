@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
+import ml_dtypes
 import numpy as np
 from keras import ops
 
@@ -326,6 +327,9 @@ class _Decoupled(keras.optimizers.Optimizer):
     lr * kernel_decay. c is the layer's multiplier, see `layer_rates`.
 
     `gradient_norm` is the global norm of the last gradients before clipping.
+
+    Numbers are multiplied by tensors, not by variables, and no tensors are made of
+    them: on torch, Keras copies such a number to the GPU, which waits for all work.
     """
 
     def __init__(
@@ -366,7 +370,8 @@ class _Decoupled(keras.optimizers.Optimizer):
         if not self.global_clipnorm:
             clipped: list[Any] = super()._clip_gradients(grads)
             return clipped
-        factor = ops.minimum(1.0, self.global_clipnorm / norm)
+        factor = self.global_clipnorm / norm
+        factor = ops.minimum(ops.ones_like(factor), factor)
         return [grad * ops.cast(factor, grad.dtype) for grad in grads]
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
@@ -409,8 +414,13 @@ class _Decoupled(keras.optimizers.Optimizer):
         In bfloat16, 0.9 is 0.8984375. As in optax, the product is rounded if operations
         run one by one, but not if XLA compiles them.
         """
-        factor = ops.convert_to_tensor(factor, dtype=momentum.dtype)
-        return at_least_float32(factor * momentum)
+        if keras.backend.standardize_dtype(momentum.dtype) == "bfloat16":
+            factor = float(ml_dtypes.bfloat16(factor))
+        return at_least_float32(factor * ops.convert_to_tensor(momentum))
+
+    def _number(self) -> Any:
+        """Returns t, in float32 or more."""
+        return ops.cast(self.iterations, wide()) + 1
 
     def _store(self, variable: Any, value: Any) -> None:
         self.assign(variable, ops.cast(value, variable.dtype))
@@ -595,13 +605,13 @@ class DecoupledAdam(_Decoupled):
 
     def direction(self, gradient: Any, index: int) -> Any:
         m, v = self.momentums[index], self.velocities[index]
-        t = ops.cast(self.iterations + 1, wide())
         momentum = (1 - self.beta1) * gradient + self._decayed(m, self.beta1)
-        velocity = (1 - self.beta2) * ops.square(gradient) + self.beta2 * v
+        velocity = self.beta2 * ops.convert_to_tensor(v)
+        velocity = (1 - self.beta2) * ops.square(gradient) + velocity
         self._store(m, momentum)
         self._store(v, velocity)
-        momentum = momentum / (1 - ops.power(self.beta1, t))
-        velocity = velocity / (1 - ops.power(self.beta2, t))
+        momentum = momentum / (1 - self.beta1 ** self._number())
+        velocity = velocity / (1 - self.beta2 ** self._number())
         return momentum / (ops.sqrt(velocity) + self.epsilon)
 
     def get_config(self) -> dict[str, Any]:
@@ -687,8 +697,8 @@ class Adafactor(_Decoupled):
     def direction(self, gradient: Any, index: int) -> Any:
         variable = self._trainable_variables[index]
         count, shape = self.views.get(variable.path, (1, variable.shape))
-        t = ops.cast(self.iterations + 1, wide())
-        beta = ops.minimum(self.beta2_cap, 1.0 - ops.power(t, -0.8))
+        beta = 1.0 - self._number() ** -0.8
+        beta = ops.minimum(self.beta2_cap * ops.ones_like(beta), beta)
         # Moves tensors from the last axis to the first: [count, *shape].
         lead = tuple(variable.shape[:-1])
         apart = (*lead, count, variable.shape[-1] // count) if lead else None

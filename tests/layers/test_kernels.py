@@ -29,9 +29,10 @@ def short_parts(monkeypatch):
 @pytest.mark.parametrize("tokens", [8, 11, 12])
 def test_attention_in_parts(tokens, short_parts, monkeypatch, agree):
     q, k, v = heads(tokens)
-    in_parts = kernels.attend(q, k, v)
+    in_parts = ops.convert_to_numpy(kernels.attend(q, k, v))
     monkeypatch.setattr(kernels, "LONG", 100)
-    agree("attention in parts", in_parts, kernels.attend(q, k, v), 1e-6)
+    whole = ops.convert_to_numpy(kernels.attend(q, k, v))
+    agree("attention in parts", in_parts, whole, 1e-6)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's gradient")
@@ -48,6 +49,86 @@ def test_gradients_of_parts_on_jax(short_parts, monkeypatch, agree):
     monkeypatch.setattr(kernels, "LONG", 100)
     for ours, derived in zip(in_parts, gradients(), strict=True):
         agree("gradients of attention in parts", ours, derived, 1e-5)
+
+
+def on_a_gpu():
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def values_and_gradients(attention, qkv):
+    """Of a function of q, k and v, [B, T, k, D_h], on JAX; and the compiled text."""
+    import jax
+
+    weights = np.random.default_rng(1).normal(size=qkv[0].shape).astype("float32")
+
+    def loss(*qkv):
+        y = attention(*qkv)
+        return (y.astype("float32") * weights).sum(), y
+
+    compute = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+    gradients, y = compute(*qkv)
+    return [y, *gradients], compute.lower(*qkv).compile().as_text()
+
+
+def by_head(q, k, v):
+    """`kernels.attend` of [B, T, k, D_h]."""
+    y = kernels.attend(*(ops.swapaxes(x, 1, 2) for x in (q, k, v)))
+    return ops.swapaxes(y, 1, 2)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX")
+@pytest.mark.parametrize("tokens", [1, 10, 11])
+def test_one_more_token_changes_nothing(tokens, agree):
+    qkv = [ops.swapaxes(x, 1, 2) for x in heads(tokens)]
+    (ours, _), (plain, _) = (
+        values_and_gradients(attention, qkv)
+        for attention in (
+            lambda *qkv: kernels.attention_of_even_length(*qkv, "xla"),
+            by_head,
+        )
+    )
+    for padded, derived in zip(ours, plain, strict=True):
+        agree("attention with one more token", padded, derived, 1e-5)
+
+
+@pytest.mark.skipif(not on_a_gpu(), reason="needs JAX on a GPU")
+@pytest.mark.parametrize("tokens", [196, 197])
+def test_training_on_a_gpu_never_holds_p(tokens, caplog, agree):
+    """Keras logs an error for each call that cuDNN's kernel refuses."""
+    wide = [RNG.normal(size=(2, tokens, 3, 64)).astype("float32") for _ in range(3)]
+    wide[0] /= 8
+    half = [ops.cast(x, "bfloat16") for x in wide]
+    fused, text = values_and_gradients(kernels.fused_attention, half)
+    assert "fmha" in text
+    assert f"{tokens},{tokens}" not in text
+    assert not caplog.records
+    exact, _ = values_and_gradients(by_head, [ops.cast(x, "float32") for x in half])
+    for ours, theirs in zip(fused, exact, strict=True):
+        scale = np.abs(theirs).max()
+        agree("attention of cuDNN", ours / scale, theirs / scale, 0.02)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_dense_is_kerass(rank, policy, agree):
+    layer = keras.layers.Dense(5, bias_initializer="normal", dtype=policy)
+    layer.build((None, 8))
+    if rank:
+        layer.enable_lora(rank)
+        layer.lora_kernel_b.assign(RNG.normal(size=layer.lora_kernel_b.shape))
+    x = ops.convert_to_tensor(RNG.normal(size=(11, 8)).astype("float32"))
+    ours, theirs = kernels.dense(layer, x), layer(x)
+    assert ours.dtype == theirs.dtype
+    ours, theirs = (
+        ops.convert_to_numpy(ops.cast(y, "float32")) for y in (ours, theirs)
+    )
+    scale = np.abs(theirs).max()
+    atol = 1e-6 if policy == "float32" else 2**-7  # Two roundings there, one here.
+    agree(f"dense in {policy}", ours / scale, theirs / scale, atol)
 
 
 def block_of(**options):

@@ -307,6 +307,34 @@ def test_layer_decay_multiplies_rate_and_decay(make):
                 np.testing.assert_allclose(own, at_rate, rtol=0, atol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="needs torch")
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_no_variable_makes_the_gpu_wait(make, monkeypatch):
+    """A number that becomes a tensor is copied to the GPU, which then waits."""
+    import torch
+
+    def numbers(variables):
+        optimizer = make(0.01, kernel_decay=0.1, global_clipnorm=1.0)
+        kernels = [
+            keras.Variable(np.ones((40, 36), "float32"), name="kernel")
+            for _ in range(variables)
+        ]
+        gradients = [ops.ones((40, 36)) for _ in kernels]
+        optimizer.apply(gradients, kernels)
+        made = []
+
+        def as_tensor(value, *arguments, **options):
+            made.append(value)
+            return torch.asarray(value, *arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "as_tensor", as_tensor)
+            optimizer.apply(gradients, kernels)
+        return made
+
+    assert numbers(4) == numbers(1) == [1]  # Keras's count of updates.
+
+
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="Keras does not compile by default"
 )

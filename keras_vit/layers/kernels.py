@@ -57,10 +57,13 @@ def _is_refused_by_cudnn(q: Tensor) -> bool:
     """Whether JAX refuses to train with cuDNN's kernel because T is odd.
 
     JAX 0.11.2 requires an even T for the gradient with a bias, and takes its empty
-    placeholder for one. Keras then logs an error for each block and stores P.
+    placeholder for one. Keras then logs an error for each block and stores P. Several
+    devices keep this: JAX does not divide the lengths of sequences among them.
     """
     is_disabled = keras.config.is_flash_attention_enabled() is False  # None by default.
     if keras.backend.backend() != "jax" or is_disabled:
+        return False
+    if keras.distribution.distribution() is not None:
         return False
     import jax
 

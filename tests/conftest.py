@@ -15,6 +15,18 @@ import pytest
 
 from tests import browser
 
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # On a machine with other work, an example can take longer than its limits.
+    settings.register_profile(
+        "unhurried",
+        settings.default,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("unhurried")
+
 # `make interop` runs these, in an environment with what they need.
 collect_ignore = [] if "KERAS_VIT_INTEROP" in os.environ else ["interop"]
 

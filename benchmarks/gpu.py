@@ -14,23 +14,16 @@ bfloat16 with float32 weights.
 import argparse
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROWS = {"ours-jax": "jax", "ours-torch": "torch", "timm": ""}  # Keras's backend.
+import peer_adapters
+import peers
+
+ROWS = ("ours-jax", "ours-torch", "timm")
 WARM, CALLS = 3, 8
-
-
-def seconds(call: Callable[[], object]) -> list[float]:
-    """Returns the seconds of each call, after warm ones."""
-    times = []
-    for _ in range(WARM + CALLS):
-        begun = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begun)
-    return times[WARM:]
+NAMED = {row.name: row for row in peers.ROWS}
 
 
 def computing(call: Callable[[], object]) -> float:
@@ -50,46 +43,40 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--variant", default="ViT-B/16", help="default ViT-B/16")
-    parser.add_argument("--image-size", type=int, default=224, help="default 224")
-    parser.add_argument("--batch", type=int, default=256, help="default 256")
-    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    options = parser.parse_args(arguments)
-    backend = ROWS[options.row]
-    os.environ["KERAS_BACKEND"] = backend or "torch"
-    import peer_adapters
-    import peers
-
-    peers_options = peers.parse(["--variant", options.variant])
-    vars(peers_options).update(vars(options))
-    row = next(row for row in peers.ROWS if row.name == options.row)
-    peer = peer_adapters.PEERS[row.library](peers.Bench(peers_options, Path()).job(row))
-    peer.build()
-    images, labels = (
-        peer.put(peer.job.images(peer.job.batch)),
-        peer.put(peer.job.labels()),
+    parser.add_argument("--image-size", default="224", help="default 224")
+    parser.add_argument("--batch", default="256", help="default 256")
+    parser.add_argument("--device", choices=peers.DEVICES, default="gpu")
+    given = vars(parser.parse_args(arguments))
+    row = NAMED[given.pop("row")]
+    options = peers.parse(
+        [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     )
+    os.environ["KERAS_BACKEND"] = row.backend  # Before the import of Keras.
+    job = peers.Bench(options, Path()).job(row)
+    peer = peer_adapters.PEERS[row.library](job)
+    peer.build()
+    images, labels = peer.put(job.images(job.batch)), peer.put(job.labels())
+    is_torch = row.name != "ours-jax"
 
-    def complete(call: Callable[..., object], *given: Any) -> None:
-        call(*given)
-        if backend != "jax":
-            peer_adapters.torch_wait(peer.job)
+    def measure(what: str, call: Callable[..., object], *tensors: Any) -> None:
+        def complete() -> None:
+            call(*tensors)
+            if is_torch:
+                peer_adapters.torch_wait(job)
 
-    for what, given in (
-        ("forward", (peer.forward, images)),
-        ("training", (peer.train, images, labels)),
-    ):
-        times = seconds(lambda given=given: complete(*given))  # type: ignore[misc]
+        times = [peer_adapters.seconds(complete, 1) for _ in range(WARM + CALLS)][WARM:]
         middle = statistics.median(times)
         line = (
-            f"{options.row:11}{what:9}{1e3 * middle:7.1f} ms "
-            f"(from {1e3 * min(times):.1f}), {peer.job.batch / middle:,.0f} images/s, "
+            f"{row.name:11}{what:9}{1e3 * middle:7.1f} ms "
+            f"(from {1e3 * min(times):.1f}), {job.batch / middle:,.0f} images/s, "
             f"{peer.memory() / 2**30:.2f} GiB"
         )
-        if options.device == "gpu" and backend != "jax":
-            line += (
-                f", {1e3 * computing(lambda g=given: complete(*g)):.1f} ms on the GPU"  # type: ignore[misc]
-            )
+        if job.device == "gpu" and is_torch:
+            line += f", {1e3 * computing(complete):.1f} ms on the GPU"
         print(line, flush=True)
+
+    measure("forward", peer.forward, images)
+    measure("training", peer.train, images, labels)
 
 
 if __name__ == "__main__":

@@ -332,8 +332,7 @@ def test_a_sweep_of_ours_on_a_cpu(row, peers, tmp_path, capsys):
 @pytest.mark.parametrize("row", ["ours-jax", "ours-torch"])
 def test_one_library_in_a_minute(row):
     """On a CPU, where it needs no GPU."""
-    small = ["--variant", "ViT-Ti/16", "--image-size", "32", "--batch", "2"]
-    command = [sys.executable, "benchmarks/gpu.py", row, *small, "--device", "cpu"]
+    command = [sys.executable, "benchmarks/gpu.py", row, *SMALL, "--device", "cpu"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     forward, training = told.stdout.splitlines()
     for line, what in ((forward, "forward"), (training, "training")):

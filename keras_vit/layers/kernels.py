@@ -315,8 +315,8 @@ def block(
 def dense(layer: keras.layers.Dense, x: Tensor) -> Tensor:
     """layer(x) for tokens as rows: [B T, D] -> [B T, D'].
 
-    On torch, the product's kernel adds the bias. Keras adds it afterwards, which takes
-    a quarter of a forward pass on an H100.
+    On torch, the product's kernel adds the bias. Keras adds it afterwards, in one more
+    pass over the output.
     """
     is_plain = layer.use_bias and not layer.quantization_mode
     if keras.backend.backend() != "torch" or not is_plain:

@@ -610,8 +610,9 @@ class DecoupledAdam(_Decoupled):
         velocity = (1 - self.beta2) * ops.square(gradient) + velocity
         self._store(m, momentum)
         self._store(v, velocity)
-        momentum = momentum / (1 - self.beta1 ** self._number())
-        velocity = velocity / (1 - self.beta2 ** self._number())
+        t = self._number()
+        momentum = momentum / (1 - self.beta1**t)
+        velocity = velocity / (1 - self.beta2**t)
         return momentum / (ops.sqrt(velocity) + self.epsilon)
 
     def get_config(self) -> dict[str, Any]:

@@ -127,10 +127,9 @@ def accepted_licenses(allowed: LicenseAllow) -> list[str] | None:
     if allowed is None:
         return None
     listed = allowed.split(",") if isinstance(allowed, str) else allowed
-    if isinstance(listed, list | tuple) and all(isinstance(at, str) for at in listed):
-        names = [at.strip().lower() for at in listed]
-        if names and all(names):
-            return names
+    names = listed if isinstance(listed, list | tuple | set | frozenset) else ()
+    if any(names) and all(isinstance(at, str) for at in names):
+        return [at.strip().lower() for at in names]
     raise ValueError(
         'Expected license_allow to be names of licenses, such as ["apache-2.0", '
         f'"mit"]. Received: license_allow={arguments.shown(allowed)}'

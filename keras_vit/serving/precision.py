@@ -8,7 +8,12 @@ from typing import Any
 import keras
 
 from keras_vit.arguments import percent
-from keras_vit.layers.embeddings import check_unadapted, projections_of, quantized
+from keras_vit.layers.embeddings import (
+    check_unadapted,
+    projections_of,
+    quantized,
+    quick_collections,
+)
 from keras_vit.models.transfer import merge_lora
 
 __all__ = ["Quantized", "in_policy", "quantize"]
@@ -90,7 +95,7 @@ def quantize(model: keras.Model) -> Quantized:
     """
     check_unadapted(model, "save it and load it without, then quantize")
     total = model.count_params()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quick_collections():
         warnings.filterwarnings("ignore", "Layer .* does not have a `quantize` method")
         model.quantize("int8")
     kernels = [at.kernel for at in projections_of(model) if at.quantization_mode]

@@ -7,6 +7,7 @@ import shutil
 import struct
 import threading
 import types
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -168,6 +169,21 @@ def test_unreadable_images_are_skipped_by_name(spoilt):
     )
     for _, labels in batches.take(2):  # Training never meets the others.
         np.testing.assert_array_equal(np.sort(labels), np.sort(source.train.labels))
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.parametrize("checked", range(1, 6))
+def test_images_are_checked_in_parts(flat, monkeypatch, checked):
+    monkeypatch.setattr(sources, "CHECKED", checked)
+    files = sorted(str(file) for file in (flat / "dog").iterdir())
+    for bad in (files[0], files[3]):
+        Path(bad).write_bytes(b"")
+    for end in range(1, len(files) + 1):
+        given, labels = files[:end] + files[1:2], np.arange(end + 1)
+        kept = sources.check_images(given, labels, (), "skip")
+        expected = [at for at, file in enumerate(given) if Path(file).stat().st_size]
+        assert kept[0].tolist() == [given[at] for at in expected]
+        assert kept[1].tolist() == expected
 
 
 def test_ten_unreadable_images_are_named(flat):

@@ -1,10 +1,13 @@
 """LoRA, quantization and freezing: Keras's own, reaching every projection, and kept."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.serving.precision import quantize
 from tests.models.test_vit import perturbed, tiny
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("float32")
@@ -140,3 +143,23 @@ def test_part_of_a_block_stays_frozen(tmp_path, how):
         "resolution": lambda: keras_vit.at_resolution(model, (32, 32)),
     }[how]()
     assert [v.path for v in again.trainable_variables] == expected
+
+
+@pytest.mark.parametrize("callers_own", [False, True])
+def test_int8_collects_only_new_objects(callers_own, monkeypatch, tmp_path):
+    """Keras collects garbage for each kernel; all objects of TensorFlow are older."""
+    model = tiny()
+    collect, frozen = gc.collect, []
+    monkeypatch.setattr(
+        gc, "collect", lambda: frozen.append(gc.get_freeze_count()) or collect()
+    )
+    try:
+        if callers_own:
+            gc.freeze()
+        quantize(model)
+        reloaded(model, tmp_path)
+        assert len(frozen) > len(blocks(model))  # Keras collects for each kernel.
+        assert min(frozen) > 10_000
+        assert (gc.get_freeze_count() > 0) == callers_own
+    finally:
+        gc.unfreeze()

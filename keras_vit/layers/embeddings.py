@@ -19,6 +19,8 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.configs import patch_grid as patch_grid
 
+AT_START = 1_000  # Python 3.12 starts with 375 frozen objects.
+
 Tensor: TypeAlias = Any  # keras.KerasTensor in construction, else a backend's tensor.
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -95,7 +97,7 @@ def quick_collections() -> Iterator[None]:
     Keras collects garbage for every kernel that it quantizes. Going through the objects
     of TensorFlow and Keras each time was 98 % of the time for a ViT-S/16.
     """
-    if gc.get_freeze_count():  # The caller's own; `unfreeze` would end it.
+    if gc.get_freeze_count() > AT_START:  # The caller's own; `unfreeze` would end it.
         yield
         return
     gc.freeze()

@@ -8,25 +8,20 @@ Glossary of shapes: N images, D the features' width.
 
 import dataclasses
 import functools
-import sys
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from keras_vit import feature_cache
 from keras_vit.data import pipelines
 from keras_vit.data.preprocessing import Size
+from keras_vit.data.progress import progress
 from keras_vit.data.splits import Split
 from keras_vit.environment import environment
 from keras_vit.facts import Preprocessing
 from keras_vit.files import json_sha256
 from keras_vit.models.description import weights_sha256
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,20 +146,6 @@ def first_not_finite(x: np.ndarray) -> int | None:
     axes = tuple(range(1, x.ndim))
     finite = np.isfinite(x.min(axis=axes)) & np.isfinite(x.max(axis=axes))
     return None if finite.all() else int(finite.argmin())
-
-
-def progress(
-    items: Iterable[T], description: str, total: int, verbose: bool
-) -> Iterable[T]:
-    """Returns `items` under a progress bar, which is drawn only on a terminal."""
-    return track(
-        items,
-        description=description,
-        total=total,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not (verbose and sys.stderr.isatty()),
-    )
 
 
 def _graph_sha256(network: keras.Model) -> str | None:

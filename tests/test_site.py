@@ -210,10 +210,9 @@ def test_pages_open_in_a_browser(site, pages, address, chromium):
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("request", lambda request: asked.append(request.url))
         for page in pages:
-            for number, (width, height) in enumerate(WINDOWS):
+            tab.goto(f"{address}/{page.relative_to(site)}")
+            for width, height in WINDOWS:
                 tab.set_viewport_size({"width": width, "height": height})
-                if number == 0:
-                    tab.goto(f"{address}/{page.relative_to(site)}")
                 wide = tab.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, (page, width)
                 assert tab.locator("article h1").first.is_visible(), (page, width)

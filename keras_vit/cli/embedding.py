@@ -46,8 +46,8 @@ def embed(
     """
     import numpy as np
 
+    from keras_vit.data.progress import progress
     from keras_vit.evaluation import retrieval
-    from keras_vit.features import progress
 
     if output.suffix != ".npz":
         raise ValueError(

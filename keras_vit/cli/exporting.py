@@ -359,7 +359,7 @@ def _write_fastest(
 ) -> None:
     """Measures every installed format and precision, and keeps the best file."""
     from keras_vit import files, serving
-    from keras_vit.features import progress
+    from keras_vit.data.progress import progress
     from keras_vit.serving import fastest
 
     names = class_names(network) or None

@@ -127,7 +127,7 @@ def _write_page(
     title: str,
     page: Path,
 ) -> int:
-    from keras_vit.features import progress
+    from keras_vit.data.progress import progress
     from keras_vit.inspection import Page
 
     return Page.of(

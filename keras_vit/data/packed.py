@@ -20,21 +20,18 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import warnings
 import zlib
-from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.progress import track
 
 from keras_vit.arguments import counted
 from keras_vit.data import splits
 from keras_vit.data.decoding import as_written
+from keras_vit.data.progress import in_threads
 from keras_vit.data.splits import Indexed
 from keras_vit.files import file_sha256, parse_json
 
@@ -126,16 +123,8 @@ class Packed(Indexed):
         def check(record: np.void) -> bool:
             return _pread(self.shards[record["shard"]], record) is not None
 
-        with futures.ThreadPoolExecutor() as pool:
-            checked = track(
-                pool.map(check, self.records),
-                description="checking shards",
-                total=len(self),
-                console=Console(stderr=True),
-                transient=True,
-                disable=not sys.stderr.isatty(),
-            )
-            return np.fromiter(checked, bool, len(self))
+        checked = in_threads(check, self.records, "checking shards")
+        return np.fromiter(checked, bool, len(self))
 
     def take(self, indices: np.ndarray) -> Self:
         return type(self)(self.shards, self.records[indices], self.digest)

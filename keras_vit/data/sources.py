@@ -5,23 +5,19 @@ A `Source` has class names, a training `Split` and, if there is a test set, a te
 """
 
 import collections
-import itertools
 import os
-import sys
 import warnings
 from collections.abc import Sequence
-from concurrent import futures
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.progress import track
 
 from keras_vit._version import pip_install
 from keras_vit.arguments import counted
 from keras_vit.data import decoding, packed, vtab
+from keras_vit.data.progress import in_threads
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Arrays
 from keras_vit.data.tfds_builders import prepared, tfds_source
@@ -31,7 +27,6 @@ __all__ = ["Source", "open_source"]
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2  # For a source without a test set.
-CHECKED = 1024  # Files that are submitted to the threads at once.
 MOST_CLASSES = 2**20  # 48 times ImageNet-21k's, so that an array of names stays small.
 UNLABELLED = (".",)  # Without labels, the folder itself is the only class.
 
@@ -278,7 +273,7 @@ def check_images(
             "Expected file names in UTF-8, as TensorFlow reads them. Received: "
             f"{printable(foreign[0])}. Rename the file"
         )
-    reasons = _reasons(files)
+    reasons = list(in_threads(_reason, files, "checking images"))
     readable = np.array([found is None for found in reasons])
     bad = [
         f"{printable(file)} ({found})"
@@ -308,25 +303,6 @@ def check_images(
                 "readable. Add readable images or delete the class"
             )
     return np.array(files)[readable], labels[readable]
-
-
-def _reasons(files: list[str]) -> list[str | None]:
-    """Returns for each file the reason why it cannot be decoded; None if it can."""
-    # The first file is checked before: threads that compile together are slower.
-    starts = [0, *range(1, len(files), CHECKED), len(files)]
-    parts = [files[start:end] for start, end in itertools.pairwise(starts)]
-    with futures.ThreadPoolExecutor() as pool:
-        reasons = (reason for part in parts for reason in pool.map(_reason, part))
-        return list(
-            track(
-                reasons,
-                description="checking images",
-                total=len(files),
-                console=Console(stderr=True),
-                transient=True,
-                disable=not sys.stderr.isatty(),
-            )
-        )
 
 
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)

@@ -13,11 +13,11 @@ import keras
 import numpy as np
 
 from keras_vit.data import pipelines
+from keras_vit.data.progress import progress
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
 from keras_vit.evaluation.metrics import Counts, PerImage
 from keras_vit.facts import Preprocessing
-from keras_vit.features import progress
 from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Evaluation", "Task", "classify", "task_of"]

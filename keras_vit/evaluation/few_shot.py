@@ -18,6 +18,7 @@ import scipy  # Submodules are imported on first use.
 
 from keras_vit._lazy import renamed
 from keras_vit.data.preprocessing import Size
+from keras_vit.data.progress import progress
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Indexed
 from keras_vit.evaluation.features import (
@@ -29,7 +30,6 @@ from keras_vit.evaluation.features import (
     opened,
 )
 from keras_vit.facts import Preprocessing
-from keras_vit.features import progress
 
 __all__ = ["FewShotAccuracy", "FewShot", "fewshot"]
 

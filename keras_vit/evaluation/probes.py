@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from keras_vit._version import pip_install
+from keras_vit.data.progress import progress
 from keras_vit.evaluation.features import ExtractOptions, Features, gather
-from keras_vit.features import progress
 
 __all__ = ["Probe", "knn", "linear_probe"]
 

@@ -95,7 +95,7 @@ def quick_collections() -> Iterator[None]:
     """Garbage collections inside look only at new objects.
 
     Keras collects garbage for every kernel that it quantizes. Going through the objects
-    of TensorFlow and Keras each time was 98 % of the time for a ViT-S/16.
+    of TensorFlow and Keras each time was most of the time (docs/performance.md, 15).
     """
     if gc.get_freeze_count() > AT_START:  # The caller's own; `unfreeze` would end it.
         yield

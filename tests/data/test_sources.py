@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import pipelines, sources, splits
+from keras_vit.data import pipelines, progress, sources, splits
 from keras_vit.data.sources import open_source
 from keras_vit.data.splits import Arrays
 
@@ -174,7 +174,7 @@ def test_unreadable_images_are_skipped_by_name(spoilt):
 @pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize("checked", range(1, 6))
 def test_images_are_checked_in_parts(flat, monkeypatch, checked):
-    monkeypatch.setattr(sources, "CHECKED", checked)
+    monkeypatch.setattr(progress, "AT_ONCE", checked)
     files = sorted(str(file) for file in (flat / "dog").iterdir())
     for bad in (files[0], files[3]):
         Path(bad).write_bytes(b"")

@@ -25,7 +25,7 @@ from tests.test_docstrings import PUBLIC_MODULES
 pytestmark = pytest.mark.tensorflow_only
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/keras-vit/keras-vit/"
-WINDOWS = ((1280, 900), (390, 844))  # A desktop, a phone.
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
@@ -202,25 +202,24 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_pages_open_in_a_browser(site, pages, address, chromium):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_open_in_a_browser(site, pages, address, width, chromium):
     """No error in the console, nothing asked of a network, nothing off the edge."""
     said, asked = [], []
-    with chromium.new_page() as tab:
+    x, y = WIDTHS[width]
+    with chromium.new_page(viewport={"width": x, "height": y}) as tab:
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("request", lambda request: asked.append(request.url))
         for page in pages:
             tab.goto(f"{address}/{page.relative_to(site)}")
-            for width, height in WINDOWS:
-                tab.set_viewport_size({"width": width, "height": height})
-                wide = tab.evaluate("document.documentElement.scrollWidth")
-                assert wide <= width, (page, width)
-                assert tab.locator("article h1").first.is_visible(), (page, width)
-        for width, height in WINDOWS:
-            tab.set_viewport_size({"width": width, "height": height})
-            tab.goto(f"{address}/index.html?q=rollout")
-            first = tab.locator(".md-search-result__item").first
-            first.wait_for(state="attached")
-            assert "rollout" in first.inner_text()
+            wide = tab.evaluate("document.documentElement.scrollWidth")
+            assert wide <= x, page
+            heading = tab.locator("article h1").first
+            assert heading.is_visible(), page
+        tab.goto(f"{address}/index.html?q=rollout")
+        first = tab.locator(".md-search-result__item").first
+        first.wait_for(state="attached")
+        assert "rollout" in first.inner_text()
     assert said == []
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]

@@ -8,6 +8,7 @@ Glossary of shapes: H, W, C are an image's height, width and channels; `image_si
 (H, W) in pixels.
 """
 
+import math
 import os
 from typing import Any, TypeAlias
 
@@ -282,12 +283,15 @@ def _resize_as(preprocessing: Preprocessing, image: Tensor, image_size: Size) ->
         if how == {"method": "bilinear", "antialias": False}:
             return resize(image, image_size)
         return _in_range(tf.image.resize(image, image_size, **how))
-    before = tf.constant([side / preprocessing.crop for side in image_size])
-    sides = tf.cast(tf.shape(image)[-3:-1], tf.float32)
-    scale = tf.reduce_max(tf.floor(before) / sides)
-    larger = tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), image_size)
+    # As torchvision: the other side is rounded down, half a pixel of margin to even.
+    sides = tf.shape(image)[-3:-1]
+    before = [math.floor(round(side / preprocessing.crop, 6)) for side in image_size]
+    larger = tf.reduce_max(
+        [side * sides // sides[axis] for axis, side in enumerate(before)], axis=0
+    )
     image = _in_range(tf.image.resize(image, larger, **how))
-    top, left = tf.unstack((larger - image_size) // 2)
+    margin = tf.cast(larger - image_size, tf.float32) / 2
+    top, left = tf.unstack(tf.cast(tf.round(margin), tf.int32))
     return tf.image.crop_to_bounding_box(image, top, left, *image_size)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -75,7 +76,8 @@ def stated_beside(path: str | os.PathLike[str]) -> Stated:
     if "model_type" in config.values:
         stated = _hf_config(config)
         processor = _json(folder / "preprocessor_config.json")
-        fields = stated.fields | _hf_preprocessing(processor)
+        kind = str(config.values["model_type"])
+        fields = stated.fields | _hf_preprocessing(processor, kind)
         return _with_ours(dataclasses.replace(stated, fields=fields), config)
     if config.values.get("class_name") == "ViTBackbone":
         return _hub_config(config, _json(folder / "task.json"))
@@ -554,6 +556,13 @@ _HF_TOWERS: dict[str, dict[str, Any]] = {  # Defaults of image towers, by model.
     **dict.fromkeys(("siglip", "siglip2"), _SIGLIP),
 }
 _TOWER = "_vision_model"
+# transformers' image processors whose `size`, if a number, is the shorter side, and the
+# models that use them. For all others it is the side of a square.
+_HF_KEEP_ASPECT = ("CLIP", "ChineseCLIP", "Bit", "ViTHybrid")
+_HF_KEPT_ASPECT = {
+    *("clip", "metaclip_2", "chinese_clip", "altclip", "bit"),
+    *("dinov2", "dinov2_with_registers", "vit-hybrid", "vit_hybrid"),
+}
 _HF_REFUSED = {  # Families of transformers that no layer here supports.
     "swin": "windows and stages (Swin)",
     "swinv2": "windows and stages (Swin)",
@@ -705,7 +714,7 @@ def _hf_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {"labels": names} if named else {}
 
 
-def _hf_preprocessing(config: _Json) -> dict[str, Any]:
+def _hf_preprocessing(config: _Json, kind: str) -> dict[str, Any]:
     fields = _taken(config, ("mean", "image_mean", _MEAN), ("std", "image_std", _STD))
     if config.take("do_normalize", _BOOL) is False:
         fields |= {"mean": [0.0], "std": [1.0]}
@@ -717,21 +726,49 @@ def _hf_preprocessing(config: _Json) -> dict[str, Any]:
             f"Expected resample in {', '.join(map(str, _PIL))}, Pillow's filters. "
             f"Received: resample={resample} in {str(config.file)!r}"
         )
-    return (
-        fields | _hf_crop(config) | {"interpolation": _PIL[resample], "antialias": True}
-    )
+    resize = {"interpolation": _PIL[resample], "antialias": True}
+    return fields | _hf_crop(config, kind) | resize
 
 
-def _hf_crop(config: _Json) -> dict[str, Any]:
-    """The share of the shorter side that a center crop keeps."""
-    size, crop = config.values.get("size"), config.values.get("crop_size")
-    if not isinstance(size, dict) or "shortest_edge" not in size:
+def _hf_crop(config: _Json, kind: str) -> dict[str, float]:
+    """The share of the resized image that a center crop keeps."""
+    size, crops = config.values.get("size"), config.take("do_center_crop", _BOOL)
+    if isinstance(size, dict):
+        is_square = "shortest_edge" not in size
+        edge = config.inner("size").take(
+            "height" if is_square else "shortest_edge", _INTEGER
+        )
+    else:
+        is_square = not _hf_keeps_aspect(config, kind)
+        edge = config.take("size", _INTEGER)
+    if edge is None:
         return {}
-    edge = config.inner("size").take("shortest_edge", _INTEGER)
-    if config.take("do_center_crop", _BOOL) is False or not edge:
-        return {"crop": 1.0}
-    cut = config.inner("crop_size").take("height", _INTEGER) if crop else None
-    return {"crop": min((cut or edge) / edge, 1.0)}
+    crop = config.values.get("crop_size")
+    inner = config.inner("crop_size") if isinstance(crop, dict) else None
+    cut = (
+        inner.take("height", _INTEGER) if inner else config.take("crop_size", _INTEGER)
+    )
+    share = min((cut or edge) / edge, 1.0)
+    if not is_square:
+        return {"crop": 1.0 if crops is False else share}
+    if not crops or share == 1:
+        return {}
+    warnings.warn(
+        f"{str(config.file)!r} states a resize to {edge}x{edge} pixels and a center "
+        f"crop of {cut}x{cut}. Here the resize keeps the aspect ratio, so images that "
+        "are not square are prepared differently from transformers",
+        stacklevel=6,
+    )
+    return {"crop": share}
+
+
+def _hf_keeps_aspect(config: _Json, kind: str) -> bool:
+    """Whether a `size` that is a number is the shorter side, or that of a square."""
+    processor = config.take("image_processor_type", _TEXT)
+    processor = processor or config.take("feature_extractor_type", _TEXT)
+    if processor:
+        return str(processor).startswith(_HF_KEEP_ASPECT)
+    return kind.removesuffix(_TOWER) in _HF_KEPT_ASPECT
 
 
 def _hub_config(config: _Json, task: _Json) -> Stated:

@@ -225,7 +225,8 @@ def verdict(fault: Fault, tests: list[str], tree: Path, seconds: float) -> str:
         return f"undecided: more than {seconds:.0f} s"
     if status in (0, 5):
         return "survived" if status == 0 else "survived: no tests"
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+    # An identifier may contain spaces; pytest writes the error after " - ".
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.M)
     first = failed[0] if failed else tests[0]
     status, output = run_tests(tree, [first], seconds)
     if status not in (0, 5):

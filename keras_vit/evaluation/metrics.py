@@ -185,7 +185,7 @@ class PerImage:
         if bins < 1:
             raise ValueError(f"Expected at least one bin. Received: bins={bins}")
         edges = np.linspace(0, 1, bins + 1)
-        return np.clip(np.searchsorted(edges, self.confidence) - 1, 0, bins - 1)
+        return np.searchsorted(edges, self.confidence) - 1  # Confidence is in (0, 1].
 
     def _reliability(
         self, weight: np.ndarray, places: np.ndarray, bins: int

@@ -364,6 +364,20 @@ def test_size_is_limited_before_anything_is_decoded(kind):
         decoding.decode(data, 1999)
 
 
+@pytest.mark.parametrize("name", GOOD)
+def test_pixels_are_counted_before_anything_is_decoded(name):
+    height, width, _ = decoding.decode(GOOD[name]).shape
+    assert decoding.inspect(GOOD[name]).pixels == height * width
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_pixels_are_counted_at_every_size(name):
+    mode, kind, options = MODES[name]
+    for height, width in [(1, 1), (1, 300), (517, 2), (130, 260)]:
+        data = encoded(photo(height, width).convert(mode), kind, **options)
+        assert decoding.inspect(data).pixels == height * width
+
+
 @pytest.mark.parametrize("value", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_crops_are_of_the_oriented_image(kind, value):

@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import scipy.ndimage
 
 import keras_vit
 from keras_vit.layers import AddPositionEmbs
+from keras_vit.layers.any_size import ResizedPositionEmbs
 from keras_vit.layers.positions import sincos2d
 from tests.layers import by_hand
 from tests.models.families import names
@@ -40,6 +42,35 @@ def test_what_is_added(kind, grid, prefix):
         by_hand.randomize(layer)
     x = np.random.default_rng(1).standard_normal((2, tokens, 8)).astype("float32")
     np.testing.assert_allclose(numpy(layer(x)), x + by_hand.positions(layer), atol=1e-6)
+
+
+@pytest.mark.parametrize("bare", [0, 2])
+@pytest.mark.parametrize("grid", [(2, 3), (3, 2), (1, 7), (5, 1), (6, 9)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_for_images_of_any_size(kind, grid, bare):
+    """3.2: the table, resized as SciPy's zoom of order 1 does for the official code."""
+    old, depth, patch = (2, 3), 8, 4
+    layer = ResizedPositionEmbs(patch, old, 1, kind, num_bare_tokens=bare)
+    tokens = np.random.default_rng(1).standard_normal(
+        (2, 1 + bare + grid[0] * grid[1], depth)
+    )
+    tokens = tokens.astype("float32")
+    # Sides that are no multiples of P count in whole patches.
+    images = np.zeros((2, grid[0] * patch + 3, grid[1] * patch + 1, 3), "float32")
+    layer.build(tokens.shape, images.shape)
+    by_hand.randomize(layer)
+    if kind == "sincos2d":
+        prefix, places = np.zeros((1, depth)), by_hand.positions_sincos2d(grid, depth)
+    else:
+        table = by_hand.positions(layer)
+        prefix, places = table[:1], table[1:].reshape(*old, depth)
+        ratios = [new / side for new, side in zip(grid, old, strict=True)]
+        places = scipy.ndimage.zoom(places, [*ratios, 1], order=1)
+    expected = np.concatenate(
+        [prefix, np.zeros((bare, depth)), places.reshape(-1, depth)]
+    )
+    added = numpy(layer(tokens, images)) - tokens
+    np.testing.assert_allclose(added, np.stack([expected] * 2), atol=3e-6)
 
 
 def test_2d_learns_rows_and_columns_apart():

@@ -185,9 +185,11 @@ def test_messages_are_a_number_a_minute(monkeypatch, caplog):
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(connections, "time", clock)
     with connections.bounded_log(most=2):
-        for _ in range(5):
+        for _ in range(4):
             logger.warning("Invalid HTTP request received.")
-        now[0] += 60
+        now[0] += 59.5
+        logger.warning("Invalid HTTP request received.")
+        now[0] += 0.5
         logger.warning("late %s", "100%")
     logger.warning("after")
     assert [record.getMessage() for record in caplog.records] == [

@@ -496,6 +496,31 @@ def test_the_fastest_within_the_drop_is_written(
     assert shell(*given, *options, "--force")[0] == 0
 
 
+@pytest.mark.parametrize("name", ["token", "softmax"])
+def test_the_reference_of_the_fastest_is_keras(name):
+    model = MODELS[name]()
+    model.preprocessing = SCALE
+    row = fastest.by_keras(model)
+    np.testing.assert_allclose(row.scores(IMAGES), expected_of(model), atol=1e-5)
+    assert row.mebibytes == 4 * model.count_params() / 2**20
+
+
+def test_each_candidate_for_the_fastest_scores_the_same(in_process, tmp_path):
+    model = MODELS["token"]()
+    model.preprocessing = SCALE
+    most = {"float32": 1e-5, "float16": 2e-3, "int8": 0.03}
+    found = []
+    for row in fastest.candidates(model, tmp_path, "m", images=IMAGES):
+        assert isinstance(row, fastest.Measured), row
+        difference = np.abs(row.scores(IMAGES) - expected_of(model)).max()
+        assert difference <= most[row.name.split()[1]], row.name
+        found.append(row.name)
+    assert found == [
+        *("LiteRT float32", "LiteRT float16", "LiteRT int8"),
+        *("ONNX float32", "OpenVINO float32"),
+    ]
+
+
 def test_formats_take_turns(root):
     """The measured numbers are a clock's: twice the work is half the images."""
     slow, quick = (

@@ -443,14 +443,18 @@ def test_other_labels_than_the_version_before_are_a_warning(
 ):
     options = {"signatures": ["images"], "verbose": False}
     export(model, tmp_path, LABELS, **options)
-    with pytest.warns(UserWarning, match="version 2 .* differ from those of version 1"):
+    match = "version 2 .* differ from those of version 1"
+    with pytest.warns(UserWarning, match=match) as seen:
         export(model, tmp_path, LABELS[::-1], **options)
+    assert [at.filename for at in seen] == [__file__]  # The line that called it.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         export(model, tmp_path, LABELS[::-1], **options)
     (tmp_path / "3" / "assets" / "facts.json").unlink()
-    with pytest.warns(UserWarning, match="labels of version 3: Expected the folder"):
+    match = "labels of version 3: Expected the folder"
+    with pytest.warns(UserWarning, match=match) as seen:
         export(model, tmp_path, LABELS, **options)
+    assert [at.filename for at in seen] == [__file__]
 
 
 @pytest.mark.parametrize(

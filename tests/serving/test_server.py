@@ -6,6 +6,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -798,6 +799,14 @@ def test_calls_that_send_nothing_shut_nobody_out(server, method):
         begun = time.perf_counter()
         assert Client(server).grpc(predict_request(good))[0] == 0
         assert time.perf_counter() - begun < 10
+
+
+def test_the_ports_are_tensorflow_servings():
+    """tensorflow/serving, docker.md: 8500 for gRPC, 8501 for REST."""
+    from keras_vit.serving import server
+
+    defaults = inspect.signature(server.serve).parameters
+    assert (defaults["grpc_port"].default, defaults["port"].default) == (8500, 8501)
 
 
 def test_a_signal_ends_a_server_that_has_just_begun(servable):

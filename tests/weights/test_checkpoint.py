@@ -64,6 +64,17 @@ def test_load_save_load_is_bit_equal(name, numbering, tmp_path):
     assert same(values(again), values(model))
 
 
+@pytest.mark.parametrize(
+    ("classifier", "registers"),
+    [("gap", 0)]  # `save` warns of others: a register looks like a class token.
+    + [(kind, count) for kind in ("token", "map", "distilled") for count in range(3)],
+)
+def test_tensors_show_the_classifier_and_the_registers(classifier, registers, tmp_path):
+    model = mini(classifier=classifier, num_registers=registers)
+    weights.save(model, tmp_path / "saved.npz")
+    assert keras_vit.from_checkpoint(tmp_path / "saved.npz").config == model.config
+
+
 @pytest.mark.parametrize("prefix", ["opt/target/", "params/"])
 def test_prefixes_and_optimizer_state(prefix, tmp_path):
     tensors = {f"{prefix}{key}": value for key, value in arrays(MINI).items()}

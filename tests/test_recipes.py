@@ -352,6 +352,34 @@ def test_bad_values_are_refused(field, bad):
             Recipe(**({"total_steps": 9, "base_lr": (0.1,)} | {field: value}))
 
 
+@pytest.mark.parametrize(
+    ("field", "good"),
+    [
+        ("base_lr", [(1e-9,), (10.0,)]),
+        ("total_steps", [1]),
+        ("held_out", [0, 0.999]),
+        ("warmup_steps", [0]),
+        ("batch_size", [1]),
+        ("image_size", [(1, 1)]),
+        ("momentum", [0, 0.999]),
+        ("weight_decay", [0]),
+        ("layer_decay", [1e-9, 1, None]),
+        ("clip_norm", [1e-9, None]),
+        ("ema", [1e-9, 0.9999, None]),
+        ("sam_rho", [1e-9, None]),
+        ("lora_rank", [1, None]),
+        ("randaugment", [(0, 0), (2, 15.5), None]),
+        ("mixup", [0, 0.2]),
+        ("cutmix", [0, 1.0]),
+        ("random_erasing", [0, 1]),
+    ],
+)
+def test_edges_of_ranges_are_accepted(field, good):
+    given = {"total_steps": 9, "base_lr": (0.1,), "optimizer": "sgd"}
+    for value in good:
+        assert getattr(Recipe(**(given | {field: value})), field) == value
+
+
 def test_every_field_has_a_meaning():
     assert list(recipe_fields.FIELDS) == NAMES
 

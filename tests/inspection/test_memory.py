@@ -12,6 +12,8 @@ import pytest
 
 import keras_vit
 from keras_vit.inspection import costs
+from keras_vit.inspection.memory import memory
+from keras_vit.inspection.parts import Part
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -140,6 +142,17 @@ def test_bfloat16_halves_all_but_the_softmax():
     copies = 2 * costs(VIT).parameters  # Weights, cast.
     assert half.training - copies == (full.training - 4 * softmax) / 2 + 6 * softmax
     assert half.weights == full.weights
+
+
+def test_a_forward_pass_holds_its_largest_part():
+    """By hand: a softmax is float32, and its product with v reads a cast copy."""
+    small, large = Part("a", "", held=9, stream=2), Part("b", "", held=8, softmax=5)
+    full, half = (
+        memory([small, large], 3, dtype, "sgd").forward
+        for dtype in ("float32", "bfloat16")
+    )
+    assert full == 3 * 4 * max(9 + 2, 8)
+    assert half == 3 * max(2 * (9 + 2), 2 * 8 + 2 * 5)
 
 
 def test_weights_gradients_and_the_optimizer():

@@ -14,6 +14,7 @@ from keras_vit import weights
 from keras_vit.configs import ViTConfig
 from keras_vit.weights import checkpoint, writing
 from tests.conftest import REFERENCE
+from tests.weights import dialects
 
 MINI = REFERENCE / "vit_mini.npz"
 CONFIG = ViTConfig(patch_size=16, num_layers=2, hidden_size=32, mlp_dim=64, num_heads=4)
@@ -216,6 +217,17 @@ def refuses(path, match, model=None, kind=ValueError):
         weights.load(model, path)
     assert "Received" in str(caught.value)
     assert same(values(model), before)
+
+
+def test_a_built_model_tells_the_heads_that_a_file_does_not(tmp_path):
+    dialects.hf_vit(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match="num_heads"):
+        keras_vit.from_checkpoint(tmp_path)
+    model = keras_vit.from_checkpoint(tmp_path, num_heads=2)
+    built = keras_vit.vit(model.config, image_size=(8, 8), num_classes=3)
+    weights.load(built, tmp_path)
+    assert same(values(built), values(model))
 
 
 def test_missing_file(tmp_path):

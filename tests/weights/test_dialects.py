@@ -378,6 +378,24 @@ def test_timms_mlp_ratio_is_rounded_down_by_timm():
     assert torch_layouts.ratio(3072, 768) == 4
 
 
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_a_written_config_has_the_channels_of_the_tensors(format, tmp_path):
+    wide = keras_vit.VARIANTS["BiT-R50x1"]
+    narrow = dataclasses.replace(wide, width=32, **NUMERICS[format][wide.unit])
+    model = keras_vit.resnet(narrow, image_size=(32, 32), num_classes=3)
+    weights.save(model, tmp_path, format=format)
+    config = json.loads((tmp_path / "config.json").read_text())
+    held = load_file(tmp_path / "model.safetensors")
+    if format == "timm":
+        stem, stages = "stem.conv.weight", "stages.{}.blocks.0.conv3.weight"
+        stated = [config["model_args"]["stem_chs"], *config["model_args"]["channels"]]
+    else:
+        stem = "bit.embedder.convolution.weight"
+        stages = "bit.encoder.stages.{}.layers.0.conv3.weight"
+        stated = [config["embedding_size"], *config["hidden_sizes"]]
+    assert stated == [len(held[at]) for at in (stem, *map(stages.format, range(4)))]
+
+
 def test_timm_has_no_distilled_hybrid(tmp_path):
     resnet = ResNetConfig(num_layers=(), unit="v1", **NUMERICS["timm"]["v1"])
     config = dataclasses.replace(TINY, classifier="distilled", resnet=resnet)

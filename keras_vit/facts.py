@@ -6,6 +6,7 @@ contain them.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, Literal, TypeAlias, get_args
@@ -40,10 +41,13 @@ class Preprocessing:
         crop: None: both sides are resized to the model's (H, W). A share in (0, 1]: the
             image is resized to (H, W) / `crop` with its aspect ratio, and the center of
             (H, W) is cropped (timm's `crop_pct`).
+        squash: with a `crop`: whether both sides are resized to (H, W) / `crop` without
+            the aspect ratio, as in timm's `crop_mode="squash"` and transformers' DeiT.
 
     Raises:
         ValueError: if `mean` or `std` is not finite, a `std` is not positive, the
-            interpolation is unknown or `crop` is out of its range.
+            interpolation is unknown, `crop` is out of its range, or there is `squash`
+            without `crop`.
     """
 
     mean: normalization.Channels = normalization.HALF
@@ -51,6 +55,7 @@ class Preprocessing:
     interpolation: Interpolation = "bilinear"
     antialias: bool = False
     crop: float | None = None
+    squash: bool = False
 
     def __post_init__(self) -> None:
         mean, std = normalization.checked(self.mean, self.std)
@@ -66,6 +71,11 @@ class Preprocessing:
                     f"Received: crop={self.crop}"
                 )
             object.__setattr__(self, "crop", crop)
+        if arguments.flag("squash", self.squash) and self.crop is None:
+            raise ValueError(
+                "Expected squash=True with a crop: without a crop both sides are "
+                "resized separately. Received: crop=None"
+            )
 
     def for_channels(self, channels: int) -> "Preprocessing":
         """The same preprocessing with a mean and a deviation for each channel.
@@ -84,6 +94,17 @@ class Preprocessing:
             for name in ("mean", "std")
         )
         return dataclasses.replace(self, mean=mean, std=std)
+
+    def size_before_crop(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Returns (H, W) / `crop`, rounded down as in timm; without a crop, (H, W).
+
+        Args:
+            image_size: (H, W) of the model's input, in pixels.
+        """
+        share = self.crop or 1.0
+        # The share may be a rounded quotient, such as 224 / 232.
+        height, width = (math.floor(round(side / share, 6)) for side in image_size)
+        return height, width
 
     def as_pixels(self) -> "Preprocessing":
         """Returns the same resizing (vit_jax's by default); values stay in 0..255."""
@@ -112,11 +133,10 @@ class Preprocessing:
     def resizing(self) -> str:
         """The filter and the crop in words."""
         smooth = "with" if self.antialias else "without"
-        shape = (
-            "both sides"
-            if self.crop is None
-            else f"the center {self.crop:.3g} of each side"
-        )
+        shape = "both sides"
+        if self.crop is not None:
+            squashed = "both sides, then " if self.squash else ""
+            shape = f"{squashed}the center {self.crop:.3g} of each side"
         return f"{self.interpolation} {smooth} antialiasing, {shape}"
 
 

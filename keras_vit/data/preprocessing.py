@@ -8,7 +8,6 @@ Glossary of shapes: H, W, C are an image's height, width and channels; `image_si
 (H, W) in pixels.
 """
 
-import math
 import os
 from typing import Any, TypeAlias
 
@@ -285,10 +284,12 @@ def _resize_as(preprocessing: Preprocessing, image: Tensor, image_size: Size) ->
         return _in_range(tf.image.resize(image, image_size, **how))
     # As torchvision: the other side is rounded down, half a pixel of margin to even.
     sides = tf.shape(image)[-3:-1]
-    before = [math.floor(round(side / preprocessing.crop, 6)) for side in image_size]
-    larger = tf.reduce_max(
-        [side * sides // sides[axis] for axis, side in enumerate(before)], axis=0
-    )
+    before = preprocessing.size_before_crop(image_size)
+    larger = tf.constant(before)
+    if not preprocessing.squash:
+        larger = tf.reduce_max(
+            [side * sides // sides[axis] for axis, side in enumerate(before)], axis=0
+        )
     image = _in_range(tf.image.resize(image, larger, **how))
     margin = tf.cast(larger - image_size, tf.float32) / 2
     top, left = tf.unstack(tf.cast(tf.round(margin), tf.int32))

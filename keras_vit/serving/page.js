@@ -37,8 +37,8 @@
   // The part of an image that the model was given: all of it, or the middle.
   const seen = (width, height, ratio) => {
     if (data.crop === null) return [0, 0, width, height];
-    const high = data.crop * Math.min(height, width / ratio);
-    const wide = high * ratio;
+    const high = data.crop * (data.squash ? height : Math.min(height, width / ratio));
+    const wide = data.squash ? data.crop * width : high * ratio;
     return [(width - wide) / 2, (height - high) / 2, wide, high];
   };
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit.facts import OFFICIAL
 from keras_vit.serving.savedmodel import read_facts
 from keras_vit.serving.servable import Servable
 from keras_vit.web_page import render
@@ -42,17 +43,18 @@ def html(name: str, servable: Servable) -> str:
             "name": name,
             "classifies": CLASSIFIES,
             "attention": "attention" in signatures,
-            "crop": _crop(servable),
+            **_resized(servable),
         },
     )
 
 
-def _crop(servable: Servable) -> float | None:
-    """Returns the share of an image's sides in the central crop; None: no crop."""
+def _resized(servable: Servable) -> dict[str, Any]:
+    """Returns the crop of the model's preprocessing: the page darkens the rest."""
     try:
-        return read_facts(servable.folder).preprocessing.crop
+        stated = read_facts(servable.folder).preprocessing
     except ValueError:  # A different library exported it.
-        return None
+        stated = OFFICIAL
+    return {"crop": stated.crop, "squash": stated.squash}
 
 
 def _listed(infos: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -174,6 +173,7 @@ _OWN: dict[str, _Kind] = {  # All other fields are text.
     "interpolation": _FILTER,
     "antialias": _BOOL,
     "crop": _CROP,
+    "squash": _BOOL,
     "labels": _NAMES,
     **{
         name: {"bool": _BOOL, "int": _COUNT, "float": _NUMBER}[kind.split(" ")[0]]
@@ -478,13 +478,10 @@ def _timm_resize(pretrained: _Json) -> dict[str, Any]:
             "Expected crop_mode 'center' or 'squash'. Received: "
             f"crop_mode={mode!r} in {str(pretrained.file)!r}"
         )
-    crop = None if mode == "squash" else share
-    if mode == "squash" and share not in (None, 1):
-        raise ValueError(
-            "Expected crop_pct=1 with crop_mode='squash'. Received: "
-            f"crop_pct={share} in {str(pretrained.file)!r}"
-        )
-    return {"antialias": True} | ({} if crop is None else {"crop": crop})
+    if mode == "center":
+        return {"antialias": True} | ({} if share is None else {"crop": share})
+    squashed = {"crop": share, "squash": True}
+    return {"antialias": True} | ({} if share in (None, 1) else squashed)
 
 
 def _timm_pool(given: _Json) -> dict[str, Any]:
@@ -730,7 +727,7 @@ def _hf_preprocessing(config: _Json, kind: str) -> dict[str, Any]:
     return fields | _hf_crop(config, kind) | resize
 
 
-def _hf_crop(config: _Json, kind: str) -> dict[str, float]:
+def _hf_crop(config: _Json, kind: str) -> dict[str, Any]:
     """The share of the resized image that a center crop keeps."""
     size, crops = config.values.get("size"), config.take("do_center_crop", _BOOL)
     if isinstance(size, dict):
@@ -751,15 +748,7 @@ def _hf_crop(config: _Json, kind: str) -> dict[str, float]:
     share = min((cut or edge) / edge, 1.0)
     if not is_square:
         return {"crop": 1.0 if crops is False else share}
-    if not crops or share == 1:
-        return {}
-    warnings.warn(
-        f"{str(config.file)!r} states a resize to {edge}x{edge} pixels and a center "
-        f"crop of {cut}x{cut}. Here the resize keeps the aspect ratio, so images that "
-        "are not square are prepared differently from transformers",
-        stacklevel=6,
-    )
-    return {"crop": share}
+    return {"crop": share, "squash": True} if crops and share < 1 else {}
 
 
 def _hf_keeps_aspect(config: _Json, kind: str) -> bool:

@@ -117,7 +117,7 @@ def read(
         grid=None if grid is None else (grid[0], grid[1]),
         dialect=found.dialect,
         numerics=own,
-        notes=found.notes,
+        notes=(*found.notes, *_assumed_scaling(found, beside)),
         preprocessing=Preprocessing(
             **{key: beside[key] for key in beside.keys() & PREPROCESSING_FIELDS}
         ),
@@ -125,6 +125,12 @@ def read(
         sha256=sha256.result(),
         source=source,
     )
+
+
+def _assumed_scaling(found: names.Canonical, stated: Mapping[str, Any]) -> list[str]:
+    """The report's note if no file states how other libraries' images are scaled."""
+    known = "mean" in stated or not found.is_translated
+    return [] if known else ["images assumed to be scaled to [-1, 1]"]
 
 
 def _check_positions_told(

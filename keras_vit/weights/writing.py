@@ -282,7 +282,7 @@ def _timm(
         "input_size": [channels, height, width],
         "fixed_input_size": family_of(config).has_patches,
         "crop_pct": 1.0 if crop is None else crop,
-        "crop_mode": "squash" if crop is None else "center",
+        "crop_mode": "center" if crop and not preprocessing.squash else "squash",
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
         "interpolation": preprocessing.interpolation,
@@ -337,7 +337,7 @@ def _hf(
     }
     resample = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
     processor = {
-        **_hf_resize(preprocessing.crop, height, width),
+        **_hf_resize(preprocessing, height, width),
         "do_resize": True,
         "resample": resample[preprocessing.interpolation],
         "do_rescale": True,
@@ -352,14 +352,18 @@ def _hf(
     }
 
 
-def _hf_resize(crop: float | None, height: int, width: int) -> dict[str, Any]:
+def _hf_resize(preprocessing: Preprocessing, height: int, width: int) -> dict[str, Any]:
     """The transformers processor with this resizing, and its sizes."""
     sides = {"height": height, "width": width}
-    if crop is None:
+    if preprocessing.crop is None:
         return {"image_processor_type": "ViTImageProcessor", "size": sides}
+    larger = preprocessing.size_before_crop((height, width))
+    kind, size = "Bit", {"shortest_edge": min(larger)}
+    if preprocessing.squash:
+        kind, size = "DeiT", dict(zip(sides, larger, strict=True))
     return {
-        "image_processor_type": "BitImageProcessor",
-        "size": {"shortest_edge": int(min(height, width) / crop)},
+        "image_processor_type": f"{kind}ImageProcessor",
+        "size": size,
         "do_center_crop": True,
         "crop_size": sides,
     }

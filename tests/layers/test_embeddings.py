@@ -38,7 +38,7 @@ def test_sizes_that_are_known_only_at_run_time(crop):
     traced = tf.function(layer.call, input_signature=[any_size])
     for size in [(8, 12), (12, 4), (4, 4), (11, 6), (3, 8), (8, 2)]:
         images = normal(2, *size, 3)
-        if min(size) < 4 or (size[0] % 4 or size[1] % 4) and not crop:
+        if min(size) < 4 or ((size[0] % 4 or size[1] % 4) and not crop):
             with pytest.raises(tf.errors.InvalidArgumentError, match="multiples of pa"):
                 traced(images)
             continue

@@ -156,11 +156,13 @@ def test_a_refusal_is_shown(tab, models, monkeypatch):
     tab.get_by_text("photo.jpg: Expected model").wait_for()
 
 
-def test_a_crop_is_where_the_model_looked(tab, models):
+@pytest.mark.parametrize("squash", [False, True])
+def test_a_crop_is_where_the_model_looked(tab, models, squash):
     """Outside the middle, all that a model with a crop is given, it is dark."""
     html = page.html("flowers", models.servable)
     assert '"crop":null' in html
     html = html.replace('"crop":null', '"crop":0.5')
+    html = html.replace('"squash":false', f'"squash":{str(squash).lower()}')
     tab.route("**/", lambda route: route.fulfill(body=html, content_type="text/html"))
     tab.reload()
     chosen(tab, hostile.encoded(Image.new("RGB", (48, 64), (255, 255, 255)), "PNG"))

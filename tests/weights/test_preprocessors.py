@@ -2,19 +2,17 @@
 
 import dataclasses
 import json
-import warnings
 
 import numpy as np
 import pytest
 
-from keras_vit import Preprocessing
+import keras_vit
+from keras_vit import Preprocessing, weights
 from keras_vit.data.preprocessing import prepare_all
-from keras_vit.weights import config_beside
 from tests.conftest import FIXTURES
 
 CONFIGS = json.loads((FIXTURES / "processors" / "configs.json").read_text())
 FIELDS = [field.name for field in dataclasses.fields(Preprocessing)]
-SQUASHED = {"deit", "deit_today"}  # Resized to a square, then cropped.
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def stated(folder, files):
     for name in ("config.json", "preprocessor_config.json"):
         if name in files:
             (folder / name).write_text(json.dumps(files[name]))
-    fields = config_beside(folder)
+    fields = weights.config_beside(folder)
     return Preprocessing(**{key: fields[key] for key in FIELDS if key in fields})
 
 
@@ -36,22 +34,27 @@ def stated(folder, files):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_images_are_the_librarys(name, which, computed, tmp_path):
     """To 2 of 255 steps, because Pillow rounds to bytes."""
-    with warnings.catch_warnings():
-        if name in SQUASHED:
-            warnings.simplefilter("ignore")
-        found = stated(tmp_path, CONFIGS[name])
+    found = stated(tmp_path, CONFIGS[name])
     ours = prepare_all(computed[which], (32, 32), found, 3)[0]
     difference = np.abs(ours - computed[f"{name}/{which}"]) * found.std * 255
-    if name in SQUASHED and which != "square":
-        assert difference.max() > 20
-    else:
-        assert difference.max() <= 2
+    assert difference.max() <= 2
 
 
-@pytest.mark.parametrize("name", sorted(SQUASHED))
-def test_a_crop_of_a_squashed_image_is_a_warning(name, tmp_path):
-    with pytest.warns(UserWarning, match="40x40 pixels and a center crop of 32x32"):
-        assert stated(tmp_path, CONFIGS[name]).crop == 0.8
+@pytest.mark.parametrize("format", ["timm", "hf"])
+@pytest.mark.parametrize("name", ["deit", "dinov2", "timm_squash"])
+def test_written_files_state_the_same(name, format, tmp_path):
+    config = keras_vit.ViTConfig(
+        patch_size=8, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=4, gelu="erf"
+    )
+    model = keras_vit.vit(config, image_size=(32, 32), num_classes=3)
+    model.preprocessing = stated(tmp_path, CONFIGS[name])
+    weights.save(model, tmp_path / "out", format=format)
+    file = tmp_path / "out" / "config.json"
+    assert keras_vit.from_checkpoint(file.parent).preprocessing == model.preprocessing
+    content = json.loads(file.read_text())
+    assert content.pop("keras_vit")["squash"] == model.preprocessing.squash
+    file.write_text(json.dumps(content))  # As another library reads it.
+    assert keras_vit.from_checkpoint(file.parent).preprocessing == model.preprocessing
 
 
 def test_without_a_resize_images_are_resized_as_officially(tmp_path):

@@ -21,6 +21,7 @@ from keras_vit.families import family_of
 from keras_vit.inspection import costs
 from keras_vit.recipes import IMAGES
 from tests.conftest import skip_without
+from tests.models import test_plain as plain
 from tests.models.families import FAMILIES, SIZE, VIT, VITS
 from tests.models.test_vit import GAP_PARAMETERS, PARAMETERS
 from tests.test_docs import MODELS, OTHER_PARAMETERS, ROOT
@@ -36,6 +37,10 @@ KINDS = FAMILIES | {
     "gap, registers": dataclasses.replace(
         VIT, classifier="gap", num_registers=3, position="relative"
     ),
+}
+KINDS |= {
+    f"plain, {name}": dataclasses.replace(plain.TINY, **changes)
+    for name, changes in plain.CONFIGS.items()
 }
 # The one row that the other of its model contradicts: half of 1668 is 834.
 INCONSISTENT = ("R50+ViT-L/16", 7)

@@ -3,6 +3,7 @@
     python benchmarks/mutants.py                            # 100 faults, all rooms.
     python benchmarks/mutants.py --count 5 --room layers --seed 1
     python benchmarks/mutants.py --list                     # The faults only.
+    python benchmarks/mutants.py --survivors FILE           # After adding tests.
 
 A fault changes one expression of a module in a room: a constant, an index, an operator,
 a dropped `not`, or two swapped arguments. The tests of the room whose files name the
@@ -12,7 +13,8 @@ the failing test also fails without it, or if its tests take longer than `--seco
 The score is caught / (caught + survived). It is a lower bound for the whole suite,
 which has more tests than a room. Faults that do not change the behavior count as
 survivors. Prints a table by room and the survivors; `--json FILE` keeps every verdict,
-and resumes an interrupted run of the same faults.
+and resumes an interrupted run of the same faults. `--survivors FILE` judges those again
+that were not caught; in a changed file, the nearest place with the same change.
 """
 
 import argparse
@@ -171,6 +173,25 @@ def chosen(count: int, seed: int, rooms: list[str], root: Path) -> list[Fault]:
     return turns[:count]
 
 
+def survivors(verdicts: dict[str, tuple[str, str]], root: Path) -> list[Fault]:
+    """Finds the faults that were not caught; prints those that no longer exist."""
+    found = []
+    for text, (room, said) in verdicts.items():
+        if said.startswith("caught"):
+            continue
+        file, line, change = text.split(":", 2)
+        same = [
+            fault
+            for fault in faults_of(room, file, (root / file).read_text())
+            if str(fault).split(":", 2)[2] == change
+        ]
+        if same:
+            found.append(min(same, key=lambda at: abs(at.line - int(line))))
+        else:
+            print(f"no longer in the code: {text}")
+    return found
+
+
 def tests_for(fault: Fault, arrows: near.Graph) -> list[str]:
     """Returns the near tests of the fault's room, nearest first."""
     module = near.module_name(Path(fault.file))
@@ -273,9 +294,13 @@ def main() -> None:
     parser.add_argument("--room", choices=[*ROOMS], action="append")
     parser.add_argument("--seconds", type=float, default=300, help="%(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--survivors", type=Path, metavar="FILE")
     parser.add_argument("--list", action="store_true", help="print the faults only")
     asked = parser.parse_args()
-    faults = chosen(asked.count, asked.seed, asked.room or [*ROOMS], near.ROOT)
+    if asked.survivors:
+        faults = survivors(json.loads(asked.survivors.read_text()), near.ROOT)
+    else:
+        faults = chosen(asked.count, asked.seed, asked.room or [*ROOMS], near.ROOT)
     if asked.list:
         print(*faults, sep="\n")
         return

@@ -9,7 +9,6 @@ import pytest
 import keras_vit
 from keras_vit import list_models
 from keras_vit.builder import Builder
-from keras_vit.configs import ViTConfig
 from keras_vit.weights import catalog, registry, timm_names
 
 pytestmark = pytest.mark.tensorflow_only
@@ -27,17 +26,6 @@ def test_all_of_them():
     assert sum(name.startswith("timm:") for name in names) == len(timm_names.HEADS)
     assert "transformers:dinov2" in names
     assert len(set(names)) == len(names)
-
-
-def test_heads_of_known_widths():
-    """Table 1, and its successors: So400m and g/14, G/14 (arXiv:2106.04560)."""
-    later = {1152: 16, 1408: 16, 1664: 16}
-    vits = keras_vit.VARIANTS.values()
-    sizes = {at.hidden_size: at.num_heads for at in vits if isinstance(at, ViTConfig)}
-    known = timm_names.WIDTHS
-    assert known == later | {at: sizes[at] for at in (192, 384, 768, 1024, 1280)}
-    for width in known.keys() & sizes.keys():
-        assert known[width] == sizes[width]
 
 
 @pytest.mark.parametrize(

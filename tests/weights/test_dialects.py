@@ -14,7 +14,7 @@ from keras_vit import weights
 from keras_vit.configs import GELUS, NUMERICS, ResNetConfig, ViTConfig
 from keras_vit.families import family_of
 from keras_vit.models import plain_vit
-from keras_vit.weights import torch_layouts
+from keras_vit.weights import timm_names, torch_layouts
 from keras_vit.weights.architecture import config_of
 from tests.conftest import REFERENCE
 from tests.weights import dialects
@@ -477,6 +477,17 @@ def test_heads_of_a_known_width_are_assumed_and_said(hidden_size, num_heads, tmp
     assert told in str(read.provenance)
     images = np.ones((1, 8, 8, 3), "float32")
     np.testing.assert_allclose(outputs(read, images), outputs(model, images), atol=ATOL)
+
+
+def test_heads_of_known_widths():
+    """Table 1, and its successors: So400m and g/14, G/14 (arXiv:2106.04560)."""
+    later = {1152: 16, 1408: 16, 1664: 16}
+    vits = keras_vit.VARIANTS.values()
+    sizes = {at.hidden_size: at.num_heads for at in vits if isinstance(at, ViTConfig)}
+    known = timm_names.WIDTHS
+    assert known == later | {at: sizes[at] for at in (192, 384, 768, 1024, 1280)}
+    for width in known.keys() & sizes.keys():
+        assert known[width] == sizes[width]
 
 
 def test_an_architecture_tells_its_heads(tmp_path):

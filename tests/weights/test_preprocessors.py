@@ -81,3 +81,33 @@ def test_values_of_another_kind_are_refused(changes, match, tmp_path):
     files["preprocessor_config.json"] |= changes
     with pytest.raises(ValueError, match=match):
         stated(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"crop_mode": "border"}, "crop_mode 'center' or 'squash'.*'border'"),
+        ({"crop_pct": 0}, r"crop_pct .* a share in \(0, 1\]"),
+        ({"crop_pct": 1.1}, r"crop_pct .* a share in \(0, 1\]"),
+        (
+            {"interpolation": "cubic"},
+            "interpolation .* one of nearest, bilinear, bicub",
+        ),
+        ({"mean": 0.5}, "mean .* a list of numbers"),
+        ({"std": [0.5, 0, 0.5]}, "std .* a list of positive numbers"),
+    ],
+)
+def test_timms_values_of_another_kind_are_refused(changes, match, tmp_path):
+    config = json.loads(json.dumps(CONFIGS["timm"]["config.json"]))
+    config["pretrained_cfg"] |= changes
+    with pytest.raises(ValueError, match=match):
+        stated(tmp_path, {"config.json": config})
+
+
+def test_a_squash_without_a_crop_is_refused():
+    with pytest.raises(ValueError, match="squash=True with a crop"):
+        Preprocessing(squash=True)
+    with pytest.raises(ValueError, match="squash"):
+        Preprocessing(crop=0.9, squash=1)
+    words = str(Preprocessing(crop=0.9, squash=True))
+    assert words.endswith("both sides, then the center 0.9 of each side")

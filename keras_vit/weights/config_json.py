@@ -555,8 +555,8 @@ _HF_TOWERS: dict[str, dict[str, Any]] = {  # Defaults of image towers, by model.
 _TOWER = "_vision_model"
 # transformers' image processors whose `size`, if a number, is the shorter side, and the
 # models that use them. For all others it is the side of a square.
-_HF_KEEP_ASPECT = ("CLIP", "ChineseCLIP", "Bit", "ViTHybrid")
-_HF_KEPT_ASPECT = {
+_HF_ASPECT_PROCESSORS = ("CLIP", "ChineseCLIP", "Bit", "ViTHybrid")
+_HF_ASPECT_MODELS = {
     *("clip", "metaclip_2", "chinese_clip", "altclip", "bit"),
     *("dinov2", "dinov2_with_registers", "vit-hybrid", "vit_hybrid"),
 }
@@ -732,23 +732,23 @@ def _hf_crop(config: _Json, kind: str) -> dict[str, Any]:
     size, crops = config.values.get("size"), config.take("do_center_crop", _BOOL)
     if isinstance(size, dict):
         is_square = "shortest_edge" not in size
-        edge = config.inner("size").take(
-            "height" if is_square else "shortest_edge", _INTEGER
-        )
     else:
         is_square = not _hf_keeps_aspect(config, kind)
-        edge = config.take("size", _INTEGER)
+    edge = _hf_side(config, "size", "height" if is_square else "shortest_edge")
     if edge is None:
         return {}
-    crop = config.values.get("crop_size")
-    inner = config.inner("crop_size") if isinstance(crop, dict) else None
-    cut = (
-        inner.take("height", _INTEGER) if inner else config.take("crop_size", _INTEGER)
-    )
-    share = min((cut or edge) / edge, 1.0)
+    share = min((_hf_side(config, "crop_size", "height") or edge) / edge, 1.0)
     if not is_square:
         return {"crop": 1.0 if crops is False else share}
     return {"crop": share, "squash": True} if crops and share < 1 else {}
+
+
+def _hf_side(config: _Json, key: str, side: str) -> int | None:
+    """One side of a size, which is an object with it or a number."""
+    is_object = isinstance(config.values.get(key), dict)
+    held, name = (config.inner(key), side) if is_object else (config, key)
+    found: int | None = held.take(name, _INTEGER)
+    return found
 
 
 def _hf_keeps_aspect(config: _Json, kind: str) -> bool:
@@ -756,8 +756,8 @@ def _hf_keeps_aspect(config: _Json, kind: str) -> bool:
     processor = config.take("image_processor_type", _TEXT)
     processor = processor or config.take("feature_extractor_type", _TEXT)
     if processor:
-        return str(processor).startswith(_HF_KEEP_ASPECT)
-    return kind.removesuffix(_TOWER) in _HF_KEPT_ASPECT
+        return str(processor).startswith(_HF_ASPECT_PROCESSORS)
+    return kind.removesuffix(_TOWER) in _HF_ASPECT_MODELS
 
 
 def _hub_config(config: _Json, task: _Json) -> Stated:

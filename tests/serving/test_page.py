@@ -156,8 +156,15 @@ def test_a_refusal_is_shown(tab, models, monkeypatch):
     tab.get_by_text("photo.jpg: Expected model").wait_for()
 
 
-@pytest.mark.parametrize("squash", [False, True])
-def test_a_crop_is_where_the_model_looked(tab, models, squash):
+@pytest.mark.parametrize(
+    ("squash", "size", "shares"),  # Of height and width; a model for 3:4.
+    [
+        (False, (48, 64), (0.5, 0.5)),
+        (False, (64, 64), (0.5, 0.375)),
+        (True, (64, 64), (0.5, 0.5)),
+    ],
+)
+def test_a_crop_is_where_the_model_looked(tab, models, squash, size, shares):
     """Outside the middle, all that a model with a crop is given, it is dark."""
     html = page.html("flowers", models.servable)
     assert '"crop":null' in html
@@ -165,9 +172,12 @@ def test_a_crop_is_where_the_model_looked(tab, models, squash):
     html = html.replace('"squash":false', f'"squash":{str(squash).lower()}')
     tab.route("**/", lambda route: route.fulfill(body=html, content_type="text/html"))
     tab.reload()
-    chosen(tab, hostile.encoded(Image.new("RGB", (48, 64), (255, 255, 255)), "PNG"))
+    chosen(tab, hostile.encoded(Image.new("RGB", size, (255, 255, 255)), "PNG"))
     picture = canvas_of(tab)
     height, width, _ = picture.shape
     assert (picture[: height // 4 - 2] < 60).all()
     assert (picture[:, : width // 4 - 2] < 60).all()
     assert picture[height // 4 + 2 : -height // 4 - 2].max() > 240
+    bright = picture.max(axis=-1) > 60
+    seen = bright.any(axis=1).mean(), bright.any(axis=0).mean()
+    assert seen == pytest.approx(shares, abs=0.03)

@@ -66,6 +66,7 @@ FIXTURES = {
     "torchvision_vit": Expected("torchvision", "timm"),
     "open_clip": Expected("open_clip", "hf", "quick_gelu", 1e-5),
 }
+SCALED = "images assumed to be scaled to [-1, 1]"
 UNSCALED = {  # Without a file that states mean and std.
     *("hf_vit_hybrid", "hf_tf_vit", "keras_hub", "tfvit_reg", "torchvision_vit"),
     "open_clip",
@@ -113,8 +114,7 @@ def test_outputs_are_the_librarys(name, agree):
     assert report.numerics[0] == f"{expected.numerics} numerics"
     assert [word for word in report.numerics if word == BARE] == list(expected.notes)
     assumed = [word for word in report.numerics if "assumed" in word]
-    scaled = ["images assumed to be scaled to [-1, 1]"]
-    assert assumed == (scaled if name in UNSCALED else [])
+    assert assumed == ([SCALED] if name in UNSCALED else [])
     config = config_of(model)
     if not isinstance(config, ResNetConfig):
         activations = getattr(config, "gelu", None), getattr(config, "activation", None)
@@ -449,7 +449,8 @@ def test_heads_are_never_guessed(hidden_size, num_heads, tmp_path):
     (tmp_path / "config.json").unlink()
     refuses(file, f"hidden_size={hidden_size}.*{HEADS}")
     told = keras_vit.from_checkpoint(file, image_size=(8, 8), num_heads=num_heads)
-    assert not [word for word in told.provenance.numerics if "assumed from" in word]
+    assumed = [word for word in told.provenance.numerics if "assumed" in word]
+    assert assumed == [SCALED]
     images = np.ones((1, 8, 8, 3), "float32")
     np.testing.assert_allclose(outputs(told, images), outputs(model, images), atol=ATOL)
     into = wide(hidden_size, num_heads)  # A built model states its heads.

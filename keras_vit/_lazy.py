@@ -7,10 +7,11 @@ compares the three lists.
 
 import importlib
 import sys
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from keras_vit.callers import warn
 
 
 def names_of(
@@ -73,10 +74,9 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(
+        warn(
             f"{module}.{name} is now called {names[name]}",
             DeprecationWarning,
-            stacklevel=2,
         )
         return getattr(sys.modules[module], names[name])
 

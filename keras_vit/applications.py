@@ -7,7 +7,6 @@ This is the only module that combines models and weights.
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -17,6 +16,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.builder import OF_THE_WEIGHTS, PER_VARIANT, Builder
+from keras_vit.callers import warn
 from keras_vit.configs import (
     NUMERICS,
     CheckpointConfig,
@@ -130,11 +130,10 @@ def _build(
     headless = "head/kernel" in report.names("fresh")
     if include_top and classes is None and (report.zero_head or headless):
         what = "has no head" if headless else "has a head of zeros, as published"
-        warnings.warn(
+        warn(
             f"{found.where} {what}: predictions are uniform until fine-tuned. Set "
             "classes= for a new head, or use a tag with a trained head, e.g. "
             f"{_trained_head(variant)!r}",
-            stacklevel=3,
         )
     return _opened(model, sides)
 

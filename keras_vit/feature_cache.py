@@ -14,13 +14,13 @@ import os
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keras_vit.callers import warn
 from keras_vit.files import (
     cache_dir,
     file_sha256,
@@ -90,7 +90,7 @@ def cached(
             root().mkdir(parents=True, exist_ok=True)
             held.enter_context(one_process(folder, "computes", _say))
         except OSError as error:
-            _warn(f"Features are not kept on disk: {error}")
+            warn(f"Features are not kept on disk: {error}")
             return compute()
         if (found := _read(folder)) is not None:
             return found
@@ -99,16 +99,12 @@ def cached(
             try:
                 _write(folder, facts, shown, arrays)
             except OSError as error:
-                _warn(f"Features are not kept on disk: {error}")
+                warn(f"Features are not kept on disk: {error}")
         return arrays
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 def _read(folder: Path) -> dict[str, np.ndarray] | None:
@@ -125,7 +121,7 @@ def _read(folder: Path) -> dict[str, np.ndarray] | None:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if folder.is_dir():  # Another process may have removed it to free space.
-            _warn(f"Damaged features are computed again: {str(folder)!r} ({error})")
+            warn(f"Damaged features are computed again: {str(folder)!r} ({error})")
         return None
     with contextlib.suppress(OSError):
         os.utime(folder / FACTS)  # The last use.
@@ -151,9 +147,7 @@ def _write(
     """Writes an entry; removes the least recently used ones to make room."""
     need, most = sum(array.nbytes for array in arrays.values()), max_bytes()
     if need > most:
-        _warn(
-            f"Features of {need:,} bytes are not kept on disk: {VARIABLE} is {most:,}"
-        )
+        warn(f"Features of {need:,} bytes are not kept on disk: {VARIABLE} is {most:,}")
         return
     _make_room(most - need)
     with replacing_folder(folder, overwrite=True) as temporary:

@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from keras_vit.callers import warn
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
 # Exceptions of zipfile for damaged bytes, depending on their position.
@@ -204,9 +205,8 @@ def _remove(folder: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        warnings.warn(
+        warn(
             f"Cannot delete the temporary folder {str(folder)!r} ({error}). Delete it",
-            stacklevel=2,
         )
 
 

@@ -13,12 +13,12 @@ import dataclasses
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_vit._version import __version__
+from keras_vit.callers import warn
 from keras_vit.files import file_sha256, json_sha256, parse_json, write_json
 
 __all__ = ["Verification", "inside", "verify"]
@@ -100,11 +100,10 @@ def discard(folder: Path) -> None:
     except ValueError as error:
         damage = str(error)
     if damage:
-        warnings.warn(
+        warn(
             f"Damaged since {str(folder)!r} was written: {damage}. This call rewrites "
             "the files that it needs. Restore the others from a copy, or delete the "
             "folder",
-            stacklevel=2,
         )
     (folder / FILE).unlink()
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.tensorflow_only
 PACKAGE = Path(keras_vit.__file__).parent
 ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
     "_lazy": set(),
+    "callers": set(),
     "_registered": {"layers", "models", "self_supervision", "training"},
     "arguments": set(),
     "configs": set(),
@@ -78,11 +79,12 @@ ALLOWED = {  # room: the rooms of keras_vit it may import, besides EVERYWHERE.
         *("families", "features", "manifest", "web_page"),
     },
 }
-EVERYWHERE = {"_lazy", "_version", "arguments"}
+EVERYWHERE = {"_lazy", "_version", "arguments", "callers"}
 STANDARD_LIBRARY_ONLY = (
     "_lazy.py",
     "_version.py",
     "arguments.py",
+    "callers.py",
     "configs.py",
     "export_formats.py",
     "facts.py",

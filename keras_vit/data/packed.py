@@ -20,7 +20,6 @@ import functools
 import hashlib
 import json
 import os
-import warnings
 import zlib
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -29,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.arguments import counted
+from keras_vit.callers import warn
 from keras_vit.data import splits
 from keras_vit.data.decoding import as_written
 from keras_vit.data.progress import in_threads
@@ -239,9 +239,8 @@ def _intact(split: Packed) -> Packed:
         f"{count} of {split.shards[number]}"
         for number, count in zip(numbers[:10], counts[:10], strict=True)
     )
-    warnings.warn(
+    warn(
         f"left out {counted(int((~readable).sum()), 'damaged image')}: {listed}",
-        stacklevel=2,
     )
     if not readable.any():
         raise ValueError(

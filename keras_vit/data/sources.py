@@ -6,7 +6,6 @@ A `Source` has class names, a training `Split` and, if there is a test set, a te
 
 import collections
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from keras_vit._version import pip_install
 from keras_vit.arguments import counted
+from keras_vit.callers import warn
 from keras_vit.data import decoding, packed, vtab
 from keras_vit.data.progress import in_threads
 from keras_vit.data.source import Source
@@ -245,10 +245,9 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
         files += map(str, images)
         labels += [label] * len(images)
     if ignored:
-        warnings.warn(
+        warn(
             f"left out {counted(len(ignored), 'file')} of {printable(path)} without "
             f"the suffix of an image; the first is {printable(ignored[0])}",
-            stacklevel=2,
         )
     return files, np.array(labels)
 
@@ -290,9 +289,7 @@ def check_images(
             "Repair or delete them, or skip them with --on-corrupt skip "
             "(on_corrupt='skip')"
         )
-    warnings.warn(
-        f"left out {counted(len(bad), 'unreadable image')}: {listed}", stacklevel=2
-    )
+    warn(f"left out {counted(len(bad), 'unreadable image')}: {listed}")
     left = collections.Counter(labels[readable].tolist())
     for label, name in enumerate(classes):
         count = int((labels == label).sum())

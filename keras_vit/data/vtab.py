@@ -14,7 +14,6 @@ or flipped is from google-research/scenic at a6c4438, which also has the slices:
 
 import dataclasses
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._lazy import renamed
+from keras_vit.callers import warn
 from keras_vit.data.source import Source
 from keras_vit.data.splits import TFDS, Arrays, Labelling
 from keras_vit.data.tfds_builders import prepared
@@ -394,10 +394,9 @@ def open_task(name: str | VTABTask, *, choosing: bool = False) -> Source:
     specs = (task.train800, task.val200, task.test)
     train, val, test = (TFDS(builder, spec, labelling) for spec in specs)
     if len(test) != task.test_images:
-        warnings.warn(
+        warn(
             f"{task.name} has {task.test_images} test images, {builder.info.full_name} "
             f"{len(test)} in {task.test!r}: results do not compare with Table 9's",
-            stacklevel=2,
         )
     classes, word = _class_names(task, builder), f"vtab:{task.word}"
     if choosing:

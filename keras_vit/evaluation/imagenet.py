@@ -15,7 +15,6 @@ Images are from TFDS, or from a folder as packed by the set's authors.
 import dataclasses
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -23,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.callers import warn
 from keras_vit.data import preprocessing
 from keras_vit.data.sources import check_images, image_files, open_source
 from keras_vit.data.splits import TFDS, Arrays, Labelling, Split
@@ -158,9 +158,8 @@ def open_task(
     found = SETS[name]
     task = (_folder if Path(spec).is_dir() else _tfds)(name, spec, labels, on_corrupt)
     if len(task.split) != found.images:
-        warnings.warn(
+        warn(
             f"{found.name} has {found.images:,} images, {spec} {len(task.split):,}",
-            stacklevel=2,
         )
     return task
 

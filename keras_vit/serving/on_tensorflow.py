@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 
 import keras
 
+from keras_vit.callers import warn
+
 Exporter = TypeVar("Exporter", bound=Callable[..., Any])
 MODEL, CALL, RESULT = "model.keras", "call.pickle", "result.pickle"
 # Uses the CPU, because JAX reserves most of a GPU's memory.
@@ -67,7 +69,7 @@ def _run(model: keras.Model, call: tuple[Any, ...]) -> Any:
             )
         value, warned = pickle.loads(result.read_bytes())
     for message in warned:
-        warnings.warn(message, stacklevel=3)
+        warn(message)
     if isinstance(value, Exception):
         raise value
     return value

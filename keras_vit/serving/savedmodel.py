@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit import manifest
+from keras_vit.callers import warn
 from keras_vit.data.decoding import MAX_PIXELS
 from keras_vit.facts import Facts, Preprocessing
 from keras_vit.files import parse_json, replacing_folder, write_json
@@ -220,14 +220,13 @@ def _warn_of_other_labels(folder: Path, labels: Sequence[str]) -> None:
     try:
         before = read_facts(parent / str(newest)).labels
     except ValueError as error:
-        warnings.warn(f"The labels of version {newest}: {error}", stacklevel=4)
+        warn(f"The labels of version {newest}: {error}")
         return
     if before != tuple(labels):
-        warnings.warn(
+        warn(
             f"The labels of version {folder.name} in {str(parent)!r} differ "
             f"from those of version {newest}. A server replaces one version by "
             "the next, so export a different model to a different folder",
-            stacklevel=4,
         )
 
 

@@ -8,7 +8,6 @@ package, which TensorFlow no longer installs.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_vit.callers import warn
 from keras_vit.training.resume import CheckpointCallback, own_optimizer, synchronize
 
 __all__ = ["read"]
@@ -70,9 +70,8 @@ class Events:
             self._writer.flush()
         except tf.errors.OpError as error:
             self._writer = None
-            warnings.warn(
+            warn(
                 f"Training continues without scalars for TensorBoard. {error}",
-                stacklevel=2,
             )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.arguments import counted
+from keras_vit.callers import warn
 from keras_vit.data import augmentation, pipelines, sources, splits
 from keras_vit.data.decoding import as_written
 from keras_vit.facts import Preprocessing
@@ -236,10 +236,9 @@ class Batches:
     def _train(self, split: Any) -> BatchesFrom:
         recipe = self.recipe
         if len(split) < recipe.batch_size:
-            warnings.warn(
+            warn(
                 f"{len(split)} training images are fewer than batch_size="
                 f"{recipe.batch_size}: a batch contains some of them more than once",
-                stacklevel=4,  # At the caller of `fit`.
             )
         if self.on_features():
             return functools.partial(
@@ -366,9 +365,8 @@ def _warn_out_of_range(images: np.ndarray, preprocessing: Preprocessing) -> None
     mean, std = preprocessing.mean, preprocessing.std
     low, high = value_range(mean, std)
     if images.min() < low - 0.01 or images.max() > high + 0.01:
-        warnings.warn(
+        warn(
             f"Expected images in [{low:g}, {high:g}] (mean={mean}, std={std}). "
             f"Received: values from {images.min():g} to {images.max():g}. "
             "keras_vit.preprocess_input scales 0 to 255 to [-1, 1]",
-            stacklevel=5,  # At the caller of `fit`.
         )

@@ -10,7 +10,6 @@ import contextlib
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import manifest
+from keras_vit.callers import warn
 from keras_vit.files import explain_os_error, write_json
 from keras_vit.lock_file import LockFile
 from keras_vit.training.distribution import Workers
@@ -134,10 +134,10 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> bool:
     path, is_new = folder / LOCK, not folder.exists()
     with explain_os_error([folder]):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = LockFile(path, _warn, f"start one run at a time in {str(folder)!r}")
+        lock = LockFile(path, warn, f"start one run at a time in {str(folder)!r}")
         if not lock.acquire():
             if lock.outlives:
-                _warn(
+                warn(
                     "Locks on this file system do not end with their process. If "
                     f"{_writer(folder)} has ended, delete {str(lock.path)!r}"
                 )
@@ -157,10 +157,6 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> bool:
     owner = {"host": platform.node(), "pid": os.getpid(), "started": started}
     write_json(folder / WRITER, owner)
     return True
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
 
 
 def _writer(folder: Path) -> str:

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,6 +25,7 @@ import keras
 import numpy as np
 
 from keras_vit._lazy import renamed
+from keras_vit.callers import warn
 from keras_vit.files import file_sha256, parse_json, replacing, write_json
 from keras_vit.training import certificate as certificates
 from keras_vit.training.distribution import Workers
@@ -172,10 +172,9 @@ class Checkpoints:
                 self._damaged.add(manifest.stem)
                 continue
             if damaged:
-                warnings.warn(
+                warn(
                     f"Damaged: {'; '.join(damaged)}. The run resumes from step "
                     f"{saved.step}, the newest undamaged checkpoint",
-                    stacklevel=2,
                 )
             return saved
         if damaged:
@@ -307,7 +306,7 @@ def keep_start(run: Path, model: keras.Model, workers: Workers) -> None:
     except ValueError as error:
         if not begun:
             raise
-        warnings.warn(f"{error}, to replay it from step 0", stacklevel=2)
+        warn(f"{error}, to replay it from step 0")
         return
     workers.meet()  # All must have read before the chief writes.
     values = None if saved else capture(model_variables(model))
@@ -732,10 +731,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         try:
             yield
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"Training continues from step {self.step} without {without}. "
                 f"{error.strerror}",
-                stacklevel=2,
             )
 
     def metrics(self) -> list[keras.metrics.Metric]:

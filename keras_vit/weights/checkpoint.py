@@ -9,13 +9,13 @@ error before a variable is changed.
 import collections
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vit.callers import warn
 from keras_vit.configs import (
     CheckpointConfig,
 )
@@ -156,11 +156,10 @@ def _warn_of_numerics(config: Any, parsed: ParsedCheckpoint) -> None:
         if ours.get(field, value) != value
     ]
     if differing:
-        warnings.warn(
+        warn(
             f"{parsed.where} requires {', '.join(differing)} ({parsed.dialect}), "
             "which this model does not use. keras_vit.from_checkpoint builds a model "
             "that does",
-            stacklevel=3,
         )
 
 
@@ -252,11 +251,10 @@ def _for_channels(parsed: ParsedCheckpoint, channels: int) -> Preprocessing:
         except ValueError:
             changes[name] = (sum(values) / len(values),)
     if changes:
-        warnings.warn(
+        warn(
             f"{parsed.where} has a normalization for {parsed.num_channels} channels, "
             f"but the model has {channels}. The averages over the channels are used: "
             f"{changes}. Set model.preprocessing to change this",
-            stacklevel=4,
         )
     return dataclasses.replace(preprocessing, **changes)
 

@@ -10,16 +10,15 @@ files under their final names.
 
 import dataclasses
 import errno
-import functools
 import glob
 import os
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from keras_vit.callers import warn_once
 from keras_vit.files import cache_dir, file_sha256, replacing
 from keras_vit.lock_file import one_process
 from keras_vit.weights.hashes import (
@@ -266,16 +265,11 @@ def _none_left(name: str, failures: Sequence[tuple[str, str]], tag: str = "TAG")
     )
 
 
-@functools.cache  # Each message once.
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
-
-
 def _warn_of_size(path: Path, checkpoint: Checkpoint) -> None:
     """Warns if a user's file does not have the published size; it is still used."""
     bounds = checkpoint.size_bounds() if path.suffix == ".npz" else None
     if bounds and not bounds[0] <= path.stat().st_size <= bounds[1]:
-        _warn(
+        warn_once(
             f"{path} has {path.stat().st_size:,} bytes; the published "
             f"{checkpoint.path} has {checkpoint.size}. The file is used anyway."
         )

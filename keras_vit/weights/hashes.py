@@ -12,16 +12,15 @@ Files of the Hugging Face Hub have URLs of this form, however they were download
 """
 
 import dataclasses
-import functools
 import json
 import os
 import re
 import tomllib
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_vit.callers import warn_once
 from keras_vit.files import parse_json, replacing
 from keras_vit.weights.mirrors import DownloadError, commit_of
 
@@ -151,15 +150,10 @@ def problem_of(found: Entry, entries: Mapping[str, Entry]) -> str | None:
 def warn_if_unlocked(entries: Mapping[str, Entry], url: str) -> None:
     """Warns about a file that is not in the project's lock file."""
     if not entries and (path := lock_path()).exists():
-        _warn(
+        warn_once(
             f"{path} has no entry for {url}, so any content is accepted. Run "
             "`keras-vit weights lock` to add it"
         )
-
-
-@functools.cache  # Each message once.
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 def pinned(url: str, entry: Entry | None) -> str:

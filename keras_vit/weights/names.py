@@ -22,12 +22,12 @@ import dataclasses
 import functools
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from keras_vit.callers import warn
 from keras_vit.weights import renaming
 from keras_vit.weights.timm_names import WIDTHS
 from keras_vit.weights.variables import POSITIONS
@@ -1266,12 +1266,11 @@ def _join_tokens(
         placed = rows - places  # Tokens with a position.
         usual = rows - leading - (registers if bare else 0)
         if patches is None and embedded is None and places != usual:
-            warnings.warn(
+            warn(
                 f"{where} has {rows} positions and {leading + registers} tokens before "
                 f"the patches. A square grid of {places} patches is assumed, with "
                 f"{placed} positions for tokens. If the grid has {usual} patches, set "
                 "grid=(rows, columns)",
-                stacklevel=6,
             )
         tensors[POSITIONS] = table
         if placed != leading + registers:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit import configs
+from keras_vit.callers import warn
 from keras_vit.configs import (
     CheckpointConfig,
 )
@@ -153,10 +153,9 @@ def _warn_of_activation(
     """Warns about a CLIP without a config: exact GELU or quick-GELU is not known."""
     is_clip = found.traits.get("pre_norm") and found.dialect in ("hf", "open_clip")
     if is_clip and not {"gelu", "activation"} & chosen.keys():
-        warnings.warn(
+        warn(
             f"{where} does not state its activation. The exact GELU, as in OpenCLIP, "
             "is assumed. For OpenAI's CLIP, set activation='quick_gelu'",
-            stacklevel=4,
         )
 
 
@@ -244,20 +243,18 @@ def _warn_of_missing_config(source: Source, stated: Stated) -> None:
     """Warns about a repository without a config.json, which has to be assumed."""
     is_npz = source.path.suffix == ".npz"  # The official code has no config.json.
     if source.revision is not None and not is_npz and not stated.fields:
-        warnings.warn(
+        warn(
             f"{source.name} has no config.json. GELU, epsilons, pooling and "
             "preprocessing are assumed to be the defaults of the library that wrote "
             "it. If they are not, set numerics=, gelu= or classifier=",
-            stacklevel=4,
         )
 
 
 def _warn_of_architecture(architecture: str, where: str) -> None:
-    warnings.warn(
+    warn(
         f"timm's architecture {architecture!r} of {where} is unknown. If its "
         "config.json does not state GELU, epsilons and pooling, timm's defaults are "
         "assumed. Compare the outputs with timm's",
-        stacklevel=4,
     )
 
 

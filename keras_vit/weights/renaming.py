@@ -1,9 +1,10 @@
 """Remove wrappers' prefixes from tensor names, and apply a user's rules."""
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
+
+from keras_vit.callers import warn
 
 Renaming: TypeAlias = Mapping[str, str | None] | Sequence[tuple[str, str | None]]
 Names: TypeAlias = dict[str, str]  # The name in the file by the new name.
@@ -46,11 +47,10 @@ def unwrap(
     text = [name for name in outside if _TEXT_TOWER.match(name)]
     if others := [name for name in outside if name not in text]:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-        warnings.warn(
+        warn(
             f"{where}: the model's names begin with {prefix!r}. Ignored tensors: "
             f"{', '.join(others[:4])}{more}. If they belong to the model, rename them "
             "with from_checkpoint(names=)",
-            stacklevel=5,
         )
     notes = (f"prefix {prefix!r} removed from {len(found)} names",)
     return found, (*notes, "the text tower is ignored") if text else notes

@@ -12,13 +12,13 @@ import hashlib
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from keras_vit import arguments
+from keras_vit.callers import warn
 from keras_vit.files import cache_dir, file_sha256, parse_json
 from keras_vit.weights import hashes
 from keras_vit.weights.download import download
@@ -253,9 +253,7 @@ def _check_lock(
     try:
         hashes.write_record(record, unquote(url.rpartition("/")[2]), url, found)
     except OSError as error:  # The weights can be used anyway.
-        warnings.warn(
-            f"{error}. `keras-vit weights lock` will not find {url}", stacklevel=2
-        )
+        warn(f"{error}. `keras-vit weights lock` will not find {url}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -292,10 +290,9 @@ class _Repository:
             except LocalEntryNotFoundError:
                 raise error from None
             if not isinstance(error, ConnectionError):  # HF_HUB_OFFLINE was not set.
-                warnings.warn(
+                warn(
                     f"No connection to the Hub ({error}): hf://{name} is read from the "
                     f"cache, at commit {found.commit}",
-                    stacklevel=7,
                 )
             return found
         files = {file.rfilename: file.size for file in info.siblings or ()}

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit import configs
+from keras_vit.callers import warn
 from keras_vit.facts import Preprocessing
 from keras_vit.families import family_of
 from keras_vit.files import replacing, replacing_all
@@ -205,10 +205,9 @@ def _warn_of_untold(
         if rows != columns and round(places**0.5) ** 2 == places:
             say.append(f"grid={(rows, columns)}")
     if say:
-        warnings.warn(
+        warn(
             "The npz format does not store all of the model's config. Read "
             f"{path} back with {', '.join(say)}",
-            stacklevel=3,
         )
 
 
@@ -229,10 +228,9 @@ def _pooled(
     classifier = getattr(config, "classifier", None)
     if "head/kernel" in tensors or classifier not in kinds:
         return config
-    warnings.warn(
+    warn(
         "A file without a head does not show whether tokens are pooled. Read "
         f"{path} back with classifier={classifier!r}",
-        stacklevel=3,
     )
     return dataclasses.replace(config, classifier=kinds[classifier])
 
@@ -252,10 +250,9 @@ def _warn_of_numerics(config: Any, library: str, layout: Layout) -> None:
         if getattr(config, field) != value
     ]
     if differing:
-        warnings.warn(
+        warn(
             f"{library} uses {', '.join(differing)}, unlike this model. Expect logits "
             "to differ by about 1e-5",
-            stacklevel=5,
         )
 
 

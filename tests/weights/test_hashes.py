@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from keras_vit import callers
 from keras_vit.cli import app
 from keras_vit.weights import download as module
 from keras_vit.weights import hashes, sources
@@ -30,7 +31,7 @@ def sha256(content):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub, an empty cache, and a working directory that is a project."""
-    hashes._warn.cache_clear()
+    callers.warn_once.cache_clear()
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.delenv("KERAS_VIT_LOCK", raising=False)

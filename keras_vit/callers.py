@@ -1,0 +1,41 @@
+"""Warnings at the line of the user's code that called the library."""
+
+import functools
+import linecache
+import sys
+import warnings
+
+# Frames of these packages lie between the user's code and the library's.
+_BETWEEN = frozenset(
+    {"keras_vit", "keras", "contextlib", "concurrent", "importlib", "threading"}
+)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the nearest caller outside of this library and of Keras.
+
+    In a thread that the library started, which has no such caller, at this function's
+    caller.
+    """
+    nearest = frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        if frame.f_back is None:
+            frame = nearest
+            break
+        frame = frame.f_back
+    names = frame.f_globals
+    linecache.lazycache(frame.f_code.co_filename, names)
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        names.get("__name__", "sys"),
+        names.setdefault("__warningregistry__", {}),
+    )
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warns, once for each message in a process."""
+    warn(message)

@@ -226,6 +226,17 @@ def test_dropout_rates_reach_every_layer():
     assert model.get_layer("posembed_dropout").rate == 0.25
 
 
+@pytest.mark.parametrize("num_layers", [1, 2, 5])
+def test_stochastic_depth_grows_from_none_to_the_rate_in_the_last_block(num_layers):
+    model = tiny(num_layers=num_layers, stochastic_depth_rate=0.4)
+    rates = [
+        model.get_layer(f"encoderblock_{i}").stochastic_depth_rate
+        for i in range(num_layers)
+    ]
+    even = np.linspace(0, 0.4, num_layers)  # As timm's and big_vision's.
+    np.testing.assert_allclose(rates, even, rtol=1e-12)
+
+
 def test_lora_reaches_every_projection():
     model = perturbed(tiny())
     images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("float32")

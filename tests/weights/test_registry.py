@@ -349,6 +349,30 @@ def test_references_are_of_rows(reference):
     assert reference.believed  # All of them rest on something.
 
 
+def test_expected_values_are_those_of_the_sources():
+    """Copied from the sources a second time: each is in the file named by `source`."""
+    published = {
+        ("bumblebee", "logits"): "0.0112, -0.5065, -0.7792",
+        ("bumblebee", "class_token"): "0.4435, 0.4302, -0.1585",
+        ("test_modeling_vit.py", "logits"): "-0.2744, 0.8215, -0.0836",
+        ("test_modeling_vit_hybrid.py", "logits"): "-1.9090, -0.4993, -0.2389",
+        ("test_modeling_bit.py", "logits"): "-0.6526, -0.5263, -1.4398",
+        ("vit_jax.ipynb", "probabilities"): "0.52548, 0.16299, 0.12497, 0.04307, "
+        "0.02912, 0.02730, 0.01116, 0.00892, 0.00597, 0.00570",
+    }
+    assert len(published) == len(registry.REFERENCES)
+    for (source, output), values in published.items():
+        [reference] = [
+            one
+            for one in registry.REFERENCES
+            if source in one.source and one.output == output
+        ]
+        expected = [float(value) for value in values.split(", ")]
+        assert [value for _, value in reference.expected] == expected
+        if output != "probabilities":
+            assert [index for index, _ in reference.expected] == [0, 1, 2]
+
+
 def test_references_by_name():
     [lake] = references("ViT_B32", "imagenet21k+imagenet2012")
     labels = applications.imagenet2012_labels()

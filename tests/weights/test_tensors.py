@@ -8,6 +8,7 @@ import resource
 import struct
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import h5py
@@ -176,6 +177,26 @@ def test_h5_in_chunks(libver, compression, shuffle, tmp_path):
     assert len(read) == 24
     np.testing.assert_array_equal(read["l/kernel_f4"], values)
     np.testing.assert_array_equal(read["l/kernel_f2"], np.float16(values))
+
+
+@pytest.mark.parametrize("skipped", range(4))
+def test_h5_chunks_written_without_a_filter(skipped, tmp_path):
+    """A writer may skip a filter for a chunk, and says so in the chunk's mask."""
+    values = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset(
+            "x", values.shape, "f4", chunks=(2, 6), compression="gzip", shuffle=True
+        )
+        for row in (0, 2):
+            content = values[row : row + 2].tobytes()
+            if not skipped & 1:
+                content = np.frombuffer(content, "u1").reshape(-1, 4).T.tobytes()
+            if not skipped & 2:
+                content = zlib.compress(content)
+            x.id.write_direct_chunk((row, 0), content, filter_mask=skipped)
+    with h5py.File(tmp_path / "a.h5") as file:
+        np.testing.assert_array_equal(file["x"], values)
+    np.testing.assert_array_equal(all_of(tmp_path / "a.h5")["x"], values)
 
 
 def test_numbers_that_are_no_weights_are_listed(tmp_path):

@@ -6,15 +6,16 @@
     python benchmarks/mutants.py --survivors FILE           # After adding tests.
 
 A fault changes one expression of a module in a room: a constant, an index, an operator,
-a dropped `not`, or two swapped arguments. The tests of the room whose files name the
-module (`benchmarks/near.py`; in the room "tables" any tests that do) then run in a copy
-of the tree, without the slow ones, until the first failure. A fault has no verdict if
-the failing test also fails without it, or if its tests take longer than `--seconds`.
-The score is caught / (caught + survived). It is a lower bound for the whole suite,
-which has more tests than a room. Faults that do not change the behavior count as
-survivors. Prints a table by room and the survivors; `--json FILE` keeps every verdict,
-and resumes an interrupted run of the same faults. `--survivors FILE` judges those again
-that were not caught; in a changed file, the nearest place with the same change.
+a dropped `not`, or two swapped arguments (not of `max` and the like). The tests of the
+room whose files name the module (`benchmarks/near.py`; in the room "tables" any tests
+that do) then run in a copy of the tree, without the slow ones, until the first failure.
+A fault has no verdict if the failing test also fails without it, or if its tests take
+longer than `--seconds`. The score is caught / (caught + survived). It is a lower bound
+for the whole suite, which has more tests than a room. Faults that do not change the
+behavior count as survivors. Prints a table by room and the survivors; `--json FILE`
+keeps every verdict, and resumes an interrupted run of the same faults. `--survivors
+FILE` judges those again that were not caught; in a changed file, the nearest place with
+the same change.
 """
 
 import argparse
@@ -64,6 +65,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # Messages, types and f-strings (no positions for their parts before Python 3.12).
 UNTOUCHED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
+SYMMETRIC = re.compile(r"(\w+\.)*(max|min|maximum|minimum|add|multiply|gcd|isclose)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +118,11 @@ def variants(node: ast.expr) -> Iterator[ast.expr]:
                 yield _with_operator(node, SWAPS[type(operator)]())
         case ast.BoolOp(op=operator):
             yield _with_operator(node, SWAPS[type(operator)]())
-        case ast.Call(args=[first, second, *_]) if not isinstance(
-            first, ast.Starred
-        ) and not isinstance(second, ast.Starred):
+        case ast.Call(func=called, args=[first, second, *_]) if not (
+            isinstance(first, ast.Starred)
+            or isinstance(second, ast.Starred)
+            or SYMMETRIC.fullmatch(ast.unparse(called))
+        ):
             swapped = copy.deepcopy(node)
             swapped.args[:2] = swapped.args[1::-1]
             yield swapped

@@ -10,7 +10,7 @@ import pytest
 from keras.layers import BatchNormalization
 
 from keras_vit.configs import EFFICIENTNET_VARIANTS, EfficientNetConfig
-from keras_vit.models.efficientnet import STAGES, efficientnet
+from keras_vit.models.efficientnet import STAGES, efficientnet, round_filters
 from keras_vit.weights.efficientnet import load_efficientnet
 
 # keras.applications says the first two; L2's is in the README of
@@ -178,6 +178,16 @@ def test_repeated_blocks_give_l2s_parameters():
 
 @on_tensorflow
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [0.05, 0.1, 0.45, 1.0, 1.1, 1.8, 4.3])
+def test_filters_are_the_nearest_multiple_of_8_of_at_least_90_percent(width):
+    config = dataclasses.replace(TINY, width_coefficient=width)
+    for filters in range(1, 400):
+        wanted = filters * width
+        enough = [n for n in range(8, 1800, 8) if n >= 0.9 * wanted]
+        nearest = min(enough, key=lambda n: (abs(n - wanted), -n))
+        assert round_filters(filters, config) == nearest, filters
+
+
 def test_the_whole_of_l2_is_counted():
     model = efficientnet(EFFICIENTNET_VARIANTS["EfficientNet-L2"])
     assert size(model.trainable_weights) == TRAINABLE["EfficientNet-L2"]

@@ -372,6 +372,17 @@ def test_a_page_of_it(name):
 
 
 @pytest.mark.tensorflow_only
+@pytest.mark.parametrize("num_layers", [1, 2, 5])
+def test_stochastic_depth_grows_from_none_to_the_rate_in_the_last_block(num_layers):
+    deep = dataclasses.replace(TINY, num_layers=num_layers, stochastic_depth_rate=0.4)
+    model = keras_vit.plain_vit(deep, image_size=SIZE, num_classes=5)
+    rates = [
+        model.get_layer(f"encoderblock_{i}").stochastic_depth_rate
+        for i in range(num_layers)
+    ]
+    np.testing.assert_allclose(rates, np.linspace(0, 0.4, num_layers), rtol=1e-12)
+
+
 def test_relative_biases_belong_to_one_grid():
     with pytest.raises(ValueError, match="positions that can be resized"):
         keras_vit.at_resolution(build("beit"), (12, 8))

@@ -108,8 +108,9 @@ def test_features_that_are_not_finite_name_the_image(split):
         extract(model, dark, batch_size=2)
 
 
-def test_extract_needs_a_known_size(split):
-    images = keras.Input((None, None, 3))
+@pytest.mark.parametrize("size", [(None, None), (None, 8), (8, None)])
+def test_extract_needs_a_known_size(split, size):
+    images = keras.Input((*size, 3))
     model = keras.Model(images, keras.layers.GlobalAveragePooling2D()(images))
     with pytest.raises(ValueError, match="with a fixed image size"):
         extract(model, split)

@@ -31,6 +31,14 @@ def test_sums_by_hand(size, strides, padding, training, agree):
     agree("standardized convolution", y, expected, 1e-4)
 
 
+@pytest.mark.parametrize(("size", "strides", "padding"), SIZES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_which_convolutions_have_their_own_gradient(size, strides, padding, dtype):
+    layer = StdConv2D(6, size, strides, padding, dtype=dtype)
+    odd, wide = size % 2 == 1, dtype in ("float32", "float64")
+    assert layer.keeps_shape() == (strides == 1 and odd and wide)
+
+
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize(("size", "strides", "padding"), SIZES)
 @pytest.mark.parametrize("known", [True, False])

@@ -159,6 +159,16 @@ def test_npz_orders(save, tmp_path):
     assert read["e"].shape == (0, 4)
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_npz_header_versions(version, compression, tmp_path):
+    values = VALUES.astype("f4")
+    archive = zipfile.ZipFile(tmp_path / "a.npz", "w", compression)
+    with archive, archive.open("x.npy", "w") as member:
+        np.lib.format.write_array(member, values, version)
+    np.testing.assert_array_equal(all_of(tmp_path / "a.npz")["x"], values)
+
+
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -5,6 +5,8 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
 
 import keras_vit
 from keras_vit.weights import download, registry, verification
@@ -130,3 +132,36 @@ def test_the_published_outputs_are_of_tags_that_exist():
         assert row in registry.references(row.variant, row.tag)
         found = registry.find(row.variant, row.tag)
         assert max(place for place, _ in row.expected) < found.num_classes
+
+
+@pytest.mark.parametrize("size", [(600, 400), (320, 400), (400, 400), (200, 100)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_images_are_resized_as_the_sources_do(size, interpolation, tmp_path):
+    """Whole, or the center that has the model's aspect ratio; against Pillow's."""
+    photo = load_sample_image("flower.jpg")[: size[1], : size[0]]
+    image = Image.fromarray(photo).convert("L")  # Read as RGB.
+    image.save(tmp_path / "photo.png")
+    height, width = 96, 128
+    method = getattr(Image.Resampling, interpolation.upper())
+    expected = {
+        "squash": image.resize((width, height), method),
+        "crop": ImageOps.fit(image, (width, height), method),
+        "none": image,
+    }
+    for resize, theirs in expected.items():
+        told = reference(
+            "logits",
+            (),
+            image_size=(height, width),
+            resize=resize,
+            interpolation=None if resize == "none" else interpolation,
+        )
+        ours = np.asarray(verification._resized(tmp_path / "photo.png", told))
+        theirs = np.repeat(np.asarray(theirs)[..., None], 3, axis=-1)
+        assert ours.shape == theirs.shape
+        # `fit` resizes the center alone: it rounds elsewhere, and has other edges.
+        allowed = 3 if resize == "crop" else 0
+        inside = np.s_[4:-4, 4:-4] if resize == "crop" else np.s_[:]
+        difference = np.abs(ours[inside].astype(int) - theirs[inside])
+        assert np.quantile(difference, 0.99) <= allowed, resize
+        assert difference.max() <= 8 * allowed, resize

@@ -1,4 +1,4 @@
-"""Mutation testing: inserts random single faults and runs the nearest tests.
+"""Mutation testing: inserts random single faults and runs the tests of their room.
 
     python benchmarks/mutants.py                            # 100 faults, all rooms.
     python benchmarks/mutants.py --count 5 --room layers --seed 1
@@ -7,15 +7,15 @@
 
 A fault changes one expression of a module in a room: a constant, an index, an operator,
 a dropped `not`, or two swapped arguments (not of `max` and the like). The tests of the
-room whose files name the module (`benchmarks/near.py`; in the room "tables" any tests
-that do) then run in a copy of the tree, without the slow ones, until the first failure.
-A fault has no verdict if the failing test also fails without it, or if its tests take
-longer than `--seconds`. The score is caught / (caught + survived). It is a lower bound
-for the whole suite, which has more tests than a room. Faults that do not change the
-behavior count as survivors. Prints a table by room and the survivors; `--json FILE`
-keeps every verdict, and resumes an interrupted run of the same faults. `--survivors
-FILE` judges those again that were not caught; in a changed file, the nearest place with
-the same change.
+room then run in a copy of the tree, without the slow ones, until the first failure;
+first those whose files name the module (`benchmarks/near.py`). In the room "tables"
+only those run, from any folder. A fault has no verdict if the failing test also fails
+without it, or if its tests take longer than `--seconds`. The score is caught / (caught
++ survived). It is a lower bound for the whole suite, which has more tests than a room.
+Faults that do not change the behavior count as survivors. Prints a table by room and
+the survivors; `--json FILE` keeps every verdict, and resumes an interrupted run of the
+same faults. `--survivors FILE` judges those again that were not caught; in a changed
+file, the nearest place with the same change.
 """
 
 import argparse
@@ -197,10 +197,14 @@ def survivors(verdicts: dict[str, tuple[str, str]], root: Path) -> list[Fault]:
 
 
 def tests_for(fault: Fault, arrows: near.Graph) -> list[str]:
-    """Returns the near tests of the fault's room, nearest first."""
-    module = near.module_name(Path(fault.file))
-    folder = "tests/" if fault.room == "tables" else f"tests/{fault.room}/"
-    return near.tests_near([module], arrows, folder)
+    """Returns the tests of the fault's room, those near its module first."""
+    module = [near.module_name(Path(fault.file))]
+    if fault.room == "tables":
+        return near.tests_near(module, arrows, "tests/")
+    first = near.tests_near(module, arrows, f"tests/{fault.room}/")
+    every = sorted((near.ROOT / "tests" / fault.room).glob("test_*.py"))
+    names = [path.relative_to(near.ROOT).as_posix() for path in every]
+    return first + [name for name in names if name not in first]
 
 
 def copied(root: Path, folder: Path) -> None:
@@ -296,7 +300,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="%(default)s")
     parser.add_argument("--seed", type=int, default=0, help="%(default)s")
     parser.add_argument("--room", choices=[*ROOMS], action="append")
-    parser.add_argument("--seconds", type=float, default=300, help="%(default)s")
+    parser.add_argument("--seconds", type=float, default=900, help="%(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--survivors", type=Path, metavar="FILE")
     parser.add_argument("--list", action="store_true", help="print the faults only")

@@ -11,13 +11,20 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit import weights
-from keras_vit.configs import GELUS, NUMERICS, ResNetConfig, ViTConfig
+from keras_vit.configs import (
+    GELUS,
+    NUMERICS,
+    PlainViTConfig,
+    ResNetConfig,
+    ViTConfig,
+)
 from keras_vit.families import family_of
 from keras_vit.models import plain_vit
 from keras_vit.weights import timm_names, torch_layouts
 from keras_vit.weights.architecture import config_of
 from keras_vit.weights.tensors import open_tensors
 from tests.conftest import REFERENCE
+from tests.layers import by_hand
 from tests.weights import dialects
 
 DIALECTS = REFERENCE.parent / "dialects"
@@ -821,6 +828,41 @@ def test_our_own_config_states_the_fields_of_later_papers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated | {"gated_mlp": 1}))
     with pytest.raises(ValueError, match=r"gated_mlp .* to be true or false"):
         keras_vit.from_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("width", "ratio", "mlp_dim"),
+    [(48, 4, 128), (48, 2, 64), (40, 4, 112), (24, 3, 48), (40, None, 100)],
+)
+def test_a_gated_dinov2_has_transformers_ratio(width, ratio, mlp_dim, tmp_path):
+    """Two thirds of width * ratio, rounded up to a multiple of 8 (ViT-g: 4,096)."""
+    config = PlainViTConfig(
+        patch_size=8,
+        num_layers=1,
+        hidden_size=width,
+        mlp_dim=mlp_dim,
+        num_heads=2,
+        gated_mlp=True,
+        activation="silu",
+        layer_scale=1e-5,
+        classifier="token",
+    )
+    model = by_hand.randomize(
+        plain_vit(config, image_size=(16, 16), num_classes=None), 0.2
+    )
+    if ratio is None:
+        with pytest.raises(ValueError, match=r"mlp_dim=100, .*for a DINOv2"):
+            weights.save(model, tmp_path, format="hf")
+        return
+    weights.save(model, tmp_path, format="hf")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert (stated["mlp_ratio"], stated["use_swiglu_ffn"]) == (ratio, True)
+    images, _ = io("hf_vit_sharded")
+    images = images[:, :16, :16]
+    again = keras_vit.from_checkpoint(tmp_path, image_size=(16, 16))
+    np.testing.assert_allclose(
+        outputs(again, images), outputs(model, images), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["timm_eva02", "timm_clip", "hf_dinov3"])

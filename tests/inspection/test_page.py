@@ -443,3 +443,16 @@ def test_whose_attention_it_is():
         )
         page = Page.of(model, np.zeros((1, 32, 32, 3), np.float32))
         assert page.query == query
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [((127, 300), "PNG"), ((300, 127), "PNG"), ((128, 128), "JPEG")],
+)
+def test_photos_below_128_pixels_are_stored_without_loss(size, kind):
+    image = pytest.importorskip("PIL.Image")
+    photo = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    with image.open(io.BytesIO(page_render._photo_file(photo))) as stored:
+        assert stored.format == kind
+        if kind == "PNG":
+            np.testing.assert_array_equal(np.asarray(stored), photo)

@@ -1,7 +1,6 @@
 """Warnings at the line of the user's code that called the library."""
 
 import functools
-import linecache
 import sys
 import warnings
 
@@ -24,7 +23,6 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
             break
         frame = frame.f_back
     names = frame.f_globals
-    linecache.lazycache(frame.f_code.co_filename, names)
     warnings.warn_explicit(
         message,
         category,

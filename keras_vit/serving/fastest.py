@@ -38,7 +38,8 @@ class Measured:
     """A runtime and precision of a model, with its measured speed.
 
     Attributes:
-        name: Runtime and precision, e.g. "LiteRT int8".
+        name: Runtime and precision, e.g. "LiteRT int8". An OpenVINO file in float32 is
+            "OpenVINO bfloat16" on a processor where OpenVINO computes in bfloat16.
         scores: Computes probabilities: uint8 [B, H, W, C] -> float32 [B, K].
         mebibytes: Size of the file, or of the weights in memory.
         path: The file; None for Keras.
@@ -129,9 +130,10 @@ def candidates(
                 yield error
                 continue
             data = path.with_suffix(".bin") if suffix == ".xml" else path
+            opened = _OPEN[of.kind](str(path), threads)
             yield Measured(
-                name=f"{of.name} {precision}",
-                scores=_OPEN[of.kind](str(path), threads).scores,
+                name=f"{of.name} {opened.computes or precision}",
+                scores=opened.scores,
                 mebibytes=data.stat().st_size / 2**20,
                 path=path,
             )

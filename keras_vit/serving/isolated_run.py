@@ -22,6 +22,7 @@ class Opened(NamedTuple):
 
     scores: Scores
     input_shape: tuple[int, ...]  # (H, W, C)
+    computes: str | None = None  # A dtype that the processor decides, "bfloat16".
 
 
 def savedmodel(path: str, given: Arrays) -> dict[str, Any]:
@@ -91,9 +92,11 @@ def open_openvino(
     given = {name: value for name, value in settings.items() if value is not None}
     compiled = openvino.Core().compile_model(path, "CPU", given)
     _, *shape = compiled.input(0).get_partial_shape()
+    computes = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     return Opened(
         lambda batch: compiled(batch)["scores"],
         tuple(side.get_length() for side in shape),
+        {"bf16": "bfloat16", "f16": "float16"}.get(computes),
     )
 
 

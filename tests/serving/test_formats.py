@@ -508,17 +508,33 @@ def test_the_reference_of_the_fastest_is_keras(name):
 def test_each_candidate_for_the_fastest_scores_the_same(in_process, tmp_path):
     model = MODELS["token"]()
     model.preprocessing = SCALE
-    most = {"float32": 1e-5, "float16": 2e-3, "int8": 0.03}
+    most = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 0.03, "int8": 0.03}
     found = []
     for row in fastest.candidates(model, tmp_path, "m", images=IMAGES):
         assert isinstance(row, fastest.Measured), row
         difference = np.abs(row.scores(IMAGES) - expected_of(model)).max()
         assert difference <= most[row.name.split()[1]], row.name
         found.append(row.name)
-    assert found == [
-        *("LiteRT float32", "LiteRT float16", "LiteRT int8"),
-        *("ONNX float32", "OpenVINO float32"),
+    *others, openvino = found
+    assert others == [
+        *(f"LiteRT {at}" for at in most if at != "bfloat16"),
+        "ONNX float32",
     ]
+    assert openvino in ("OpenVINO float32", "OpenVINO bfloat16")  # By the processor.
+
+
+def test_openvinos_own_precision_is_named(in_process, tmp_path):
+    """Where the processor has it: as much from float32 as the name says."""
+    model = MODELS["token"]()
+    export_file(model, tmp_path / "m.xml", verbose=False)
+    exact, own, half = (
+        isolated_run.open_openvino(str(tmp_path / "m.xml"), precision=precision)
+        for precision in ("f32", None, "bf16")
+    )
+    assert exact.computes is None
+    assert own.computes == half.computes
+    difference = np.abs(own.scores(IMAGES) - exact.scores(IMAGES)).max()
+    assert (difference > 1e-4) == (own.computes == "bfloat16")
 
 
 def test_formats_take_turns(root):

@@ -517,24 +517,24 @@ def test_each_candidate_for_the_fastest_scores_the_same(in_process, tmp_path):
         found.append(row.name)
     *others, openvino = found
     assert others == [
-        *(f"LiteRT {at}" for at in most if at != "bfloat16"),
+        *("LiteRT float32", "LiteRT float16", "LiteRT int8"),
         "ONNX float32",
     ]
-    assert openvino in ("OpenVINO float32", "OpenVINO bfloat16")  # By the processor.
+    # By the processor; see the next test.
+    assert openvino.removeprefix("OpenVINO ") in ("float32", "bfloat16", "float16")
 
 
 def test_openvinos_own_precision_is_named(in_process, tmp_path):
-    """Where the processor has it: as much from float32 as the name says."""
+    """Scores differ from float32's if, and only if, it has another name."""
     model = MODELS["token"]()
     export_file(model, tmp_path / "m.xml", verbose=False)
-    exact, own, half = (
+    exact, own = (
         isolated_run.open_openvino(str(tmp_path / "m.xml"), precision=precision)
-        for precision in ("f32", None, "bf16")
+        for precision in ("f32", None)
     )
     assert exact.computes is None
-    assert own.computes == half.computes
     difference = np.abs(own.scores(IMAGES) - exact.scores(IMAGES)).max()
-    assert (difference > 1e-4) == (own.computes == "bfloat16")
+    assert (difference > 1e-5) == (own.computes is not None)
 
 
 def test_formats_take_turns(root):

@@ -34,6 +34,7 @@ from keras_vit.models.description import check_one_size
 from keras_vit.models.vision import facts_of, labels_of, preprocessing_of
 from keras_vit.serving import graph, onnx_graph
 from keras_vit.serving.export_check import drawn_samples
+from keras_vit.serving.isolated_run import openvino_core
 from keras_vit.serving.on_tensorflow import exported_on_tensorflow
 from keras_vit.serving.parity import largest_difference, run_fresh
 from keras_vit.serving.precision import INT8, in_float32
@@ -288,7 +289,7 @@ def _write_openvino(model: keras.Model, path: Path, precision: str) -> None:
         whole = Path(folder, "model.xml")
         with _openvino_deletes_no_name(), _openvino_sends_nothing():
             model.export(str(whole), format="openvino", verbose=False)
-        network = openvino.Core().read_model(whole)
+        network = openvino_core().read_model(whole)
         for output in network.outputs:
             if "scores" not in output.names:
                 network.remove_result(output.node)

@@ -6,6 +6,7 @@ and OUT are npz files. IN has images by dtype, `uint8` and `float32`, and encode
 as uint8 arrays `image_bytes/0`, `image_bytes/1`, ...
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -79,18 +80,28 @@ def open_onnx(path: str, threads: int | None = None) -> Opened:
     )
 
 
+@functools.cache
+def openvino_core() -> Any:
+    """The process's only `openvino.Core`, which is kept.
+
+    OpenVINO's CPU plugin replaces the stack of signal handlers (sigaltstack). If two
+    cores are deleted, that of the first remains, freed: the next signal is a crash.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def open_openvino(
     path: str, threads: int | None = None, precision: str | None = "f32"
 ) -> Opened:
     """Opens an OpenVINO file; None: its default precision, which may be bfloat16."""
-    import openvino
-
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": precision,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    compiled = openvino.Core().compile_model(path, "CPU", given)
+    compiled = openvino_core().compile_model(path, "CPU", given)
     _, *shape = compiled.input(0).get_partial_shape()
     computes = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     return Opened(

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import time
 
@@ -523,6 +524,26 @@ def test_each_candidate_for_the_fastest_scores_the_same(in_process, tmp_path):
     # The processor decides. Half precision has another name, and differs.
     assert openvino.removeprefix("OpenVINO ") in ("float32", "bfloat16", "float16")
     assert (difference > 1e-5) == (openvino != "OpenVINO float32")
+
+
+def test_a_signal_after_openvinos_files_are_closed(tmp_path):
+    """OpenVINO's own stack for signal handlers was freed with the second file."""
+    export_file(MODELS["token"](), tmp_path / "m.xml", verbose=False)
+    script = (
+        "import gc, signal, sys\n"
+        "from keras_vit.serving.isolated_run import open_openvino\n"
+        "opened = [open_openvino(sys.argv[1]) for _ in range(3)]\n"
+        "while opened:\n"
+        "    opened.pop(0)\n"
+        "    gc.collect()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    path = str(tmp_path / "m.xml")
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_formats_take_turns(root):

@@ -65,7 +65,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # Messages, types and f-strings (no positions for their parts before Python 3.12).
 UNTOUCHED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
-SYMMETRIC = re.compile(r"(\w+\.)*(max|min|maximum|minimum|add|multiply|gcd|isclose)")
+SYMMETRIC = re.compile(r"(\w+\.)*(max|min|maximum|minimum)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,10 +74,7 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn(
-            f"{module}.{name} is now called {names[name]}",
-            DeprecationWarning,
-        )
+        warn(f"{module}.{name} is now called {names[name]}", DeprecationWarning)
         return getattr(sys.modules[module], names[name])
 
     return __getattr__

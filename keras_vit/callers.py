@@ -3,6 +3,7 @@
 import functools
 import sys
 import warnings
+from types import FrameType
 
 # Frames of these packages lie between the user's code and the library's.
 _BETWEEN = frozenset(
@@ -16,12 +17,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     In a thread that the library started, which has no such caller, at this function's
     caller.
     """
-    nearest = frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
-        if frame.f_back is None:
-            frame = nearest
-            break
+    own = sys._getframe(1)
+    frame: FrameType | None = own
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
+    frame = frame or own
     names = frame.f_globals
     warnings.warn_explicit(
         message,

@@ -23,7 +23,7 @@ class Opened(NamedTuple):
 
     scores: Scores
     input_shape: tuple[int, ...]  # (H, W, C)
-    computes: str | None = None  # A dtype that the processor decides, "bfloat16".
+    computes: str | None = None  # The dtype of its products, if it is not the file's.
 
 
 def savedmodel(path: str, given: Arrays) -> dict[str, Any]:

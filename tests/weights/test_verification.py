@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from sklearn.datasets import load_sample_image
 
 import keras_vit
 from keras_vit.weights import download, registry, verification
+from tests import photos
 from tests.conftest import REFERENCE
 
 TAG, VARIANT = "imagenet21k+imagenet2012-224", "ViT-B/16"
@@ -138,7 +138,7 @@ def test_the_published_outputs_are_of_tags_that_exist():
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_images_are_resized_as_the_sources_do(size, interpolation, tmp_path):
     """Whole, or the center that has the model's aspect ratio; against Pillow's."""
-    photo = load_sample_image("flower.jpg")[: size[1], : size[0]]
+    photo = photos.pixels("flower")[: size[1], : size[0]]
     image = Image.fromarray(photo).convert("L")  # Read as RGB.
     image.save(tmp_path / "photo.png")
     height, width = 96, 128

@@ -14,8 +14,8 @@ _BETWEEN = frozenset(
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the nearest caller outside of this library and of Keras.
 
-    In a thread that the library started, which has no such caller, at this function's
-    caller.
+    The library's own threads have no such caller. Their warnings are at the line that
+    calls this function.
     """
     own = sys._getframe(1)
     frame: FrameType | None = own

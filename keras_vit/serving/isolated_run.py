@@ -84,8 +84,9 @@ def open_onnx(path: str, threads: int | None = None) -> Opened:
 def openvino_core() -> Any:
     """The process's only `openvino.Core`, which is kept.
 
-    OpenVINO's CPU plugin replaces the stack of signal handlers (sigaltstack). If two
-    cores are deleted, that of the first remains, freed: the next signal is a crash.
+    OpenVINO's CPU plugin replaces the stack of signal handlers (sigaltstack). After two
+    cores are deleted, the freed stack of the first is current again, and the next
+    signal crashes the process.
     """
     import openvino
 

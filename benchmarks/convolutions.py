@@ -133,7 +133,7 @@ def whole(batch: int, rounds: int) -> None:
         )
     with (
         mock.patch.object(convolution.GroupNorm, "call", keras_norm),
-        mock.patch.object(kernels, "on_tensorflow_cpu", return_value=False),
+        mock.patch.object(kernels, "on_cpu", return_value=False),
     ):
         models["Keras"].predict_on_batch(images)  # Traces, and so does the next.
         models["Keras"].train_on_batch(images, labels)

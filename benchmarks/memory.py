@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> None:
     from keras_vit.training.optim import MomentumSGD
 
     if not options.no_xla:  # As predicted: the gradient is derived, as on a GPU.
-        kernels.on_tensorflow_cpu = lambda: False
+        kernels.on_cpu = lambda *backends: False
     size = (options.image_size, options.image_size)
     (variant,) = options.variant
     config = keras_vit.VARIANTS[variant]

@@ -37,7 +37,7 @@ def measure(options: argparse.Namespace) -> None:
     if options.only != "parts":
         kernels.LONG = sys.maxsize
     if options.only == "derived":
-        kernels.on_tensorflow_cpu = lambda: False
+        kernels.on_cpu = lambda *backends: False
     (pixels,), (batch,), (layers,) = options.sizes, options.batch, options.layers
     config = keras_vit.VARIANTS[options.variant]
     config = dataclasses.replace(config, num_layers=layers)

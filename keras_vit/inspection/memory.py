@@ -20,8 +20,9 @@ Not counted: gaps that XLA leaves between buffers (a sixth of the total in
 R26+ViT-S/32's forward pass), masks of dropout, the images, an accumulator of gradients,
 and the memory of the compiler and the allocator. For small batches XLA keeps less,
 because it computes the tanh again. On a CPU, TensorFlow keeps less of a plain
-Transformer block (`layers.kernels.block`) and, without XLA, more of the rest; JAX keeps
-more. `benchmarks/memory.py` measures this.
+Transformer block (`layers.kernels.block`) and, without XLA, more of the rest; JAX
+has the same gradient of a block, but keeps more until its gradients are complete.
+`benchmarks/memory.py` and `benchmarks/sizes.py` measure this.
 """
 
 import dataclasses

@@ -90,7 +90,7 @@ class StdConv2D(keras.layers.Layer):
                 then an explicit one, which keeps no copy of the kernel.
         """
         kernel = kernels.at_least_float32(self.kernel)
-        if training and kernels.on_tensorflow_cpu():
+        if training and kernels.on_cpu("tensorflow"):
             return kernels.with_gradient(self._standardize)(kernel)
         return self._standardize(kernel)[0]
 
@@ -113,7 +113,7 @@ class StdConv2D(keras.layers.Layer):
 
     def call(self, images: Tensor, training: bool | None = None) -> Tensor:
         kernel = ops.cast(self.standardized_kernel(training), self.compute_dtype)
-        if training and self._is_centered() and kernels.on_tensorflow_cpu():
+        if training and self._is_centered() and kernels.on_cpu("tensorflow"):
             images = images[:, :: self.strides, :: self.strides]
             return kernels.with_gradient(convolution_with_gradient)(images, kernel)
         if self.padding == "symmetric" and not self._is_centered():
@@ -259,7 +259,7 @@ class GroupNorm(keras.layers.Layer):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         x, gamma, beta = map(kernels.at_least_float32, (inputs, self.gamma, self.beta))
-        if training and kernels.on_tensorflow_cpu():
+        if training and kernels.on_cpu("tensorflow"):
             y = kernels.with_gradient(self._with_gradient)(x, gamma, beta)
         else:
             y = self.equations(x, gamma, beta)[0](x)
@@ -363,7 +363,7 @@ def convolution_of_norm(
     gradient. The gradient computes relu(norm(x)) again, in one pass over x.
     """
     is_fast = isinstance(convolution, StdConv2D) and convolution.keeps_shape()
-    if not (training and is_fast and kernels.on_tensorflow_cpu()):
+    if not (training and is_fast and kernels.on_cpu("tensorflow")):
         return convolution(ops.relu(norm(x, training=training)), training=training)
 
     @kernels.with_gradient

@@ -426,7 +426,7 @@ class TransformerBlock(Composite):
         return self._equations(z, training)
 
     def _equations(self, z: Tensor, training: bool | None) -> Tensor:
-        if training and self._is_plain() and kernels.on_tensorflow_cpu():
+        if training and self._is_plain() and kernels.on_cpu("tensorflow", "jax"):
             return kernels.block(
                 z,
                 self._weights(),

@@ -21,10 +21,19 @@ LONG = 1024  # Number of tokens from which P is computed in parts.
 PART = 512  # Queries in a part.
 
 
-def on_tensorflow_cpu() -> bool:
-    """Whether the backend is TensorFlow and has only CPUs."""
-    if keras.backend.backend() != "tensorflow":
+def on_cpu(*backends: str) -> bool:
+    """Whether the backend is one of `backends` and computes on CPUs only.
+
+    Args:
+        backends: "tensorflow" or "jax".
+    """
+    backend = keras.backend.backend()
+    if backend not in backends:
         return False
+    if backend == "jax":
+        import jax
+
+        return bool(jax.default_backend() == "cpu")
     import tensorflow as tf
 
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
@@ -33,11 +42,8 @@ def on_tensorflow_cpu() -> bool:
 
 def has_fused_attention() -> bool:
     """Whether the backend has a kernel for Appendix A that never stores P."""
-    if keras.backend.backend() != "jax":
-        return bool(keras.backend.backend() == "torch")
-    import jax
-
-    return bool(jax.default_backend() != "cpu")
+    backend = keras.backend.backend()
+    return backend == "torch" or (backend == "jax" and not on_cpu("jax"))
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -202,14 +208,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     gradient. If TensorFlow does not know T beforehand, P is computed as a whole.
     """
     if (q.shape[2] or 0) < LONG:
-        return ops.matmul(_rows_of_p(q, k), v)
+        return _attended(q, k, v)
 
     @with_gradient
     def in_parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         done: list[Tensor] = []
         for part in _parts(q):
             own = control_dependency(q[:, :, part], done[-1]) if done else q[:, :, part]
-            done.append(ops.matmul(_rows_of_p(own, k), v))
+            done.append(_attended(own, k, v))
         return ops.concatenate(done, axis=2), lambda dy: attend_gradient(q, k, v, dy)
 
     return in_parts(q, k, v)
@@ -231,6 +237,21 @@ def attend_gradient(
         dk += ops.matmul(transposed(d_logits), own)
         dv += ops.matmul(transposed(p), upstream)
     return ops.concatenate(dqs, axis=2), dk, dv
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows of P v: [B, k, t, D_h], twice [B, k, T, D_h] -> [B, k, t, D_h].
+
+    JAX's CPUs divide by the softmax's sums after the product with v, not before: one
+    pass over [B, k, t, T] less, and XLA computes the exponentials with the products.
+    """
+    if not on_cpu("jax"):
+        return ops.matmul(_rows_of_p(q, k), v)
+    logits = at_least_float32(ops.matmul(q, transposed(k)))
+    highest = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
+    p = ops.exp(logits - highest)
+    y = ops.matmul(ops.cast(p, v.dtype), v) / ops.sum(p, axis=-1, keepdims=True)
+    return ops.cast(y, v.dtype)
 
 
 def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
@@ -258,7 +279,8 @@ def block(
     """Equations 2 and 3 with an explicit gradient: [B, T, D] -> [B, T, D].
 
     For the gradient it keeps z, q, k, v, the heads' outputs, z' and h: 10 D numbers per
-    token. TensorFlow's gradient keeps the inputs of every operation.
+    token. Derived gradients keep the inputs of every operation. For TensorFlow and JAX
+    on CPUs; on torch it takes longer than the derived one.
 
     Args:
         z: tokens, in float32.

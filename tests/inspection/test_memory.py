@@ -52,7 +52,7 @@ def temporary():
         for size in re.findall(r"size (\\d+), preallocated-temp", file.read_text())
     ]
 
-kernels.on_tensorflow_cpu = lambda: False  # The gradient is derived, as on a GPU.
+kernels.on_cpu = lambda *backends: False  # The gradient is derived, as on a GPU.
 sizes = {}
 for name, (config, remat) in CASES.items():
     model = make(config, SIZE, 10)

@@ -42,8 +42,11 @@ def on_cpu(*backends: str) -> bool:
 
 def has_fused_attention() -> bool:
     """Whether the backend has a kernel for Appendix A that never stores P."""
-    backend = keras.backend.backend()
-    return backend == "torch" or (backend == "jax" and not on_cpu("jax"))
+    if keras.backend.backend() != "jax":
+        return bool(keras.backend.backend() == "torch")
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

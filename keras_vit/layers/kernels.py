@@ -245,8 +245,8 @@ def attend_gradient(
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Rows of P v: [B, k, t, D_h], twice [B, k, T, D_h] -> [B, k, t, D_h].
 
-    JAX's CPUs divide by the softmax's sums after the product with v, not before: one
-    pass over [B, k, t, T] less, and XLA computes the exponentials with the products.
+    With JAX on CPUs the division by the softmax's sums is after the product with v:
+    one pass over [B, k, t, T] less, and XLA computes the exponentials with the product.
     """
     if not on_cpu("jax"):
         return ops.matmul(_rows_of_p(q, k), v)
@@ -282,8 +282,8 @@ def block(
     """Equations 2 and 3 with an explicit gradient: [B, T, D] -> [B, T, D].
 
     For the gradient it keeps z, q, k, v, the heads' outputs, z' and h: 10 D numbers per
-    token. Derived gradients keep the inputs of every operation. For TensorFlow and JAX
-    on CPUs; on torch it takes longer than the derived one.
+    token. Derived gradients keep the inputs of every operation. It is used with
+    TensorFlow and JAX on CPUs; on torch it takes longer than the derived one.
 
     Args:
         z: tokens, in float32.

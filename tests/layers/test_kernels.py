@@ -156,7 +156,7 @@ def block_of(**options):
 
 
 def outputs_and_gradients(block, z):
-    """[y, gradients of a sum that weighs every output]; and the program's shapes."""
+    """[loss, y, gradients] of a sum that weighs every output; the program's text."""
     weights = np.random.default_rng(1).normal(size=z.shape).astype("float32")
     if keras.backend.backend() == "jax":
         import jax
@@ -167,9 +167,10 @@ def outputs_and_gradients(block, z):
 
         values = [weight.value for weight in block.trainable_variables]
         frozen = [weight.value for weight in block.non_trainable_variables]
-        compute = jax.grad(loss_of, (0, 1), has_aux=True)
-        (dz, gradients), y = jax.jit(compute)(z, values)
-        return [y, dz, *gradients], str(jax.make_jaxpr(compute)(z, values))
+        compute = jax.value_and_grad(loss_of, (0, 1), has_aux=True)
+        (loss, y), (dz, gradients) = jax.jit(compute)(z, values)
+        texts = [jax.make_jaxpr(part)(z, values) for part in (loss_of, compute)]
+        return [loss, y, dz, *gradients], str(texts)
     import tensorflow as tf
 
     @tf.function
@@ -179,7 +180,7 @@ def outputs_and_gradients(block, z):
             y = block(z, training=True)
             loss = tf.reduce_sum(weights * y)
         sources = [z, *(weight.value for weight in block.trainable_variables)]
-        return [y, *tape.gradient(loss, sources)]
+        return [loss, y, *tape.gradient(loss, sources)]
 
     graph = compute.get_concrete_function(tf.TensorSpec(z.shape)).graph
     shapes = [
@@ -188,7 +189,7 @@ def outputs_and_gradients(block, z):
         for tensor in operation.outputs
         if tensor.shape.rank
     ]
-    return compute(z), " ".join(shapes)
+    return compute(z), f"{graph.as_graph_def()} {shapes}"
 
 
 needs_block = pytest.mark.skipif(
@@ -211,12 +212,14 @@ def test_the_written_out_gradient(gelu, rank, in_parts, request, monkeypatch, ag
     if in_parts:
         request.getfixturevalue("short_parts")
     with mock.patch.object(kernels, "block", wraps=kernels.block) as written:
-        written_out, _ = outputs_and_gradients(block, z)
+        (loss, *written_out), program = outputs_and_gradients(block, z)
         assert written.called
+        assert "CustomGradient" in program or "custom_vjp" in program
         monkeypatch.setattr(kernels, "on_cpu", lambda *backends: False)
         written.reset_mock()
-        derived, _ = outputs_and_gradients(block, z)
+        (derived_loss, *derived), _ = outputs_and_gradients(block, z)
         assert not written.called
+    agree("written-out loss", loss, derived_loss, 1e-4)
     for ours, theirs in zip(written_out, derived, strict=True):
         scale = 1 + np.abs(theirs).max()
         agree("written-out gradients", ours / scale, theirs / scale, 1e-5)
@@ -225,8 +228,8 @@ def test_the_written_out_gradient(gelu, rank, in_parts, request, monkeypatch, ag
 @needs_block
 def test_long_sequences_never_hold_p(short_parts):
     """No tensor of the update has a place for every query and every key."""
-    _, shapes = outputs_and_gradients(block_of(), ops.zeros((3, 11, 8)))
-    shapes = shapes.replace(" ", "")
+    _, program = outputs_and_gradients(block_of(), ops.zeros((3, 11, 8)))
+    shapes = program.replace(" ", "")
     assert "[3,2,4,11]" in shapes  # Four queries, all keys.
     assert "11,11]" not in shapes
 

@@ -40,7 +40,6 @@ class Versions:
         self._path, self._batching, self._report = path, batching, report
         self._seen = {version: _files(path, version) for version in _numbers(path)}
         self._skipped: dict[int, Files] = {}
-        self.played = 0
         for version in _numbers(path):
             if (servable := self._loaded(version)) is not None:
                 self.current = servable

@@ -19,6 +19,7 @@ import keras_vit
 from keras_vit import paper
 from keras_vit.families import family_of
 from keras_vit.inspection import costs
+from keras_vit.inspection.counting import table_6
 from keras_vit.recipes import IMAGES
 from tests.conftest import skip_without
 from tests.models import test_plain as plain
@@ -141,6 +142,7 @@ def test_taps_on_padding_are_not_counted():
 def test_exaflops_are_table_6s(row):
     variant, epochs = row
     ours = costs(variant).exaflops(epochs * IMAGES["jft300m"])
+    assert table_6()[row] == ours
     if row == INCONSISTENT:
         assert ours == pytest.approx(paper.EXAFLOPS[variant, 14] / 2, rel=0.03)
         assert ours != pytest.approx(paper.EXAFLOPS[row], rel=0.03)

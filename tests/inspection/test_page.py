@@ -87,6 +87,7 @@ def test_the_page_holds_what_the_model_does(mini, tmp_path):
     size = page.write(tmp_path / "page.html")
     assert size == (tmp_path / "page.html").stat().st_size
     found = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert any(text.endswith(", 2 images") for text in found.text)
 
     attention = output_attention(model, images)
     assert found.data["attention"]["shape"] == list(attention.shape)
@@ -147,6 +148,7 @@ def test_photos_are_what_the_model_was_given():
     np.testing.assert_array_equal(page.photos, photo)
     assert page.predictions is None
     assert "has no head" in " ".join(read(page).text)
+    assert any(text.endswith(", 1 image") for text in read(page).text)
     (source,) = [
         img["src"] for img in read(page).all("img") if img.get("alt") == "image 1"
     ]

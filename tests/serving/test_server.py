@@ -701,6 +701,8 @@ def test_parts_of_a_request(servable, counting, monkeypatch):
     large = hostile.encoded(Image.new("L", (3000, 4000)), "PNG")  # 12 megapixels.
     assert lengths([small] * 70) == [32, 32, 6]
     assert lengths([small, large, large, damaged, large]) == [2, 2, 1]
+    half = hostile.encoded(Image.new("L", (2**11, 2**12)), "PNG")  # Of 2^24 pixels.
+    assert lengths([half] * 3) == [2, 1]
     assert lengths([hostile.vast_png(), hostile.vast_png()]) == [1, 1]
     assert lengths([b""]) == [1]
     monkeypatch.setattr(servable_module, "PART_IMAGES", 2)

@@ -226,11 +226,16 @@ def with_a_head(**changes):
 # Counting.
 
 
-def test_accuracy_counts_every_test_image(source):
+def test_every_test_image_counts_once(source):
+    """In the accuracy and in the loss, the mean cross-entropy of the softmax."""
     model = tiny()
     result = fit(model, recipe(), source, verbose=0)
     assert result.test_images == 13  # Batches of 8 and 5.
     assert result.test_accuracy == pytest.approx(accuracy_by_hand(model, source.test))
+    images = keras_vit.preprocess_input(source.test.images)
+    logits = model.predict(images, verbose=0).astype(np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(13), source.test.labels]
+    assert result.history[-1]["val_loss"] == pytest.approx(losses.mean(), rel=1e-6)
 
 
 def test_a_prime_number_of_steps_is_trained_to_its_end(source, trajectory):

@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 QUIET = TF_CPP_MIN_LOG_LEVEL=2
+# Programs that JAX compiled for the same half before; `make clean` removes them.
+ON_JAX = KERAS_BACKEND=jax JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache/$@ \
+  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1
 PYTHONS ?= 3.11 3.12 3.13
 COLAB = benchmarks/colab
 PEERS = keras-vit torch keras-hub flax vit-keras
@@ -57,11 +60,11 @@ test-training: $(VENV)/dev.done
 	  $(SECOND_HALF)
 
 test-jax: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
+	$(QUIET) $(ON_JAX) $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  $(JAX_HALF)
 
 test-jax-and-torch: $(VENV)/dev.done
-	$(QUIET) KERAS_BACKEND=jax $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
+	$(QUIET) $(ON_JAX) $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  $(JAX_HALF:%=--ignore=%)
 	$(QUIET) KERAS_BACKEND=torch $(BIN)/pytest -q -m "not slow and not tensorflow_only" \
 	  tests/layers tests/models tests/weights tests/evaluation tests/inspection \
@@ -223,4 +226,4 @@ vit-keras-python:
 	touch $@
 
 clean:
-	rm -rf .venv .venv-build .venv-wheel-* .venv-colab .venv-colab-tpu .venv-interop .venv-serve .venv-peers demo runs site build dist *.egg-info
+	rm -rf .venv .venv-build .venv-wheel-* .venv-colab .venv-colab-tpu .venv-interop .venv-serve .venv-peers .jax_cache demo runs site build dist *.egg-info

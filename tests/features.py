@@ -218,7 +218,7 @@ TRAINING = (
                 "Its broadcast between processes has no bfloat16. "
                 "`momentum_dtype='float32'` trains.",
                 COLLECTIVES,
-                SEVERAL + "test_recipes_that_cannot_be_divided",
+                "training/test_strategies.py::test_recipes_that_cannot_be_divided",
             ),
             "jax": PROCESSES + "test_two_processes_train_as_one",
             "torch": TORCH_PROCESSES,

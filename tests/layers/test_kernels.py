@@ -1,5 +1,6 @@
 """What the encoder computes with, against the same equations without it."""
 
+import types
 from unittest import mock
 
 import keras
@@ -107,6 +108,45 @@ def test_one_more_token_changes_nothing(tokens, agree):
     )
     for padded, derived in zip(ours, plain, strict=True):
         agree("attention with one more token", padded, derived, 1e-5)
+
+
+REFUSED = {"tokens": 197, "dtype": "bfloat16", "size": 64, "device": "9.0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({}, True),
+        ({"dtype": "float16", "size": 128, "device": "8.0"}, True),
+        ({"tokens": 196}, False),
+        ({"dtype": "float32"}, False),
+        ({"size": 136}, False),
+        ({"size": 60}, False),
+        ({"device": "7.5"}, False),
+        ({"device": "gfx942"}, False),  # Of AMD.
+        ({"platform": "cpu"}, False),
+        ({"distribution": "of several devices"}, False),
+        ({"fused": False}, False),
+    ],
+)
+def test_attention_of_odd_length_on_a_gpu_of_jax(change, refused, monkeypatch):
+    """JAX's own check (`jax._src.cudnn.fused_attention_stablehlo`), by its cases."""
+    jax = pytest.importorskip("jax")
+    case = REFUSED | {"platform": "gpu", "distribution": None, "fused": None} | change
+    device = types.SimpleNamespace(compute_capability=case["device"])
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(
+        keras.distribution, "distribution", lambda: case["distribution"]
+    )
+    monkeypatch.setattr(
+        keras.config, "is_flash_attention_enabled", lambda: case["fused"]
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: case["platform"])
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    q = types.SimpleNamespace(
+        shape=(2, case["tokens"], 3, case["size"]), dtype=case["dtype"]
+    )
+    assert kernels._is_refused_by_cudnn(q) == refused
 
 
 @pytest.mark.skipif(not on_a_gpu(), reason="needs JAX on a GPU")

@@ -130,7 +130,7 @@ REFUSED = {"tokens": 197, "dtype": "bfloat16", "size": 64, "device": "9.0"}
     ],
 )
 def test_attention_of_odd_length_on_a_gpu_of_jax(change, refused, monkeypatch):
-    """JAX's own check (`jax._src.cudnn.fused_attention_stablehlo`), by its cases."""
+    """Only where cuDNN's kernel runs: one GPU from Ampere on, 16 bits, some sizes."""
     jax = pytest.importorskip("jax")
     case = REFUSED | {"platform": "gpu", "distribution": None, "fused": None} | change
     device = types.SimpleNamespace(compute_capability=case["device"])

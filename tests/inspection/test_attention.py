@@ -294,7 +294,8 @@ def test_attention_maps_draws_a_picture(pictures, tmp_path):
     plots = pytest.importorskip("keras_vit.inspection.plots")
     plots.attention_maps(*pictures, ["a", "b", "c"], tmp_path / "new" / "maps.png")
     drawn = image.imread(tmp_path / "new" / "maps.png")
-    assert drawn.shape[:2] == (570, 720)  # 3.8 by 3 * 1.6 inches, 150 dots an inch.
+    # 2 * 1.6 * 32 / 48 + 0.6 by 3 * 1.6 inches, 150 dots an inch.
+    assert drawn.shape[:2] == (410, 720)
     assert drawn[..., :3].std() > 0.05
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["maps.png"]
 

@@ -33,12 +33,13 @@ def attention_maps(
     canvas.check_values("images [B, H, W, C]", images, 4)
     canvas.check_values("maps [B, rows, columns]", maps, 3, 0)
     images = canvas.colored(images)
-    with canvas.picture(path, 1.6 * len(images), 3.8) as figure:
+    height, width = images.shape[1:3]
+    tall = 2 * 1.6 * height / width + 0.6
+    with canvas.picture(path, 1.6 * len(images), tall) as figure:
         axes = figure.subplots(2, len(images), squeeze=False)
         for column, (image, attention, title) in enumerate(
             zip(images, maps, titles, strict=True)
         ):
-            height, width = image.shape[:2]
             axes[0, column].imshow(image, interpolation="nearest")
             axes[0, column].set_title(title, fontsize=9)
             axes[1, column].imshow(
@@ -48,7 +49,7 @@ def attention_maps(
                 axis.set_xticks([])
                 axis.set_yticks([])
         axes[0, 0].set_ylabel("input")
-        axes[1, 0].set_ylabel("attention (rollout)")
+        axes[1, 0].set_ylabel("attention")
 
 
 def figure_6(
@@ -215,7 +216,8 @@ def figure_10(
         canvas.check_values(f"similarities of {title!r}", array, 4)
     columns = min(len(similarities), 3)
     rows = -(-len(similarities) // columns)
-    with canvas.picture(path, 3.5 * columns + 0.9, 4.1 * rows) as figure:
+    tall = max(_inches_tall(array, 3.5, most) for array in similarities.values())
+    with canvas.picture(path, 3.5 * columns + 0.9, (tall + 0.6) * rows) as figure:
         figure.get_layout_engine().set(hspace=0.06)
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.ravel()[len(similarities) :]:
@@ -294,6 +296,14 @@ def _positions(axes: Any, similarity: np.ndarray, most: int) -> Any:
     axes.set_xlabel("input patch column")
     axes.set_ylabel("input patch row")
     return drawn
+
+
+def _inches_tall(similarity: np.ndarray, width: float, most: int) -> float:
+    """Returns the height of `_positions` of a width in inches, for legible numbers."""
+    rows, columns = similarity.shape[:2]
+    tiles = min(rows, most)
+    shape = tiles * rows / (min(columns, most) * columns)
+    return float(max(width * shape, 0.15 * tiles))
 
 
 def _similarity_bar(figure: Any, similarity: Any, axes: Any) -> None:

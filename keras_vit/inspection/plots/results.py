@@ -291,5 +291,8 @@ def confusion(
                         "color": color,
                     }
                     axes.text(column, row, f"{images:.0f}", **style)
+        else:
+            canvas.whole_numbers(axes.xaxis)
+            canvas.whole_numbers(axes.yaxis)
         bar = figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the class")
         bar.ax.yaxis.set_major_formatter(lambda share, _: percent(share, 0))

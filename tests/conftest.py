@@ -1,5 +1,6 @@
 """What every test shares: where fixtures are, and the parity table."""
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -106,13 +107,27 @@ def hub(tmp_path, monkeypatch):
         yield hub
 
 
+@functools.cache
+def commands_of(get_command, app, callbacks):
+    """The commands of `keras-vit`, made once for all tests with these callbacks."""
+    return get_command(app)
+
+
 @pytest.fixture
 def shell(monkeypatch, capsys):
     """Runs `keras-vit` at 200 columns: (exit code, standard output, standard error)."""
     import keras
+    from typer import main
 
     from keras_vit import cli
 
+    get_command = main.get_command
+
+    def made_once(app):
+        callbacks = tuple(command.callback for command in app.registered_commands)
+        return commands_of(get_command, app, callbacks)
+
+    monkeypatch.setattr(main, "get_command", made_once)
     monkeypatch.setenv("COLUMNS", "200")
     policy = keras.config.dtype_policy()
 

@@ -71,9 +71,12 @@ def commands(code):
     assert not command, f"a quotation without an end: {command}"
 
 
+COMMANDS = typer.main.get_command(app)
+
+
 def leaf(words):
     """A command line's own command: (its words, the click command, its arguments)."""
-    command, taken = typer.main.get_command(app), 1
+    command, taken = COMMANDS, 1
     while taken < len(words) and words[taken] in getattr(command, "commands", ()):
         command = command.commands[words[taken]]
         taken += 1

@@ -64,7 +64,7 @@ def permute(places: Any, size: int, key: Any) -> Any:
 NUMBERS, NUMBER = tf.TensorSpec([None], tf.uint64), tf.TensorSpec([], tf.uint64)
 
 
-# Traced once, because the rounds are 300 operations that every pipeline calls.
+# Traced once, for all pipelines.
 @tf.function(
     input_signature=[NUMBERS, NUMBERS, NUMBER, NUMBER, NUMBER], autograph=False
 )
@@ -85,11 +85,15 @@ def _walk(start: Any, keys: Any, size: Any, a: Any, b: Any) -> Any:
 
 def _network(numbers: Any, a: Any, b: Any, keys: Any) -> Any:
     """Computes the permutation of 0 to a b - 1."""
-    left, right = numbers // b, numbers % b
-    every = _constant(ROUNDS)
-    for i in range(0, ROUNDS, 2):
-        left = (left + _draw(keys, every * right + _constant(i)) % a) % a
-        right = (right + _draw(keys, every * left + _constant(i + 1)) % b) % b
+    rounds = _constant(ROUNDS)
+
+    # A loop, because all rounds in a row take 0.1 s to prepare for each iterator.
+    def a_round(i: Any, one: Any, other: Any, n: Any, m: Any) -> tuple[Any, ...]:
+        changed = (one + _draw(keys, rounds * other + i) % n) % n
+        return i + _constant(1), other, changed, m, n
+
+    start = (_constant(0), numbers // b, numbers % b, a, b)
+    _, left, right, *_ = tf.while_loop(lambda i, *_: i < rounds, a_round, start)
     return left * b + right
 
 

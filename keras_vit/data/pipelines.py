@@ -98,8 +98,6 @@ def train_pipeline(
     Raises:
         ValueError: if the split is empty, `augment` is unknown, or the sizes do not fit
             together.
-        ValueError: if the split is empty, `augment` unknown, or a number does not fit
-            another.
     """
     if augment not in ("inception", "crop", "crop_only", "flip", "none"):
         raise ValueError(

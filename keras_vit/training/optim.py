@@ -699,7 +699,7 @@ class Adafactor(_Decoupled):
         variable = self._trainable_variables[index]
         count, shape = self.views.get(variable.path, (1, variable.shape))
         beta = 1.0 - self._number() ** -0.8
-        beta = ops.minimum(self.beta2_cap * ops.ones_like(beta), beta)
+        beta = ops.minimum(beta, self.beta2_cap)
         # Moves tensors from the last axis to the first: [count, *shape].
         lead = tuple(variable.shape[:-1])
         apart = (*lead, count, variable.shape[-1] // count) if lead else None

@@ -90,6 +90,8 @@ def compiled(
         loss = _loss(recipe, sparse)
     # Padding in the last batch of an evaluation has weight 0.
     trained.compile(optimizer, loss, weighted_metrics=metrics, auto_scale_loss=False)
+    # On TensorFlow, a step that creates variables is traced twice.
+    trained.optimizer.build(trained.trainable_variables)
     return metrics
 
 

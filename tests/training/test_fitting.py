@@ -103,6 +103,20 @@ def trajectory(monkeypatch):
     return seen
 
 
+@pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"ema": 0.5}])
+def test_the_update_is_traced_once(source, monkeypatch, options):
+    traces = []
+    real = MomentumSGD.apply
+
+    def apply(self, *args, **kwargs):
+        traces.append(tf.inside_function())
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(MomentumSGD, "apply", apply)
+    fit(tiny(), recipe(**options), source, verbose=0)
+    assert traces == [True]
+
+
 # The sweep.
 
 

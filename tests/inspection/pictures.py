@@ -116,6 +116,10 @@ def description(figure, path):
     for axes in figure.axes:
         frame = [name for name, spine in axes.spines.items() if spine.get_visible()]
         title = f"title size={axes.title.get_size():g} frame={rounded(frame)}"
+        if place := axes.get_subplotspec():
+            grid = place.get_gridspec()
+            ratios = rounded([grid.get_width_ratios(), grid.get_height_ratios()])
+            title += f" ratios={ratios}"
         lines += ["", line(axes), title]
         lines += [axis_line("x", axes.xaxis), axis_line("y", axes.yaxis)]
         if axes.get_label() != "<colorbar>":

@@ -149,6 +149,16 @@ def test_features_and_attention_are_the_signatures(client, served, name):
     np.testing.assert_array_equal(getattr(client, name)(arrays), expected)
 
 
+def test_features_of_arrays_with_1_or_3_channels(client, served):
+    gray = pixels(0)[..., :1]
+    file = tf.io.encode_png(gray).numpy()
+    np.testing.assert_array_equal(client.features([gray]), client.features([file]))
+    for channels in (2, 4):
+        array = np.zeros((8, 8, channels), np.uint8)
+        with pytest.raises(ValueError, match=rf"1 or 3 .* \[8, 8, {channels}\]"):
+            client.features([array])
+
+
 def test_rest_and_grpc_say_the_same(servers, served):
     served.reset()
     images = [png(seed) for seed in range(4)] + [BAD]

@@ -1,4 +1,4 @@
-"""Measures the time to the first image: imports, building, prediction and training.
+"""Measures the time to the first prediction, and to the end of the shortest training.
 
     python benchmarks/startup.py
 
@@ -102,8 +102,8 @@ def main() -> None:
         print(
             f"predict, {name:9} {seconds:.2f} s, {seconds / keras_seconds:.2f} of Keras"
         )
-    fits = statistics.median(training_seconds() for _ in range(ROUNDS))
-    print(f"fit, one update and an evaluation  {fits:.2f} s")
+    seconds = statistics.median(training_seconds() for _ in range(ROUNDS))
+    print(f"fit, one update and an evaluation  {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def compiled(
     base_lr: float,
     sparse: bool,
 ) -> list[keras.metrics.Metric]:
-    """Compiles the model to train; returns the metrics, which Keras builds later.
+    """Compiles the model to train, and builds the optimizer; returns the metrics.
 
     Args:
         trained: model to train: `model`, its head, or a copy.

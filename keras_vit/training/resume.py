@@ -244,10 +244,9 @@ def seed_torch(model: keras.Model, step: int) -> None:
 def training_variables(model: keras.Model) -> dict[str, Any]:
     """Returns all variables that training changes.
 
-    They are the model's variables, and the optimizer's moments, averages and number of
-    updates.
+    They are the model's variables, and the moments, averages and number of updates of
+    its optimizer, which is built (`preparing.compiled`).
     """
-    model.optimizer.build(model.trainable_variables)
     return model_variables(model) | {
         f"optimizer/{place:05}": variable
         for place, variable in enumerate(model.optimizer.variables)

@@ -1,22 +1,12 @@
 """What the tests of pictures share."""
 
-import contextlib
-
 import pytest
 
-from keras_vit.inspection.plots import canvas
+from tests.inspection import pictures
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def figures():
     """The figures that are made, as they are."""
-    made, picture = [], canvas.picture
-
-    @contextlib.contextmanager
-    def kept(*where):
-        with picture(*where) as figure:
-            made.append(figure)
-            yield figure
-
-    monkeypatch.setattr(canvas, "picture", kept)
-    return made
+    with pictures.kept() as figures:
+        yield figures

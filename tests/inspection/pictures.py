@@ -8,6 +8,7 @@ Numbers are rounded, and what matplotlib chooses by itself (the layout, most tic
 left out, so the text does not depend on its version.
 """
 
+import contextlib
 from pathlib import Path
 from unittest import mock
 
@@ -67,15 +68,15 @@ def line(artist):
         words.append(points(artist.get_xydata()))
     if kind == "Collection":
         for path in artist.get_paths():
-            corners = path.vertices
-            words.append(f"{rounded(corners.min(0))} to {rounded(corners.max(0))}")
+            low, high = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            words.append(f"{rounded(low)} to {rounded(high)}")
     if kind == "Legend":
         words += [rounded([text.get_text(), text.get_size()]) for text in artist.texts]
     return " ".join(words)
 
 
 def axis_line(name, axis):
-    """An axis: its ticks if they are set, else who chooses them."""
+    """An axis: its ticks if they are set, otherwise the class that chooses them."""
     from matplotlib import ticker
 
     locator, written = axis.get_major_locator(), axis.get_major_formatter()
@@ -87,18 +88,13 @@ def axis_line(name, axis):
     if isinstance(locator, ticker.FixedLocator):
         ticks = locator()
         labels = axis.get_ticklabels()
-        words += {rounded([text.get_rotation(), text.get_ha()]) for text in labels}
+        turns = {rounded([text.get_rotation(), text.get_ha()]) for text in labels}
+        words += sorted(turns)
     if not isinstance(written, ticker.ScalarFormatter):
         words.append(rounded([*zip(ticks, written.format_ticks(ticks), strict=True)]))
     for tick in axis.get_major_ticks()[:1]:
-        shown = [
-            tick.tick1line,
-            tick.label1,
-            tick.tick2line,
-            tick.label2,
-            tick.gridline,
-        ]
-        words.append(rounded([one.get_visible() for one in shown]))
+        parts = ("tick1line", "label1", "tick2line", "label2", "gridline")
+        words.append(rounded([getattr(tick, part).get_visible() for part in parts]))
         words.append(f"size={tick.label1.get_size():g}")
         words.append(f"length={tick.tick1line.get_markersize():g}")
         words.append(f"grid={rounded(tick.gridline.get_alpha())}")
@@ -220,18 +216,25 @@ EXAMPLES = {
 }
 
 
+@contextlib.contextmanager
+def kept():
+    """A list of the figures that are made inside, as they are."""
+    made, picture = [], canvas.picture
+
+    @contextlib.contextmanager
+    def keeping(*where):
+        with picture(*where) as figure:
+            made.append(figure)
+            yield figure
+
+    with mock.patch.object(canvas, "picture", keeping):
+        yield made
+
+
 def drawn(name, folder):
     """Draws an example; returns its description."""
-    figures = []
-    made = canvas.check()
-
-    class Kept(made):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            figures.append(self)
-
     path = Path(folder) / f"{name}.png"
-    with mock.patch.object(canvas, "check", return_value=Kept):
+    with kept() as figures:
         EXAMPLES[name](path)
     (figure,) = figures
     return description(figure, path)

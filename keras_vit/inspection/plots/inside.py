@@ -216,8 +216,9 @@ def figure_10(
         canvas.check_values(f"similarities of {title!r}", array, 4)
     columns = min(len(similarities), 3)
     rows = -(-len(similarities) // columns)
-    tall = max(_inches_tall(array, 3.5, most) for array in similarities.values())
-    with canvas.picture(path, 3.5 * columns + 0.9, (tall + 0.6) * rows) as figure:
+    wide = 3.5  # Inches of a panel.
+    tall = max(_height(array, wide, most) for array in similarities.values())
+    with canvas.picture(path, wide * columns + 0.9, (tall + 0.6) * rows) as figure:
         figure.get_layout_engine().set(hspace=0.06)
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.ravel()[len(similarities) :]:
@@ -298,8 +299,8 @@ def _positions(axes: Any, similarity: np.ndarray, most: int) -> Any:
     return drawn
 
 
-def _inches_tall(similarity: np.ndarray, width: float, most: int) -> float:
-    """Returns the height of `_positions` of a width in inches, for legible numbers."""
+def _height(similarity: np.ndarray, width: float, most: int) -> float:
+    """Returns the height that `_positions` needs at a width, both in inches."""
     rows, columns = similarity.shape[:2]
     tiles = min(rows, most)
     shape = tiles * rows / (min(columns, most) * columns)

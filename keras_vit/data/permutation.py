@@ -87,7 +87,7 @@ def _network(numbers: Any, a: Any, b: Any, keys: Any) -> Any:
     """Computes the permutation of 0 to a b - 1."""
     rounds = _constant(ROUNDS)
 
-    # A loop, because all rounds in a row take 0.1 s to prepare for each iterator.
+    # A loop, because TensorFlow optimizes all operations again for each iterator.
     def a_round(i: Any, one: Any, other: Any, n: Any, m: Any) -> tuple[Any, ...]:
         changed = (one + _draw(keys, rounds * other + i) % n) % n
         return i + _constant(1), other, changed, m, n

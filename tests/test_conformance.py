@@ -1,6 +1,5 @@
 """What every public layer and every model must survive, on any backend."""
 
-import contextlib
 import inspect
 import os
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import keras_vit
 from keras_vit import layers
 from tests.models.test_vit import perturbed, tiny
+from tests.precision import float64_is_allowed
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -137,15 +137,6 @@ def test_inferred_shape_is_the_real_one(case):
     )
     symbolic = layer(keras.Input(x.shape[1:]))
     assert symbolic.shape == (None, *layer(x).shape[1:])
-
-
-def float64_is_allowed():
-    """JAX rounds everything to float32 unless told otherwise."""
-    if keras.backend.backend() != "jax":
-        return contextlib.nullcontext()
-    import jax
-
-    return jax.enable_x64(True)
 
 
 def test_a_batch_of_one_is_the_first_of_two(case):

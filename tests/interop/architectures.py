@@ -6,7 +6,6 @@ they are.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import math
@@ -15,7 +14,6 @@ import re
 import sys
 import tempfile
 import warnings
-from unittest import mock
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -28,6 +26,7 @@ import torch
 
 import keras_vit
 from keras_vit.weights import names, timm_names, variables
+from tests.precision import in_float64
 
 MODULES = (
     "vision_transformer",
@@ -108,20 +107,6 @@ def scaled(pixels):
     return (pixels.astype("float32") - 127.5) / 127.5
 
 
-@contextlib.contextmanager
-def float64():
-    """Keras computes in float64, which it rounds to float32 on torch otherwise."""
-    types = vars(sys.modules[keras.backend.result_type.__module__])
-    with mock.patch.dict(types["BIT64_TO_BIT32_DTYPE"], float64="float64"):
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
-        try:
-            yield
-        finally:
-            keras.config.set_floatx("float32")
-            keras.config.set_dtype_policy("float32")
-
-
 def channels_first(images):
     """A torch tensor of images of ours."""
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
@@ -149,7 +134,7 @@ def their_gradients(model, function, images):
 
 def our_gradients(folder, images, upstream):
     """The config, outputs, and gradients by canonical name, in float64."""
-    with float64():
+    with in_float64():
         model = keras_vit.from_checkpoint(folder, image_size=images.shape[1:3])
         outputs = model(keras.ops.convert_to_tensor(images.astype("float64")))
         assert outputs.dtype == torch.float64

@@ -42,9 +42,15 @@ def load_model(path: str | os.PathLike[str], compiled: bool = False) -> keras.Mo
     If `compiled` is true, the optimizer is loaded, too.
 
     Raises:
+        FileNotFoundError: if the file does not exist.
         ValueError: if the file is damaged or contains Python code.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            "Expected a model that Keras saved. Received: "
+            f"{str(path)!r}, which does not exist"
+        )
     damage = _damage(path) if path.suffix == ".keras" else None
     if damage is None:
         try:

@@ -47,6 +47,14 @@ def test_a_cut_file(saved):
         load_model(path)
 
 
+def test_a_missing_file_is_not_called_damaged(tmp_path):
+    missing = tmp_path / "model.keras"
+    with pytest.raises(
+        FileNotFoundError, match=r"model\.keras', which does not exist$"
+    ):
+        load_model(missing)
+
+
 def test_python_code_is_not_run(tmp_path):
     images = keras.Input((2,))
     model = keras.Model(images, keras.layers.Lambda(lambda x: 2 * x)(images))

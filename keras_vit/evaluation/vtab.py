@@ -25,7 +25,7 @@ from keras_vit.data.vtab import GROUPS, TASKS, VTABTask
 from keras_vit.facts import Preprocessing
 from keras_vit.files import parse_json, replacing, write_json
 from keras_vit.models.description import weights_sha256
-from keras_vit.models.vision import preprocessing_of
+from keras_vit.models.vision import architecture_of, preprocessing_of
 from keras_vit.recipes import FINETUNE, Recipe
 from keras_vit.training import locking
 from keras_vit.training.distribution import Workers
@@ -194,6 +194,7 @@ def run(
     folder = Path(output)
     identity = {
         "weights": weights_sha256(model, without=("pre_logits", "head")),
+        "config": architecture_of(model),
         "recipe": recipe.identity(),
         "augment": augment,
         "seed": seed,

@@ -218,6 +218,23 @@ def facts_of(model: keras.Model) -> Facts:
     return model.facts if isinstance(model, VisionModel) else Facts()
 
 
+def architecture_of(model: keras.Model) -> dict[str, Any]:
+    """The fields of a model's config that differ from their defaults, as plain values.
+
+    Models with the same variables can differ in heads, GELU and epsilons. The result is
+    empty for a model without a config.
+    """
+    config = facts_of(model).config
+    if config is None:
+        return {}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if getattr(config, name) != defaults[name]
+    }
+
+
 def labels_of(
     model: keras.Model, given: Iterable[str] | None = None
 ) -> tuple[str, ...]:

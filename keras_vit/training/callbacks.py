@@ -151,7 +151,7 @@ class Watch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._since = None  # The first update compiles, so it is not measured.
         self._written = {}
-        count = self.keeper.step % self.keeper.period
+        count = self.keeper.step - self.keeper.mean_since
         if count:  # A resumed period: the metrics continue.
             self._written = {
                 metric.name: (count, float(metric.result()) * count)
@@ -169,26 +169,27 @@ class Watch(keras.callbacks.Callback):
             self._seconds, self._images = 0.0, 0
         step = self.keeper.step
         if self._events is not None and step % self._every == 0:
-            self._events.scalars(step, self._scalars(step, logs or {}))
+            self._events.scalars(step, self._scalars(logs or {}))
 
-    def _scalars(self, step: int, logs: Mapping[str, float]) -> dict[str, float]:
+    def _scalars(self, logs: Mapping[str, float]) -> dict[str, float]:
         """Scalars of the updates since the last written ones."""
         synchronize(self.model)
-        norm = own_optimizer(self.model).gradient_norm
+        optimizer = own_optimizer(self.model)
+        applied = int(optimizer.iterations.numpy())  # mixed_float16 leaves some out.
         values = {
             f"train/{name}": self._since_written(name, float(logs[name]))
             for name in ("loss", "accuracy")
             if name in logs
         }
-        values["train/learning_rate"] = float(self.learning_rate(step - 1))
-        values["train/gradient_norm"] = float(norm.numpy())
+        values["train/learning_rate"] = float(self.learning_rate(max(applied - 1, 0)))
+        values["train/gradient_norm"] = float(optimizer.gradient_norm.numpy())
         if self.images_per_second is not None:
             values["train/images_per_second"] = self.images_per_second
         return values
 
     def _since_written(self, name: str, mean: float) -> float:
         """The mean since the last written update, from Keras's mean of the period."""
-        count = (self.keeper.step - 1) % self.keeper.period + 1
+        count = self.keeper.step - self.keeper.mean_since
         before, total = self._written.get(name, (0, 0.0))
         self._written[name] = count, mean * count
         return (mean * count - total) / (count - before)

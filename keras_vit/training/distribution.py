@@ -430,12 +430,14 @@ class Workers:
         """Raises ValueError unless every process resumes from the same step."""
         if self.count == 1:
             return
-        (total,) = self._sums(np.array([step], np.float32))
-        if total != step * self.count:
+        digits = np.array(divmod(step, 4096), np.float32)  # Their sums are exact.
+        sums = self._sums(digits)
+        if (sums != digits * self.count).any():
+            mean = float(sums @ [4096, 1]) / self.count
             raise ValueError(
                 "Expected every worker to find the same newest checkpoint. Received: "
-                f"step {step} on worker {self.index}, {total / self.count:g} on "
-                "average. Put the run's folder on a disk that all workers share"
+                f"step {step} on worker {self.index}, {mean:.1f} on average. Put the "
+                "run's folder on a disk that all workers share"
             )
 
     def each(self, variable: keras.Variable) -> np.ndarray:
@@ -467,6 +469,29 @@ class Workers:
         return values
 
 
+def divisible(batches: tf.data.Dataset, parts: int) -> tf.data.Dataset:
+    """Returns the same batches, which raise an error if they have no equal parts.
+
+    Unequal parts would have the same weight in the mean over devices and over
+    accumulated parts.
+    """
+    if parts == 1:
+        return batches
+
+    def checked(*batch: Any) -> Any:
+        count = tf.shape(tf.nest.flatten(batch)[0])[0]
+        tf.debugging.assert_equal(
+            count % parts,
+            0,
+            f"Expected the batch size to be a multiple of {parts} images, the number "
+            "of devices (in training, times accumulation_steps). Dataset.batch(..., "
+            "drop_remainder=True) omits the last, smaller batch",
+        )
+        return batch if len(batch) > 1 else batch[0]
+
+    return batches.map(checked)
+
+
 def _devices_of(model: keras.Model) -> int:
     """Returns the number of JAX devices that hold a model's variables."""
     if keras.backend.backend() != "jax":
@@ -496,18 +521,12 @@ class _JaxWorkers(Workers):
             return batches
 
         def part(x: Any) -> Any:
-            count = tf.shape(x)[0]
-            tf.debugging.assert_equal(
-                count % self.replicas,
-                0,
-                f"Expected the batch size to be a multiple of {self.replicas} images, "
-                "the number of devices. Dataset.batch(..., drop_remainder=True) omits "
-                "the last, smaller batch",
-            )
-            share = count // self.count
+            share = tf.shape(x)[0] // self.count
             return x[self.index * share : (self.index + 1) * share]
 
-        return batches.map(lambda *batch: tf.nest.map_structure(part, batch))
+        return divisible(batches, self.replicas).map(
+            lambda *batch: tf.nest.map_structure(part, batch)
+        )
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         sums: np.ndarray = _gathered(values).sum(axis=0)

@@ -18,7 +18,7 @@ from keras_vit.features import FrozenFeatures
 from keras_vit.models.transfer import read_by
 from keras_vit.normalization import value_range
 from keras_vit.recipes import Recipe
-from keras_vit.training.distribution import Workers
+from keras_vit.training.distribution import Workers, divisible
 from keras_vit.training.resume import generator_states
 
 BatchesFrom: TypeAlias = Callable[..., tf.data.Dataset]  # Its argument is `start_step`.
@@ -93,7 +93,8 @@ class Batches:
             )
         if isinstance(data, tf.data.Dataset):
             self._check_ready(model, data)
-            self.ready = data.repeat()
+            parts = workers.replicas * recipe.accumulation_steps
+            self.ready = divisible(data, parts).repeat()
             return
         self.source = (
             data

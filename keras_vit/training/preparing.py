@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit.layers import AxialBlock, TransformerBlock
-from keras_vit.models.vision import VisionModel
+from keras_vit.models.vision import VisionModel, architecture_of
 from keras_vit.recipes import Recipe
 from keras_vit.training import losses, optim
 from keras_vit.training.inputs import Batches, objective
@@ -118,6 +118,7 @@ def identity(model: keras.Model, recipe: Recipe, batches: Batches) -> dict[str, 
             "variables": digest,
             **_asked_of(model),
         },
+        "config": architecture_of(model.backbone if objective(model) else model),
         **batches.identity(),
     }
 

@@ -326,7 +326,7 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
     Raises:
         ValueError: with each value that differs from the start of the run.
     """
-    given = json.loads(json.dumps(given))  # Tuples become lists, as in the file.
+    given = dict(json.loads(json.dumps(given)))  # Tuples become lists, as in the file.
     if not path.exists():
         if writes:
             write_json(path, given)
@@ -338,6 +338,8 @@ def check_same(path: Path, given: Mapping[str, Any], writes: bool = True) -> Non
             f"Expected the JSON file of a run. Received: {str(path)!r} ({error}). "
             "Start the run again in a different folder"
         ) from error
+    if "config" not in begun:  # keras_vit 0.1 did not store it.
+        given.pop("config", None)
     check_order(
         begun, given, str(path), "or --resume never (resume='never') to start again"
     )
@@ -448,11 +450,17 @@ class EMACallback(keras.callbacks.Callback):
     def __init__(self, total_steps: int) -> None:
         super().__init__()
         self.total_steps = total_steps
+        self.step = 0  # Also counts updates that mixed_float16 leaves out.
         self._raw: list[np.ndarray] = []
 
     @property
     def _optimizer(self) -> Any:
         return own_optimizer(self.model)
+
+    @property
+    def _started(self) -> bool:
+        """Whether there are averages: they are zeros before the first update."""
+        return bool(self._optimizer.iterations.numpy())
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -467,7 +475,7 @@ class EMACallback(keras.callbacks.Callback):
         """Gives the model its averaged weights."""
         weights = self.model.trainable_variables
         self._raw = [keras.ops.convert_to_numpy(weight).copy() for weight in weights]
-        before, self._optimizer.use_ema = self._optimizer.use_ema, True
+        before, self._optimizer.use_ema = self._optimizer.use_ema, self._started
         self._optimizer.finalize_variable_values(weights)
         self._optimizer.use_ema = before
         self._unshare()
@@ -495,6 +503,9 @@ class EMACallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._optimizer.use_ema = True
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+
     def on_test_begin(self, logs: Any = None) -> None:
         self.put_in()
 
@@ -502,8 +513,8 @@ class EMACallback(keras.callbacks.Callback):
         self.put_back()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        last = self._optimizer.iterations.numpy() == self.total_steps
-        self._optimizer.use_ema = last  # `fit` checks it when it ends.
+        last = self.step == self.total_steps
+        self._optimizer.use_ema = last and self._started  # `fit` checks it at its end.
 
 
 class CheckpointCallback(keras.callbacks.Callback):
@@ -558,6 +569,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.save_steps = save_steps
         self.save_minutes = save_minutes
         self.step = 0
+        self.mean_since = 0  # The step after which the metrics were reset.
         self.rows: list[dict[str, float]] = []
         self.best = -math.inf
         self.pending: dict[str, float] | None = None  # Logs of a period to evaluate.
@@ -566,7 +578,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._checkpoints: Checkpoints | None = None
         if folder is not None:
             self._checkpoints = Checkpoints(folder / CHECKPOINTS, keep)
-        self._cut: list[np.ndarray] = []  # Metrics of an interrupted period.
+        self._cut: list[np.ndarray] = []  # Metrics of an interrupted period,
+        self._cut_since = 0  # which were reset after this step.
         self._saved_step = 0
         self._tried_at, self._tried_step = time.monotonic(), 0
 
@@ -582,11 +595,15 @@ class CheckpointCallback(keras.callbacks.Callback):
             saved = self._checkpoints.newest()
         if saved is not None:
             values = dict(saved.variables)
-            self._cut = [
-                values.pop(name) for name in sorted(values) if _is_metric(name)
-            ]
+            cut = [values.pop(name) for name in sorted(values) if _is_metric(name)]
             restore(training_variables(self.model), values)
             self.step = self._saved_step = self._tried_step = saved.step
+            if cut and saved.info.get("period", self.period) == self.period:
+                self._cut = cut
+                begun = saved.step - saved.step % self.period
+                self._cut_since = saved.info.get("mean_since", begun)
+            if self.averaged is not None:
+                self.averaged.step = self.step
             self.rows = saved.info["rows"]
             self.best = saved.info["best"]
             self.pending = saved.info["pending"]
@@ -607,7 +624,13 @@ class CheckpointCallback(keras.callbacks.Callback):
             f"metrics/{place:05}": plain(self.workers.each(variable))
             for place, variable in enumerate(metrics)
         }
-        info = {"rows": self.rows, "best": self.best, "pending": self.pending}
+        info = {
+            "rows": self.rows,
+            "best": self.best,
+            "pending": self.pending,
+            "period": self.period,
+            "mean_since": self.mean_since,
+        }
         if self.certificate is not None:
             info["links"] = self.certificate.links
         if self.workers.chief:
@@ -615,12 +638,13 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._saved_step = self.step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.mean_since = self.step
         if self._cut:  # `fit` has just reset them.
             for variable, value in zip(
                 self._metric_variables(), self._cut, strict=True
             ):
                 self.workers.give(variable, value)
-            self._cut = []
+            self.mean_since, self._cut = self._cut_since, []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if keras.backend.backend() == "torch":

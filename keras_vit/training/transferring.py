@@ -27,7 +27,7 @@ from keras_vit.families import variant_of
 from keras_vit.files import write_json
 from keras_vit.models import at_resolution, for_task
 from keras_vit.models.description import weights_sha256
-from keras_vit.models.vision import preprocessing_of
+from keras_vit.models.vision import architecture_of, preprocessing_of
 from keras_vit.recipes import FINETUNE, IMAGES, Recipe, finetune_row
 from keras_vit.training import fitting, locking
 from keras_vit.training import resume as resuming
@@ -308,6 +308,7 @@ def _identity(
     backbone = weights_sha256(model, without=("pre_logits", "head"))
     return {
         "transfer": {"weights": backbone, "seed": seed},
+        "config": architecture_of(model),
         "recipe": recipe.identity(),
         **preprocessing.identity(),
         "data": {"name": source.name, "fingerprint": source.fingerprint()},

@@ -72,6 +72,25 @@ def test_a_run_that_was_cut_is_one_curve(source, run, tmp_path, monkeypatch, cou
     assert callbacks.read(tmp_path / "tensorboard") == told
 
 
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("again", [[], [4]], ids=["once", "twice"])
+def test_resumed_with_other_evaluations(source, run, tmp_path, monkeypatch, again):  # noqa: F811
+    """The means of a period start again at the checkpoint, here of step 16."""
+    for count, options in zip([17, *again], [{}, {"evaluations": 1}], strict=False):
+        with monkeypatch.context() as patch:
+            cut(patch, "on_train_batch_end", count)
+            with pytest.raises(Cut):
+                train(tmp_path, source, **options)
+    result = train(tmp_path, source, evaluations=1)
+    whole, told = (callbacks.read(at / "tensorboard") for at in (run[0], tmp_path))
+    steps, losses = zip(*told["train/loss"], strict=True)
+    assert steps == tuple(range(1, 23))
+    expected = [value for _, value in whole["train/loss"]]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert [row["step"] for row in result.history] == [11, 22]
+    assert result.history[-1]["loss"] == pytest.approx(np.mean(expected[16:]))
+
+
 def test_the_gradient_norm_is_that_before_clipping():
     weights = [keras.Variable(np.zeros(2)), keras.Variable(np.zeros(1))]
     optimizer = optim.MomentumSGD(1.0, global_clipnorm=1.0, momentum=0.0)

@@ -13,11 +13,11 @@ import pytest
 
 import keras_vit
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
 from keras_vit.data import pipelines, sources, splits
 from keras_vit.facts import OFFICIAL, Preprocessing
-from keras_vit.training import fit, preparing
+from keras_vit.training import fit, preparing, resume
 from keras_vit.training.distribution import Workers
 from keras_vit.training.inputs import Batches
 from keras_vit.training.optim import MomentumSGD
@@ -191,6 +191,13 @@ def test_accumulation_needs_batches_it_can_cut():
         fit(tiny(), recipe(accumulation_steps=4), ready(size=6), verbose=0)
 
 
+def test_a_smaller_last_batch_is_not_cut_into_unequal_parts():
+    images, labels = next(iter(ready(count=1, size=9)))
+    uneven = tf.data.Dataset.from_tensor_slices((images, labels)).batch(6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2 images"):
+        fit(tiny(), recipe(accumulation_steps=2), uneven, verbose=0)
+
+
 def test_layer_decay_slows_the_layers_below():
     start = with_a_head()
     whole, _ = one_step()
@@ -334,6 +341,29 @@ def test_float16_leaves_an_update_out_that_overflows(parts):
             (a != b).any() for a, b in zip(model.get_weights(), start, strict=True)
         ]
         assert any(moved) == moves
+
+
+@pytest.mark.parametrize(
+    ("scale", "steps", "some"), [(0.6, 24, True), (30.0, 4, False)]
+)
+def test_the_average_of_the_updates_that_did_not_overflow(scale, steps, some):
+    """It is evaluated, and is the model in the end; without any, the start is."""
+    model = with_a_scaled_head(scale, "mixed_float16")
+    start = model.get_weights()
+    settings = recipe(total_steps=steps, warmup_steps=0, base_lr=(0.01,), ema=0.9)
+    judged = ready(count=2)
+    result = fit(model, settings, ready(), validation_data=judged, verbose=0)
+    applied = int(resume.own_optimizer(model).iterations.numpy())
+    assert 0 < applied < steps if some else applied == 0
+    images, labels = (
+        np.concatenate(parts) for parts in zip(*judged.as_numpy_iterator(), strict=True)
+    )
+    shares = keras.ops.log_softmax(model.predict(images, verbose=0).astype("float64"))
+    shares = keras.ops.convert_to_numpy(shares)
+    loss = -shares[np.arange(len(labels)), labels].mean()
+    assert result.history[-1]["val_loss"] == pytest.approx(loss, rel=1e-3)
+    if not some:
+        assert_equal(model.get_weights(), start)
 
 
 @pytest.mark.parametrize("rates", [(1e-6, 3e-6), (3e-6, 1e-6)])

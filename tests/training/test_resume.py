@@ -232,6 +232,21 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
 
 
 @pytest.mark.tensorflow_only
+def test_another_function_of_the_same_variables_is_refused(begun, source):  # noqa: F811
+    with pytest.raises(ValueError, match='config.gelu was null, is "erf"'):
+        fit(tiny(dropout_rate=0.3, gelu="erf"), SETTINGS, source, output=begun)
+
+
+@pytest.mark.tensorflow_only
+def test_a_run_of_0_1_did_not_store_its_config(begun, source):  # noqa: F811
+    facts = json.loads((begun / "begun.json").read_text())
+    assert facts.pop("config")["dropout_rate"] == 0.3
+    (begun / "begun.json").write_text(json.dumps(facts))
+    _, result = train(begun, source)
+    assert result.history[-1]["step"] == 22
+
+
+@pytest.mark.tensorflow_only
 def test_a_run_with_the_order_of_0_1_is_refused(begun, source):  # noqa: F811
     """0.1 shuffled otherwise, and did not write which order it had."""
     from keras_vit.data import permutation

@@ -224,3 +224,36 @@ def test_recipes_that_cannot_be_divided(change, message, source, monkeypatch):  
     monkeypatch.setattr(Workers, "of", lambda model: workers)
     with pytest.raises(ValueError, match=message):
         fit(tiny(), recipe(**change), source)
+
+
+def test_replicas_do_not_train_on_unequal_shares(source):  # noqa: F811
+    """Their mean would be of means: a batch of 3 would be cut into 2 and 1."""
+    workers = distribution._TensorFlowWorkers(tf.distribute.get_strategy())
+    workers.replicas = 2
+    images = np.zeros((11, 32, 32, 3), np.float32)
+    ready = tf.data.Dataset.from_tensor_slices((images, np.zeros(11, int))).batch(8)
+    made = Batches(tiny(), recipe(), ready, None, OFFICIAL, 0, 0, workers)
+    batches = iter(made.all()[0](start_step=0))
+    assert len(next(batches)[0]) == 8
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2 images"):
+        next(batches)
+
+
+@pytest.mark.parametrize(("count", "step"), [(2, 7), (60, 311_947), (20, 999_999)])
+def test_many_workers_agree_on_a_late_step(count, step, monkeypatch):
+    """Sums of the steps themselves are beyond the whole numbers of float32."""
+    workers = distribution._TensorFlowWorkers(tf.distribute.get_strategy())
+    workers.count = count
+
+    def sums(*others):
+        def of_all(values):
+            each = [np.array(divmod(at, 4096), np.float32) for at in others]
+            return np.sum([values] * (count - len(each)) + each, axis=0)
+
+        return of_all
+
+    monkeypatch.setattr(workers, "_sums", sums())
+    workers.check_step(step)
+    monkeypatch.setattr(workers, "_sums", sums(step - 1))
+    with pytest.raises(ValueError, match=rf"step {step} on worker 0, \d+\.\d on aver"):
+        workers.check_step(step)

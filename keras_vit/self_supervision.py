@@ -26,6 +26,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.configs import ViTConfig
 from keras_vit.facts import Preprocessing
 from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
@@ -504,6 +505,12 @@ def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
         raise ValueError(
             "Expected a whole ViT or hybrid of this library (3.1), with patches to "
             f"corrupt. Received: backbone={arguments.shown(backbone)}"
+        )
+    config = config_of(backbone)
+    if not isinstance(config, ViTConfig):
+        raise ValueError(
+            "Expected a ViT or hybrid of the paper (3.1), not of later work. Received: "
+            f"backbone={backbone.name!r} with {type(config).__name__}"
         )
     facts = describe(backbone)
     side, grid = facts["stride"] * facts["patch_size"], facts["grid"]

@@ -567,6 +567,15 @@ def half_a_vit():
     return keras.Model(whole.input, whole.get_layer("encoderblock_0").output)
 
 
+def test_a_later_vit_is_refused():
+    config = keras_vit.PlainViTConfig(
+        patch_size=8, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=2
+    )
+    later = keras_vit.plain_vit(config, image_size=(16, 16), num_classes=None)
+    with pytest.raises(ValueError, match=r"of the paper.*with PlainViTConfig"):
+        MaskedPatchPredictor(later)
+
+
 @pytest.mark.parametrize(
     "made", [resnet, half_a_vit, lambda: MaskedPatchPredictor(tiny()), lambda: "ViT"]
 )

@@ -68,10 +68,7 @@ class Composite(keras.layers.Layer):
         return {
             **config,
             "trainable": [layer.trainable for layer in self._inside()],
-            "projections": [
-                (layer.quantization_mode, layer.lora_rank)
-                for layer in self.projections()
-            ],
+            "projections": [_adapted(layer) for layer in self.projections()],
         }
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -83,11 +80,44 @@ class Composite(keras.layers.Layer):
                 layer.trainable = trainable
         kept = config.get("projections") or [(None, None)] * len(self.projections())
         with quick_collections():
-            for layer, (mode, rank) in zip(self.projections(), kept, strict=True):
-                if mode:
-                    layer.quantize(mode)
-                if rank:
-                    layer.enable_lora(rank)
+            for layer, state in zip(self.projections(), kept, strict=True):
+                _adapt(layer, *state)
+
+
+def _adapted(layer: keras.layers.Layer) -> tuple[Any, ...]:
+    """The state of a projection, for `_adapt`."""
+    quantization = getattr(layer, "quantization_config", None)
+    return (
+        layer.quantization_mode,
+        layer.lora_rank,
+        layer.lora_alpha if layer.lora_enabled else None,
+        keras.saving.serialize_keras_object(quantization),
+    )
+
+
+def _adapt(
+    layer: keras.layers.Layer,
+    mode: str | None,
+    rank: int | None,
+    alpha: float | None = None,
+    quantization: dict[str, Any] | None = None,
+) -> None:
+    """Quantizes a projection and enables LoRA; keras_vit 0.1 stored the first two."""
+    if mode:
+        config = quantization and keras.saving.deserialize_keras_object(quantization)
+        layer.quantize(mode, **({"config": config} if config else {}))
+    if not rank:
+        return
+    layer.enable_lora(rank, lora_alpha=alpha)
+    load = layer.load_own_variables
+
+    def load_and_draw(store: Any) -> None:
+        """Keras merges A and B when it saves; loaded as zeros, they never change."""
+        load(store)
+        a = layer.lora_kernel_a
+        a.assign(keras.initializers.HeUniform()(a.shape, a.dtype))
+
+    layer.load_own_variables = load_and_draw
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Write a model as another library's checkpoint: npz, timm, Hugging Face."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -15,13 +16,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit import configs
+from keras_vit.arguments import counted
 from keras_vit.callers import warn
 from keras_vit.facts import Preprocessing
 from keras_vit.families import family_of
 from keras_vit.files import replacing, replacing_all
 from keras_vit.layers import AddPositionEmbs
 from keras_vit.layers.embeddings import quantized
-from keras_vit.models.description import check_one_size, describe
+from keras_vit.layers.encoder import uninitialized
+from keras_vit.models.description import check_one_size, describe, stride_of
 from keras_vit.models.vision import facts_of
 from keras_vit.weights import names, variables
 from keras_vit.weights.architecture import config_of
@@ -63,7 +66,9 @@ def save(
     Raises:
         ValueError: if `format` or `numbering` is unknown, `path` has a different
             format's suffix, the JSON next to a .safetensors file belongs to another
-            checkpoint, the model is quantized, or the format cannot represent it:
+            checkpoint, the model is quantized, it has operations that its config does
+            not describe (such as a different pooling before the head), or the format
+            cannot represent it:
             "npz" has no plain ViTs of later papers; "timm" and "hf" have no axial
             attention (D.6) and only the positions "1d" (D.4).
         OSError: if the disk is full or the folder is not writable.
@@ -77,6 +82,7 @@ def save(
     path = Path(path)
     _check_ending(path, format)
     tensors = _tensors(model, format)
+    _check_graph(model, path)
     if format == "npz":
         _check_npz(config_of(model))
         _warn_of_untold(model, tensors, path)
@@ -166,6 +172,77 @@ def _tensors(model: keras.Model, format: str) -> dict[str, np.ndarray]:
         for entry in named
         for name, tensor in entry.split().items()
     }
+
+
+def _check_graph(model: keras.Model, path: Path) -> None:
+    """Raises for operations that are not in a file; without a head, warns.
+
+    The files contain the tensors and the config. Neither shows what a user has put
+    before the first layer, or between the encoder and the head.
+    """
+    first = next(layer for layer in model.layers if layer.weights)
+    if len(model.inputs) != 1 or len(model.outputs) != 1:
+        found = (
+            f"{counted(len(model.inputs), 'input')} and "
+            f"{counted(len(model.outputs), 'output')}"
+        )
+    elif first.input is not model.inputs[0]:
+        found = f"operations before {first.name!r}"
+    else:
+        has_head = any(layer.name == "head" for layer in model.layers)
+        expected, found = _after_encoder(model, has_head)
+        if found == expected:
+            return
+        found = f"{found or 'nothing'} instead of {expected or 'nothing'}"
+        if not has_head:
+            warn(
+                f"A file without a head does not store the pooling, here {found}. Read "
+                f"{path} back with weights={str(path)!r}, include_top=False and the "
+                "same pooling",
+            )
+            return
+    raise ValueError(
+        "Expected a model whose config describes all of its operations. Received: "
+        f"model={model.name!r} with {found}, which the file would not store. Use "
+        "model.save('model.keras')"
+    )
+
+
+def _after_encoder(model: keras.Model, has_head: bool) -> tuple[str, str]:
+    """The operations after the encoder: of the model's config, and of the model."""
+    config = config_of(model)
+    family = family_of(config)
+    with uninitialized():
+        images = keras.Input(_some_shape(model, config))
+        features = family.encode(images, config)
+        outputs = family.classify(features, config, 2 if has_head else None, None)
+    last = keras.Model(images, features).operations[-1].name
+    layers = {layer.name: layer for layer in model.layers}
+    found = "other layers"
+    if last in layers:
+        with contextlib.suppress(ValueError):  # The outputs need something else, too.
+            found = _between(layers[last].output, model.outputs[0])
+    return _between(features, outputs), found
+
+
+def _some_shape(model: keras.Model, config: Any) -> tuple[int, ...]:
+    """A shape of images, (H, W, C), that the model accepts."""
+    height, width, channels = model.input_shape[1:]
+    if None in (height, width) and family_of(config).has_patches:
+        stride = stride_of(model) * config.patch_size
+        height, width = (stride * places for places in _grid(model))
+    return height, width, channels
+
+
+def _between(start: keras.KerasTensor, end: keras.KerasTensor) -> str:
+    """The operations from one tensor to another that change an inference."""
+    if start is end:
+        return ""
+    kinds = [type(at).__name__ for at in keras.Model(start, end).operations]
+    # The activation of a classifier's scores is an argument of every builder.
+    if kinds[-1] in ("Activation", "Softmax"):
+        kinds.pop()
+    return ", ".join(at for at in kinds if at not in ("InputLayer", "Dropout"))
 
 
 def _npz(tensors: Mapping[str, np.ndarray], numbering: str) -> dict[str, np.ndarray]:

@@ -67,6 +67,48 @@ def test_lora_is_merged_where_it_is_saved(tmp_path):
     ]
 
 
+def test_lora_trains_on_after_reloading(tmp_path):
+    """The file has merged kernels; of A = B = 0 neither would ever get a gradient."""
+    model = perturbed(tiny())
+    for block in blocks(model):
+        for layer in block.projections():
+            layer.enable_lora(2, lora_alpha=16)
+            layer.lora_kernel_b.assign(0.1 + layer.lora_kernel_b)
+    expected = numpy(model(IMAGES))
+    again = reloaded(model, tmp_path)
+    np.testing.assert_allclose(numpy(again(IMAGES)), expected, atol=1e-5)
+    again.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    again.fit(IMAGES, np.array([0, 1]), verbose=0)
+    projections = [layer for block in blocks(again) for layer in block.projections()]
+    assert len(projections) == 4 * len(blocks(again))
+    for layer in projections:
+        assert (layer.lora_rank, layer.lora_alpha) == (2, 16)
+        assert numpy(layer.lora_kernel_a).any()
+        assert numpy(layer.lora_kernel_b).any(), layer.path
+
+
+def quantization(name, **changes):
+    """A quantization of Keras; the oldest supported one has no classes for them."""
+    if not hasattr(keras.quantizers, name):
+        pytest.skip(f"needs keras.quantizers.{name}")
+    return getattr(keras.quantizers, name)(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Int8QuantizationConfig", {"activation_quantizer": None}),
+        ("Int4QuantizationConfig", {"block_size": 16}),
+        ("Int4QuantizationConfig", {"block_size": None}),
+    ],
+)
+def test_a_quantization_with_options_reloads(name, changes, tmp_path):
+    model = perturbed(tiny())
+    model.quantize(config=quantization(name, **changes))
+    expected = numpy(model(IMAGES))
+    np.testing.assert_array_equal(numpy(reloaded(model, tmp_path)(IMAGES)), expected)
+
+
 def test_int8_reaches_every_projection_and_is_near():
     keras.utils.set_random_seed(0)  # With other weights `off` is 0.01 to 0.06.
     model = perturbed(tiny())

@@ -13,7 +13,7 @@ import pytest
 
 import keras_vit
 
-tf = pytest.importorskip("tensorflow")
+pytest.importorskip("tensorflow")
 
 from keras_vit.data import pipelines, sources, splits
 from keras_vit.facts import OFFICIAL, Preprocessing
@@ -192,6 +192,8 @@ def test_accumulation_needs_batches_it_can_cut():
 
 
 def test_a_smaller_last_batch_is_not_cut_into_unequal_parts():
+    import tensorflow as tf
+
     images, labels = next(iter(ready(count=1, size=9)))
     uneven = tf.data.Dataset.from_tensor_slices((images, labels)).batch(6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2 images"):

@@ -233,7 +233,7 @@ def test_another_recipe_or_seed_is_refused(begun, source):  # noqa: F811
 
 @pytest.mark.tensorflow_only
 def test_another_function_of_the_same_variables_is_refused(begun, source):  # noqa: F811
-    with pytest.raises(ValueError, match='config.gelu was null, is "erf"'):
+    with pytest.raises(ValueError, match=r'config\.gelu was null, is "erf"'):
         fit(tiny(dropout_rate=0.3, gelu="erf"), SETTINGS, source, output=begun)
 
 

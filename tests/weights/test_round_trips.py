@@ -234,3 +234,70 @@ def test_vits_and_hybrids(format, drawn):
 @given(drawn=bits())
 def test_resnets(format, drawn):
     check(*drawn, format)
+
+
+def moved(model):
+    """The model with random weights, in place."""
+    rng = np.random.default_rng(1)
+    model.set_weights(
+        [w + 0.05 * rng.normal(size=w.shape) for w in model.get_weights()]
+    )
+    return model
+
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("pooling", ["token", "avg", "max", None])
+def test_the_pooling_of_features(pooling, format, tmp_path):
+    """Only Equation 4's is in a config; a head on another one would be lost."""
+    path = tmp_path / ("file.npz" if format == "npz" else "folder")
+    options = {"include_top": False, "pooling": pooling, "input_shape": (32, 32, 3)}
+    model = moved(keras_vit.ViT_Ti16(weights=None, **options))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        weights.save(model, path, format)
+    text = " ".join(str(one.message) for one in found)
+    assert ("does not store the pooling" in text) == (pooling != "token")
+    again = keras_vit.ViT_Ti16(weights=path, **options)
+    np.testing.assert_allclose(again(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+    task = keras_vit.for_task(model, 3)
+    if pooling == "token":
+        weights.save(task, tmp_path / path.name, format)
+        return
+    with pytest.raises(ValueError, match="instead of TakeTokens, Dense, which the fil"):
+        weights.save(task, tmp_path / path.name, format)
+
+
+def scaled_first():
+    images = keras.layers.Rescaling(2.0)(keras.Input((32, 32, 3)))
+    return keras_vit.ViT_Ti16(weights=None, input_tensor=images, classes=3)
+
+
+def with_a_second_input():
+    model = keras_vit.ViT_Ti16(weights=None, include_top=False, pooling="token")
+    other = keras.Input((2,))
+    joined = keras.layers.Concatenate()([model.output, other])
+    return keras.Model([model.input, other], keras.layers.Dense(3, name="head")(joined))
+
+
+def between():
+    """The maps of blocks, without the norm."""
+    return keras_vit.feature_maps(
+        keras_vit.ViT_Ti16(weights=None, classes=3), [1, 3], norm=False
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (scaled_first, "operations before 'embedding'"),
+        (with_a_second_input, "2 inputs and 1 output,"),
+        (between, "1 input and 4 outputs"),
+    ],
+)
+def test_operations_that_no_config_describes(made, found, format, tmp_path):
+    with pytest.raises(ValueError, match=f"{found}.*model.save"):
+        weights.save(made(), tmp_path / "file", format)

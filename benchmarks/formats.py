@@ -74,43 +74,34 @@ def test_images(
     return np.concatenate(images), np.concatenate(labels)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", help="a run, a variant or a weights file")
-    parser.add_argument("--weights", help="weights for a variant: a tag or none")
-    parser.add_argument("--data", help="labeled images, as for `finetune`")
-    parser.add_argument("--batch-size", type=int, default=8, help="default 8")
-    parser.add_argument("--rounds", type=int, default=5, help="default 5")
-    parser.add_argument("--seconds", type=float, default=3, help="per turn; default 3")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    options = parser.parse_args()
-    from keras_vit.serving.fastest import REFERENCE, take_turns
+def measured(
+    table: "dict[str, Measured]", images: Any, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measures the speed of all rows in turns; returns the scores of all images."""
+    from keras_vit.serving.fastest import take_turns
 
-    model, details = opened(options)
-    images, labels = test_images(options, model, details)
-    with tempfile.TemporaryDirectory() as folder:
-        table = {row.name: row for row in rows(model, options.threads, Path(folder))}
-        step = options.batch_size
-        scores = {
-            name: np.concatenate(
-                [
-                    row.scores(images[at : at + step])
-                    for at in range(0, len(images), step)
-                ]
-            )
-            for name, row in table.items()
-        }
-        turns = take_turns(
-            [*table.values()],
-            images[:step],
-            rounds=options.rounds,
-            seconds=options.seconds,
+    step = options.batch_size
+    scores = {
+        name: np.concatenate(
+            [row.scores(images[at : at + step]) for at in range(0, len(images), step)]
         )
-        for _ in turns:
-            pass
-    what = f"{options.model}, batches of {step} and of one, {options.threads} threads"
-    print(f"{what}, {options.rounds} rounds")
+        for name, row in table.items()
+    }
+    turns = take_turns(
+        [*table.values()],
+        images[:step],
+        rounds=options.rounds,
+        seconds=options.seconds,
+    )
+    for _ in turns:
+        pass
+    return scores
+
+
+def print_speeds(table: "dict[str, Measured]") -> None:
+    """Prints size and speed; "times" is relative to Keras in float32."""
+    from keras_vit.serving.fastest import REFERENCE
+
     print(f"{'':21}{'MiB':>6}{'images/s':>34}{'times':>7}{'one, ms':>9}{'times':>7}")
     reference = table[REFERENCE]
     for name, row in table.items():
@@ -125,15 +116,50 @@ def main() -> None:
         )
         print(f"{name:21}{row.mebibytes:>6.1f}{speed:>34}{times:>7.2f}", end="")
         print(f"{row.milliseconds:>9.1f}{alone:>7.2f}")
-    if labels is None:
-        return
-    print(f"\n{f'{len(images)} test images':21}{'difference':>19}", end="")
+
+
+def print_accuracies(scores: dict[str, Any], labels: Any) -> None:
+    """Prints the change of the scores and the accuracy on labeled images."""
+    from keras_vit.serving.fastest import REFERENCE
+
+    sound = scores[REFERENCE]
+    print(f"\n{f'{len(labels)} test images':21}{'difference':>19}", end="")
     print(f"{'same class':>12}{'accuracy':>10}")
-    for name in table:
-        best, sound = scores[name].argmax(-1), scores[REFERENCE]
-        print(f"{name:21}{abs(scores[name] - sound).max():>19.1e}", end="")
+    for name, found in scores.items():
+        best = found.argmax(-1)
+        print(f"{name:21}{abs(found - sound).max():>19.1e}", end="")
         print(f"{(best == sound.argmax(-1)).mean():>12.1%}", end="")
         print(f"{(best == labels).mean():>10.2%}")
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options of a comparison of formats or precisions."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", help="a run, a variant or a weights file")
+    parser.add_argument("--weights", help="weights for a variant: a tag or none")
+    parser.add_argument("--data", help="labeled images, as for `finetune`")
+    parser.add_argument("--batch-size", type=int, default=8, help="default 8")
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    parser.add_argument("--seconds", type=float, default=3, help="per turn; default 3")
+    return parser
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = arguments()
+    parser.description = (__doc__ or "").splitlines()[0]
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    model, details = opened(options)
+    images, labels = test_images(options, model, details)
+    with tempfile.TemporaryDirectory() as folder:
+        table = {row.name: row for row in rows(model, options.threads, Path(folder))}
+        scores = measured(table, images, options)
+    what = f"{options.model}, batches of {options.batch_size} and of one"
+    print(f"{what}, {options.threads} threads, {options.rounds} rounds")
+    print_speeds(table)
+    if labels is not None:
+        print_accuracies(scores, labels)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ def _check_data(folder: Path, begun: dict[str, Any], batches: Batches) -> None:
     where = str(folder / runs.BEGUN)
     resuming.check_order(begun, values, where, "or replay a run of this version")
     resuming.check_equal(
-        {name: value for name, value in begun.items() if name != "model"},
+        {k: v for k, v in begun.items() if k not in ("model", "config")},
         values,
         "Expected the data and the recipe of the run",
         "Pass the run's data with --data (data=)",

@@ -200,16 +200,16 @@ def decode_accepted(header: Header) -> Tensor:
     Raises:
         tf.errors.InvalidArgumentError: if the image is damaged.
     """
-    is_bmp = tf.equal(_part(header.encoded, 0, 2), b"BM")
+    magic = _part(header.encoded, 0, 2)
 
     def stored() -> Tensor:
         return tf.io.decode_image(header.encoded, channels=3, expand_animations=False)
 
-    def bmp() -> Tensor:
-        bits = _number(header.encoded, 28, 2)
-        return tf.cond(bits <= 8, lambda: _palette_bmp(header.encoded), stored)
-
-    decoded = tf.cond(is_bmp, bmp, stored)
+    decoded = tf.cond(
+        tf.reduce_any(tf.equal(magic, [b"BM", b"RI"])),
+        lambda: _bmp_or_webp(header.encoded),
+        stored,
+    )
     decoded = _oriented(tf.ensure_shape(decoded, (None, None, 3)), header.orientation)
     return tf.ensure_shape(decoded, (None, None, 3))
 
@@ -335,6 +335,25 @@ def _bmp(encoded: Tensor) -> Header:
     known &= _number(encoded, 18, 4, dtype=tf.int64) < 2**31  # A width is positive.
     pixels = _sides(encoded, 18, little=True)
     return _header(encoded, pixels, 1, tf.where(known, OK, BMP_KIND))
+
+
+@_called([tf.TensorSpec((), tf.string)])
+def _bmp_or_webp(encoded: Tensor) -> Tensor:
+    """Decodes the formats that TensorFlow does not convert to RGB: uint8 [H, W, 3].
+
+    It refuses `channels=3` for a WebP with transparency, and 4 for one without.
+    """
+
+    def stored(channels: int) -> Tensor:
+        return tf.io.decode_image(encoded, channels, expand_animations=False)
+
+    def bmp() -> Tensor:
+        bits = _number(encoded, 28, 2)
+        return tf.cond(bits <= 8, lambda: _palette_bmp(encoded), lambda: stored(3))
+
+    is_bmp = tf.equal(_part(encoded, 0, 2), b"BM")
+    decoded = tf.cond(is_bmp, bmp, lambda: stored(0)[:, :, :3])
+    return tf.ensure_shape(decoded, (None, None, 3))
 
 
 @_called([tf.TensorSpec((), tf.string)])

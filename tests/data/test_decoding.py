@@ -34,6 +34,15 @@ def photo(height=HEIGHT, width=WIDTH, seed=0):
     return Image.fromarray(colors).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def transparent(height=HEIGHT, width=WIDTH):
+    """A photo with many alphas; its upper third is fully transparent."""
+    image = photo(height, width)
+    image.putalpha(photo(height, width, seed=1).convert("L"))
+    pixels = np.array(image)
+    pixels[: height // 3, :, 3] = 0
+    return Image.fromarray(pixels)
+
+
 def encoded(image, kind, **options):
     written = io.BytesIO()
     image.save(written, kind, **options)
@@ -104,7 +113,7 @@ MODES = {  # By name: Pillow's mode, kind and options.
     "BMP, 1 bit": ("1", "BMP", {}),
     "WebP": ("RGB", "WEBP", {}),
     "WebP, lossless": ("RGB", "WEBP", {"lossless": True}),
-    "WebP, alpha": ("RGBA", "WEBP", {"lossless": True}),
+    "WebP, opaque alpha": ("RGBA", "WEBP", {"lossless": True}),
 }
 GOOD = {
     name: encoded(photo().convert(mode), kind, **options)
@@ -116,6 +125,10 @@ GOOD |= {
     for value in range(1, 9)
 }
 GOOD |= {
+    "WebP, alpha": encoded(transparent(), "WEBP", lossless=True, exact=True),
+    "WebP, lossy alpha": encoded(transparent(), "WEBP"),
+    "WebP, alpha, orientation 6": encoded(transparent(), "WEBP", exif=exif(6)),
+    "PNG, transparent": encoded(transparent(), "PNG"),
     "JPEG, EXIF of an iPhone": encoded(photo(), "JPEG", exif=big_endian_exif(6)),
     "JPEG, EXIF after a comment": encoded(
         photo(),
@@ -158,7 +171,10 @@ REFUSED = {
 }
 REFUSED |= {
     f"half of: {name}": (GOOD[name][: len(GOOD[name]) // 2], decoding.UNREADABLE)
-    for name in ("JPEG", "PNG", "GIF", "BMP, 24 bits", "BMP, 8 bits", "WebP")
+    for name in (
+        *("JPEG", "PNG", "GIF", "BMP, 24 bits", "BMP, 8 bits"),
+        *("WebP", "WebP, alpha", "WebP, lossy alpha"),
+    )
 }
 REFUSED |= {
     f"{length} bytes of: {name}": (GOOD[name][:length], decoding.UNREADABLE)
@@ -278,7 +294,7 @@ def is_turned(name):
 
 
 def test_the_images_are_of_both_shapes():
-    assert sum(map(is_turned, GOOD)) == 14
+    assert sum(map(is_turned, GOOD)) == 15
     assert {viewed.shape for viewed in VIEWED.values()} == {
         (HEIGHT, WIDTH, 3),
         (WIDTH, HEIGHT, 3),

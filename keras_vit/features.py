@@ -76,7 +76,7 @@ class FrozenFeatures:
         """Plain values that determine every bit of the features.
 
         None if nothing is stored: with the cache disabled, for no images, for images
-        without a fingerprint, and for models with layers of other libraries, because
+        without a fingerprint, and for splits and layers of other libraries, because
         their code may change.
         """
         if not feature_cache.max_bytes() or not len(self.split):
@@ -103,7 +103,9 @@ class FrozenFeatures:
         return min(self.batch_size, max(len(self.split), 1))
 
     def _data(self) -> str | None:
-        """Returns the images' fingerprint; None if they have none."""
+        """Returns the images' fingerprint; None if foreign code reads them."""
+        if not _is_ours(type(self.split).__module__):
+            return None
         try:
             return self.split.fingerprint_as_read()
         except (OSError, NotImplementedError):
@@ -181,6 +183,10 @@ def _graph_sha256(network: keras.Model) -> str | None:
     return json_sha256([descriptions, outputs])
 
 
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "keras_vit"
+
+
 def _is_foreign(value: Any) -> bool:
     """Returns whether a serialized value has code of neither Keras nor this library."""
     if isinstance(value, list | tuple):
@@ -189,8 +195,8 @@ def _is_foreign(value: Any) -> bool:
         return False
     if value.get("class_name") in ("Lambda", "__lambda__", "function"):
         return True
-    home = (value.get("module") or "").partition(".")[0]
-    own = home in ("keras", "keras_vit")
+    home = value.get("module") or ""
+    own = home.partition(".")[0] == "keras" or _is_ours(home)
     return ("module" in value and not own) or any(map(_is_foreign, value.values()))
 
 

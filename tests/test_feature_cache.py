@@ -16,6 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 from keras_vit import evaluation, feature_cache, features  # noqa: E402
 from keras_vit.data import Arrays  # noqa: E402
+from keras_vit.evaluation import imagenet  # noqa: E402
 from keras_vit.training import fit, transfer  # noqa: E402
 from tests.training.test_fitting import recipe, tiny  # noqa: E402
 
@@ -297,6 +298,43 @@ def test_a_full_disk_is_a_warning(cache, monkeypatch):
         found, _ = evaluation.extract(tiny(), images())
     np.testing.assert_array_equal(found, expected)
     assert folders(cache) == []
+
+
+class Inverted(Arrays):
+    """Images in memory that are read in the user's own way."""
+
+    def item(self, handle):
+        item = super().item(handle)
+        return item | {"image": 255 - item["image"]}
+
+
+def test_splits_of_others_are_not_kept(cache):
+    plain, labels = evaluation.extract(tiny(), images())
+    (name,) = folders(cache)
+    split = Inverted(images().images, labels)
+    assert split.fingerprint_as_read() == images().fingerprint_as_read()
+    inverted, _ = evaluation.extract(tiny(), split)
+    expected, _ = evaluation.extract(tiny(), Arrays(255 - split.images, labels))
+    np.testing.assert_array_equal(inverted, expected)
+    assert np.abs(inverted - plain).max() > 0
+    assert name in folders(cache)
+    assert len(folders(cache)) == 2
+
+
+def test_images_without_their_border_are_other_images(photos, cache):
+    """The runs' and cards' fingerprint is of the files, and remains."""
+    split = evaluation.features.sources.open_source(photos).test
+    bordered = imagenet._Bordered(split.images, split.labels)
+    assert bordered.fingerprint() == split.fingerprint()
+    inside, _ = evaluation.extract(tiny(), bordered)
+    whole, labels = evaluation.extract(tiny(), split)
+    assert len(folders(cache)) == 2
+    pixels = [tf.io.decode_png(tf.io.read_file(file)) for file in split.images]
+    expected, _ = evaluation.extract(tiny(), Arrays(np.stack(pixels), labels))
+    np.testing.assert_array_equal(whole, expected)
+    cropped = np.stack(pixels)[:, 2:-2, 2:-2]
+    expected, _ = evaluation.extract(tiny(), Arrays(cropped, labels))
+    np.testing.assert_array_equal(inside, expected)
 
 
 class Doubling(keras.layers.Layer):

@@ -131,11 +131,11 @@ class Split(abc.ABC):
         """
 
     def fingerprint_as_read(self) -> str:
-        """Returns the fingerprint of the images that a pass yields.
+        """Returns a hash of the images that a pass yields, for stored features.
 
         Returns:
             SHA-256, 64 hexadecimal digits. It differs from `fingerprint` if files have
-            changed since they were read into memory.
+            changed since they were read into memory, or the split crops its images.
         """
         return self.fingerprint()
 

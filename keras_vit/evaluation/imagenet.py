@@ -13,6 +13,7 @@ Images are from TFDS, or from a folder as packed by the set's authors.
 """
 
 import dataclasses
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -390,6 +391,10 @@ class _Bordered(Arrays):
     def item(self, handle: Any) -> dict[str, Any]:
         item, b = super().item(handle), self.border
         return item | {"image": preprocessing.decode(item["image"])[b:-b, b:-b]}
+
+    def fingerprint_as_read(self) -> str:
+        read = f"{super().fingerprint_as_read()} without a border of {self.border}"
+        return hashlib.sha256(read.encode()).hexdigest()
 
 
 def _objectnet(root: Path, on_corrupt: str) -> Task:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -16,6 +18,7 @@ tf = pytest.importorskip("tensorflow")
 
 from keras_vit import evaluation, feature_cache, features  # noqa: E402
 from keras_vit.data import Arrays  # noqa: E402
+from keras_vit.data.splits import TFDS  # noqa: E402
 from keras_vit.evaluation import imagenet  # noqa: E402
 from keras_vit.training import fit, transfer  # noqa: E402
 from tests.training.test_fitting import recipe, tiny  # noqa: E402
@@ -205,6 +208,57 @@ def test_files_are_described_as_they_were_read(photos):
     (photos / "test/red/1.png").write_bytes(b"something else")
     assert split.fingerprint_as_read() == fingerprint
     assert split.fingerprint() != fingerprint
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("spec", ["train", "train[:3]", "train[3:]+train[:1]"])
+def test_a_tfds_set_that_was_built_again_is_other_data(spec, tmp_path, read):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class TinyPhotos(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        url_infos: ClassVar = {}  # Nothing is downloaded.
+        seed = 0
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(40, 40, 3)),
+                "label": tfds.features.ClassLabel(num_classes=3),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            made = images(self.seed)
+            for number, (image, label) in enumerate(
+                zip(made.images, made.labels, strict=True)
+            ):
+                yield number, {"image": image, "label": (label + self.seed) % 3}
+
+    def built(seed):
+        TinyPhotos.seed = seed
+        shutil.rmtree(tmp_path / "tfds", ignore_errors=True)
+        builder = TinyPhotos(data_dir=str(tmp_path / "tfds"))
+        builder.download_and_prepare()
+        return TFDS(builder, spec)
+
+    before = built(0)
+    first, labels = evaluation.extract(tiny(), before)
+    again = built(1)
+    assert again.fingerprint() == before.fingerprint()  # A copy resumes runs.
+    other, other_labels = evaluation.extract(tiny(), again)
+    assert read() == len(first) + len(other)
+    assert np.abs(other - first).max() > 0
+    assert labels.tolist() != other_labels.tolist()
+    evaluation.extract(tiny(), TFDS(again.builder, spec))
+    assert read() == len(first) + len(other)
+    shutil.rmtree(tmp_path / "tfds")
+    with pytest.raises(OSError, match=r"tiny_photos-train\.tfrecord"):
+        again.fingerprint_as_read()
 
 
 def test_files_that_change_while_they_are_read_are_not_kept(cache, monkeypatch):

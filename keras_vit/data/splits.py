@@ -135,7 +135,8 @@ class Split(abc.ABC):
 
         Returns:
             SHA-256, 64 hexadecimal digits. It differs from `fingerprint` if files have
-            changed since they were read into memory, or the split crops its images.
+            changed since they were read into memory, if the split crops its images, and
+            for TFDS data sets.
         """
         return self.fingerprint()
 
@@ -523,4 +524,23 @@ class TFDS(Split):
         facts = [info.full_name, self.spec, len(self)]
         if self.labelling is not None:
             facts.append(self.labelling.name)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def fingerprint_as_read(self) -> str:
+        """Covers the files' names, sizes and modification times, too.
+
+        A data set that was built again may have the same name, version and counts.
+
+        Raises:
+            OSError: if a file is missing.
+        """
+        facts: list[Any] = [self.fingerprint()]
+        for part in self.builder.info.splits[self.spec].file_instructions:
+            try:
+                stat = tf.io.gfile.stat(part.filename)  # Also of remote files.
+            except tf.errors.OpError as error:
+                raise OSError(f"{part.filename}: {error.message}") from error
+            name = os.path.basename(part.filename)
+            rows = [part.skip, part.take, part.examples_in_shard]
+            facts.append([name, stat.length, stat.mtime_nsec, *rows])
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,41 @@ def printable(text: str | os.PathLike[str]) -> str:
 def cache_dir() -> Path:
     """Returns `$KERAS_HOME/keras_vit`; KERAS_HOME is ~/.keras unless set."""
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
+
+
+def files_below(
+    folder: Path,
+    *,
+    hidden: bool = False,
+    onerror: Callable[[OSError], None] | None = None,
+) -> list[Path]:
+    """Returns every file below a folder, sorted; follows links to folders.
+
+    Each folder is read once, also if links lead to it again, and under its own path
+    rather than that of a link. A link to a folder that contains `folder` is a loop and
+    is not followed.
+
+    Args:
+        folder: folder to read.
+        hidden: whether to include files and folders with names that begin with a dot.
+        onerror: function that is called with the error of a folder that cannot be
+            listed. None: such folders are skipped.
+    """
+    files: list[Path] = []
+    top = Path(os.path.realpath(folder))
+    read = set(top.parents)
+    links = [folder]
+    for link in links:  # Grows: links are followed after the folders themselves.
+        for parent, folders, names in os.walk(link, onerror=onerror):
+            here = Path(parent)
+            if (real := Path(os.path.realpath(here))) in read:
+                folders.clear()
+                continue
+            read.add(real)
+            folders[:] = sorted(n for n in folders if hidden or n[0] != ".")
+            links += [here / name for name in folders if (here / name).is_symlink()]
+            files += [here / name for name in names if hidden or name[0] != "."]
+    return sorted(files)
 
 
 def may_wait(path: str | os.PathLike[str]) -> bool:

@@ -1,7 +1,6 @@
 """Opens the models, data, recipes and devices that options select."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -19,6 +18,7 @@ from keras_vit.cli.options import (
 from keras_vit.cli.shell import console, errors, helped_by
 from keras_vit.files import (
     IMAGE_SUFFIXES,
+    files_below,
     may_wait,
     parse_json,
     printable,
@@ -427,13 +427,12 @@ def predicts_patches(network: Any) -> bool:
 def image_files(path: Path) -> list[Path]:
     """An image, or every image below a folder."""
     if path.is_dir():
-        listed = sorted(
-            Path(folder, name)
-            for folder, _, names in os.walk(path, onerror=_skipped)
-            for name in names
-            if Path(name).suffix.lower() in IMAGE_SUFFIXES
-        )
-        images = [file for file in listed if _may_end(file)]
+        listed = files_below(path, hidden=True, onerror=_skipped)
+        images = [
+            file
+            for file in listed
+            if file.suffix.lower() in IMAGE_SUFFIXES and _may_end(file)
+        ]
         if not images:
             raise ValueError(
                 f"Expected images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the folder. "

@@ -21,7 +21,13 @@ from keras_vit.data.progress import in_threads
 from keras_vit.data.source import Source
 from keras_vit.data.splits import Arrays
 from keras_vit.data.tfds_builders import prepared, tfds_source
-from keras_vit.files import BROKEN_ZIP, IMAGE_SUFFIXES, may_wait, printable
+from keras_vit.files import (
+    BROKEN_ZIP,
+    IMAGE_SUFFIXES,
+    files_below,
+    may_wait,
+    printable,
+)
 
 __all__ = ["Source", "open_source"]
 
@@ -108,6 +114,7 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
         return Source(str(path), classes, rest, held_out, len(files) - len(whole))
     classes = _classes(train, labelled)
     files, labels = _files(train, classes)
+    trained = _folders_of(files)
     split = Arrays(*check_images(files, labels, classes, on_corrupt))
     left_out = len(files) - len(split)
     if test is None:
@@ -120,24 +127,29 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
             f"{', '.join(sorted(unknown))} only in {str(test)!r}. Add training "
             "images of them, or rename the folders as in train"
         )
-    _check_apart(train, test, present)
     files, places = _files(test, present)
+    _check_apart(train, trained, _folders_of(files))
     labels = np.array([classes.index(name) for name in present])[places]
     tested = Arrays(*check_images(files, labels, classes, on_corrupt))
     left_out += len(files) - len(tested)
     return Source(str(path), classes, split, tested, left_out)
 
 
-def _check_apart(train: Path, test: Path, classes: tuple[str, ...]) -> None:
+def _folders_of(files: list[str]) -> dict[str, str]:
+    """Returns the folders of files: by the path without links, as they were found."""
+    found = dict.fromkeys(map(os.path.dirname, files))
+    return {os.path.realpath(folder): folder for folder in found}
+
+
+def _check_apart(train: Path, trained: dict[str, str], tested: dict[str, str]) -> None:
     """Raises if test images are training images because of a symbolic link."""
-    trained = {folder.resolve() for folder in train.iterdir()}
-    for name in classes:
-        if (test / name).resolve() in trained or test.resolve() == train.resolve():
+    for real, folder in tested.items():
+        if real in trained:
             raise ValueError(
                 "Expected test images that are not training images. Received: "
-                f"{str(test / name)!r}, a symbolic link to a folder of {str(train)!r}. "
-                f"Delete the link. Without {test.name!r} and 'train' a fifth of every "
-                "class is the test set"
+                f"{folder!r}, which is {trained[real]!r} because of a symbolic link to "
+                f"a folder of {str(train)!r}. Delete the link. Without a test folder "
+                "and 'train' a fifth of every class is the test set"
             )
 
 
@@ -153,15 +165,6 @@ def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
         sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
     )
     check_names(classes, str(path))
-    folders: dict[Path, str] = {}
-    for name in classes:
-        same = folders.setdefault((path / name).resolve(), name)
-        if same != name:
-            raise ValueError(
-                "Expected a separate folder for every class. Received: "
-                f"{name!r} and {same!r} in {str(path)!r}, which are one folder because "
-                "of a symbolic link. Delete one of them"
-            )
     if len(classes) < least:
         raise ValueError(
             f"Expected at least {least} class folders. Received: "
@@ -171,23 +174,13 @@ def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
     return classes
 
 
-def visible_files(folder: Path) -> list[Path]:
-    """Returns every file below a folder, sorted, without hidden files and folders."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if not path.is_dir()
-        and not any(part[0] == "." for part in path.relative_to(folder).parts)
-    ]
-
-
 def image_files(folder: Path) -> list[Path]:
     """Returns every image below a folder by its suffix; leaves out hidden files.
 
     Raises:
         ValueError: for a named pipe, a socket or a device, which may never end.
     """
-    return _images_among(visible_files(folder))
+    return _images_among(files_below(folder))
 
 
 def _images_among(files: list[Path]) -> list[Path]:
@@ -231,9 +224,10 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
     files: list[str] = []
     labels: list[int] = []
     ignored: list[Path] = []
+    owners: dict[str, str] = {}
     for label, name in enumerate(classes):
         folder = path / name
-        members = visible_files(folder)
+        members = files_below(folder)
         images = _images_among(members)
         ignored += [p for p in members if p.suffix.lower() not in IMAGE_SUFFIXES]
         if not images:
@@ -242,6 +236,15 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
                 f"folder. Received: {str(folder)!r} without any. Add images or "
                 "delete the folder"
             )
+        for real, found in _folders_of(list(map(str, images))).items():
+            same = owners.setdefault(real, name)
+            if same != name:
+                raise ValueError(
+                    "Expected a separate folder for every class. Received: "
+                    f"{name!r} and {same!r} in {str(path)!r}, which share one folder "
+                    f"because of a symbolic link: {printable(found)}. Delete one of "
+                    "them"
+                )
         files += map(str, images)
         labels += [label] * len(images)
     if ignored:

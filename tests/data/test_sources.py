@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit.cli import loaders
 from keras_vit.data import pipelines, progress, sources, splits
 from keras_vit.data.sources import open_source
 from keras_vit.data.splits import Arrays
@@ -200,6 +201,72 @@ def test_a_class_of_unreadable_images_is_an_error(flat):
         file.write_bytes(b"")
     with pytest.raises(ValueError, match=r"class 'dog' with 5 files, none"):
         open_source(flat, on_corrupt="skip")
+
+
+@pytest.fixture
+def linked(flat, tmp_path):
+    """Links to three and two more images, to a folder twice, and in circles."""
+    for name, count in (("store", 3), ("store/deep", 2)):
+        for i in range(count):
+            _jpeg(tmp_path / name / f"{i}.jpg", 100 + i)
+    for link, target in {
+        flat / "dog" / "again": tmp_path / "store" / "deep",
+        flat / "dog" / "a": tmp_path / "store",
+        flat / "dog" / "up": flat,
+        flat / "dog" / ".hidden": flat / "cat",
+        tmp_path / "store" / "deep" / "round": tmp_path / "store",
+        flat / "dog" / "gone": tmp_path / "nowhere",
+    }.items():
+        link.symlink_to(target, target_is_directory=True)
+    return flat
+
+
+@pytest.mark.filterwarnings("ignore:left out 1 file of")  # dog/gone
+def test_images_in_linked_folders_are_read_once(linked):
+    dogs = [*range(5), *(f"a/{i}" for i in range(3)), *(f"a/deep/{i}" for i in (0, 1))]
+    expected = sorted(linked / "dog" / f"{name}.jpg" for name in dogs)
+    assert sources.image_files(linked / "dog") == expected
+    assert loaders.image_files(linked / "dog") != expected  # Hidden ones, too.
+    (linked / "dog" / ".hidden").unlink()
+    assert loaders.image_files(linked / "dog") == expected
+    assert sources.image_files(linked)[10:] == expected
+    source = open_source(linked)
+    assert np.bincount(source.train.labels).tolist() == [8, 8]
+    assert np.bincount(source.test.labels).tolist() == [2, 2]
+    everything = open_source(linked, labels=False)
+    assert len(everything.train) + len(everything.test) == 20
+
+
+def test_a_folder_has_its_own_path_rather_than_that_of_a_link(flat):
+    """Fingerprints contain the paths."""
+    before = sources.image_files(flat)
+    (flat / "a").symlink_to(flat / "dog", target_is_directory=True)
+    (flat / "cat" / "a").symlink_to(flat / "dog", target_is_directory=True)
+    assert sources.image_files(flat) == before
+
+
+def test_a_linked_class_is_a_class_without_labels_too(flat, tmp_path):
+    (flat / "cat").rename(tmp_path / "cats")
+    (flat / "cat").symlink_to(tmp_path / "cats", target_is_directory=True)
+    assert len(sources.image_files(flat)) == 15
+    source = open_source(flat, labels=False)
+    assert len(source.train) + len(source.test) == 15
+
+
+def test_a_folder_that_is_linked_into_two_classes_is_an_error(flat):
+    (flat / "cat" / "more").symlink_to(flat / "dog", target_is_directory=True)
+    with pytest.raises(ValueError, match=r"'dog' and 'cat' in .* share one folder"):
+        open_source(flat)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_training_images_that_are_linked_below_a_test_class_are_an_error(
+    parted, labels
+):
+    link = parted / "test" / "dog" / "more"
+    link.symlink_to(parted / "train" / "dog", target_is_directory=True)
+    with pytest.raises(ValueError, match=r"test/dog/more', which is '.*train/dog'"):
+        open_source(parted, labels=labels)
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -277,14 +277,17 @@ def _jpeg(encoded: Tensor) -> Header:
 
     def is_metadata(at: Tensor, _: Tensor) -> Tensor:
         marker = _number(encoded, at, 2, little=False)
-        return (marker >= 0xFFE0) & (marker <= 0xFFEF) | tf.equal(marker, 0xFFFE)
+        is_application = (marker >= 0xFFE0) & (marker <= 0xFFEF)
+        return is_application | (marker >= 0xFFFE)  # A comment or a fill byte.
 
     def following(at: Tensor, exif: Tensor) -> tuple[Tensor, Tensor]:
+        is_fill = tf.equal(_part(encoded, at, 2), b"\xff\xff")  # T.81, B.1.1.2.
         size = _number(encoded, at + 2, 2, little=False)
-        segment = _part(encoded, at + 4, size - 2)
+        segment = _part(encoded, at + 4, tf.where(is_fill, 0, size - 2))
         name = _part(segment, 0, 6)
         is_exif = tf.equal(name, b"Exif\0\0") & tf.equal(exif, b"")
-        return at + 2 + size, tf.where(is_exif, segment, exif)
+        at += tf.where(is_fill, 1, 2 + size)
+        return at, tf.where(is_exif, segment, exif)
 
     shape = tf.cast(tf.image.extract_jpeg_shape(encoded), tf.int64)
     with tf.control_dependencies([shape]):  # Raises for a damaged header.

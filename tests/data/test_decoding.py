@@ -56,6 +56,16 @@ def exif(orientation):
     return tags
 
 
+def filled(jpeg):
+    """Fill bytes before the markers of the first segments (T.81, B.1.1.2)."""
+    parts, at = [jpeg[:2]], 2
+    for count in (1, 2, 40):
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4])
+        parts.append(count * b"\xff" + jpeg[at:end])
+        at = end
+    return b"".join([*parts, jpeg[at:]])
+
+
 def big_endian_exif(orientation):
     """EXIF as Apple's cameras write it: the first byte of a number first."""
     row = struct.pack(">HHIHH", 0x0112, 3, 1, orientation, 0)
@@ -136,6 +146,9 @@ GOOD |= {
         exif=exif(8),
         comment=b"\xff\xe1 Exif",
         icc_profile=b"x" * 70000,
+    ),
+    "JPEG, EXIF after fill bytes": filled(
+        encoded(photo(), "JPEG", exif=exif(6), comment=b"a comment")
     ),
     "JPEG, damaged EXIF": encoded(
         photo(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff"
@@ -294,7 +307,7 @@ def is_turned(name):
 
 
 def test_the_images_are_of_both_shapes():
-    assert sum(map(is_turned, GOOD)) == 15
+    assert sum(map(is_turned, GOOD)) == 16
     assert {viewed.shape for viewed in VIEWED.values()} == {
         (HEIGHT, WIDTH, 3),
         (WIDTH, HEIGHT, 3),

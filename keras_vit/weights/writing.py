@@ -177,7 +177,7 @@ def _tensors(model: keras.Model, format: str) -> dict[str, np.ndarray]:
 def _check_graph(model: keras.Model, path: Path) -> None:
     """Raises for operations that are not in a file; without a head, warns.
 
-    The files contain the tensors and the config. Neither shows what a user has put
+    The files contain the tensors and the config. Neither shows a user's operations
     before the first layer, or between the encoder and the head.
     """
     first = next(layer for layer in model.layers if layer.weights)

@@ -127,7 +127,11 @@ def _greatest(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def _directions(x: np.ndarray) -> np.ndarray:
-    """Scales rows to length 1, [n, D]; rows of zeros stay, with similarity 0."""
+    """Scales rows to length 1, [n, D]; rows of zeros stay, with similarity 0.
+
+    The result is float32 or wider: in float16, squares overflow at lengths above 256.
+    """
+    x = np.asarray(x, np.promote_types(x.dtype, np.float32))
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     return x / np.where(lengths == 0, 1, lengths)
 

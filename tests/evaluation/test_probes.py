@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from keras_vit.evaluation import Features, knn, linear_probe, probes
+from keras_vit.evaluation import Features, fewshot, knn, linear_probe, probes
 
 pytestmark = pytest.mark.tensorflow_only  # NumPy: one backend is enough.
 
@@ -52,6 +52,27 @@ def test_knn_takes_features_of_zeros(clouds):
     zeros = dataclasses.replace(clouds, test_x=test_x)
     change = knn(None, zeros).accuracy - knn(None, clouds).accuracy
     assert abs(change) < 0.011  # One of 100 images.
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1, 200])
+def test_float16_features_are_those_of_float32(clouds, scale):
+    """Squares of small and of large features are outside float16's range."""
+    half = {
+        name: (getattr(clouds, name) * scale).astype(np.float16)
+        for name in ("train_x", "test_x")
+    }
+    assert np.isfinite(half["train_x"]).all()
+    single = {name: x.astype(np.float32) for name, x in half.items()}
+    of_half, of_single = (dataclasses.replace(clouds, **x) for x in (half, single))
+    for k in (1, 20):
+        assert knn(None, of_half, k=k) == knn(None, of_single, k=k)
+    assert linear_probe(None, of_half).accuracy == pytest.approx(
+        linear_probe(None, of_single).accuracy, abs=0.011
+    )
+    few = [
+        fewshot(None, x, shots=(5, "all"), verbose=False) for x in (of_half, of_single)
+    ]
+    assert few[0] == few[1]
 
 
 @pytest.mark.parametrize("l2", [0.01, 1.0, 100.0])

@@ -655,7 +655,8 @@ def decode_predictions(
     """
     labels = imagenet2012_labels()
     top = arguments.integer("top", top, most=len(labels))
-    scores = np.asarray(keras.ops.convert_to_numpy(predictions))
+    # Unsigned integers have no negatives to sort by.
+    scores = np.asarray(keras.ops.convert_to_numpy(predictions), np.float64)
     if scores.ndim != 2 or scores.shape[1] != len(labels):
         raise ValueError(
             "Expected predictions [B, 1000] over the classes of ImageNet 2012. "

@@ -202,6 +202,14 @@ def test_decode_predictions():
         keras_vit.decode_predictions(scores[:, :10])
 
 
+def test_decode_quantized_predictions():
+    """Unsigned integers have no negatives."""
+    scores = np.zeros((1, 1000), np.uint8)
+    scores[0, [3, 7]] = 200, 55
+    (best,) = keras_vit.decode_predictions(scores, top=2)
+    assert [(row[0], row[2]) for row in best] == [(3, 200.0), (7, 55.0)]
+
+
 def test_a_mirror_in_another_dialect_is_the_same_training(tmp_path, monkeypatch):
     """A tag's numerics are the paper's, though timm, who keeps the copy, uses erf."""
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path))

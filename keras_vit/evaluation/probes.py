@@ -187,7 +187,10 @@ def linear_probe(
             f"{found.classes[present[0]]!r}"
         )
     scaler = StandardScaler()
-    classifier = LogisticRegression(C=1 / l2, max_iter=max_iterations)
+    # Of two classes scikit-learn fits one vector w, the difference of W's, and |w|^2 is
+    # 2 |W|^2.
+    scale = 2 if len(present) == 2 else 1
+    classifier = LogisticRegression(C=scale / l2, max_iter=max_iterations)
     classifier.fit(scaler.fit_transform(found.train_x), found.train_y)
     right = 0
     for start in range(0, len(found.test_y), TRAIN_CHUNK):

@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
@@ -162,17 +162,15 @@ class _Cut:
         """Overrides urllib3's: a socket's timeout restarts with every byte."""
         sock, seconds = self.sock, self.timeout  # type: ignore[attr-defined]
         moment = time.monotonic() + seconds
-        watch = threading.Timer(seconds, _shut_down, (sock,))
-        watch.daemon = True
-        watch.start()
         try:
-            return super().getresponse()  # type: ignore[misc]
+            with _shut_down_after(seconds, sock):
+                response = super().getresponse()  # type: ignore[misc]
         except (OSError, HTTPException) as cut:
             if time.monotonic() >= moment:
                 raise TimeoutError("the deadline has passed") from cut
             raise
-        finally:
-            watch.cancel()
+        response.sock = sock  # The connection may not keep it for the body.
+        return response
 
 
 class _Connection(_Cut, urllib3.connection.HTTPConnection):
@@ -198,6 +196,18 @@ class _Adapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
         pools = {"http": _Pool, "https": _SecurePool}
         self.poolmanager.pool_classes_by_scheme = pools
+
+
+@contextlib.contextmanager
+def _shut_down_after(seconds: float, connection: socket.socket) -> Iterator[None]:
+    """Ends a connection if the code inside takes longer."""
+    watch = threading.Timer(seconds, _shut_down, (connection,))
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -258,10 +268,11 @@ class _Deadline(urllib3.Timeout):
 def _read(response: requests.Response, deadline: _Deadline) -> bytes | None:
     """Returns the response body, or None if the deadline passes before its end."""
     parts = []
-    while part := response.raw.read1(decode_content=True):
-        parts.append(part)
-        if deadline.passed():
-            return None
+    with _shut_down_after(deadline.left(), response.raw.sock):
+        while part := response.raw.read1(decode_content=True):
+            parts.append(part)
+    if deadline.passed():
+        return None
     # urllib3 accepts truncated headers and bodies as complete ones.
     lengths = ("content-length", "transfer-encoding")
     stated = any(name in response.headers for name in lengths)

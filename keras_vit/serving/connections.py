@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 BACKLOG = 32  # asyncio accepts this many at once, however many are open.
 _SPARE = 4 * BACKLOG  # Descriptors for connections that are being opened or closed.
 _FEWEST = 8
+SENT_SECONDS = 0.1  # Between looks whether a slow client has received a response.
 
 
 def most_connections(wanted: int) -> int:
@@ -96,7 +97,7 @@ def bounded(most: int, header_seconds: float, seconds: float) -> type[H11Protoco
             if self.transport.is_closing():
                 return
             if self.cycle.response_complete:
-                self._wait()
+                self._wait_when_sent()
             self._look()  # The next request may have been sent before this response.
 
         def _look(self) -> None:
@@ -108,6 +109,15 @@ def bounded(most: int, header_seconds: float, seconds: float) -> type[H11Protoco
                 self._arm(seconds)
             if not cycle.more_body:
                 waiting.pop(self, None)
+
+        def _wait_when_sent(self) -> None:
+            """A complete response may still be in the buffer of a slow client."""
+            if self.transport.is_closing() or not self.cycle.response_complete:
+                return
+            if self.transport.get_write_buffer_size():
+                self.loop.call_later(SENT_SECONDS, self._wait_when_sent)
+            else:
+                self._wait()
 
         def _wait(self) -> None:
             waiting.pop(self, None)

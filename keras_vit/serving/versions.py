@@ -1,5 +1,7 @@
 """The versions in a folder; the newest that can be loaded is served."""
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -40,6 +42,7 @@ class Versions:
         self._path, self._batching, self._report = path, batching, report
         self._seen = {version: _files(path, version) for version in _numbers(path)}
         self._skipped: dict[int, Files] = {}
+        self._unread = ""  # The last error of reading the folder.
         for version in _numbers(path):
             if (servable := self._loaded(version)) is not None:
                 self.current = servable
@@ -55,8 +58,23 @@ class Versions:
         """Returns the version to serve now.
 
         A version is loaded when its files are unchanged between two calls, so that a
-        version that is being copied is not loaded.
+        version that is being copied is not loaded. If the folder cannot be read, which
+        is reported once, the current version stays.
         """
+        try:
+            self._follow()
+            self._unread = ""
+        except OSError as error:
+            if str(error) != self._unread:
+                self._unread = str(error)
+                self._report(
+                    f"{self._path} cannot be read, so new versions are not found: "
+                    f"{error}. It is tried again"
+                )
+        return self.current
+
+    def _follow(self) -> None:
+        """Loads the newest version that has arrived."""
         for version in _numbers(self._path):
             if version == self.current.version:
                 break
@@ -72,7 +90,6 @@ class Versions:
                     f"{self.played} requests"
                 )
                 break
-        return self.current
 
     def _loaded(self, version: int) -> Servable | None:
         """Loads and warms up a version; reports it and returns None if that fails."""
@@ -99,10 +116,11 @@ def _numbers(path: Path) -> list[int]:
 
 def _files(path: Path, version: int) -> Files:
     entries = []
-    for file in sorted((path / str(version)).rglob("*")):
-        try:
-            facts = file.stat()
-        except FileNotFoundError:  # Removed in the meantime.
-            continue
-        entries.append((str(file), facts.st_size, facts.st_mtime_ns))
-    return tuple(entries)
+    # Not `rglob`, which raises for a folder that is removed in the meantime.
+    for folder, _, names in os.walk(path / str(version)):
+        for name in names:
+            file = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.stat(file)
+                entries.append((file, facts.st_size, facts.st_mtime_ns))
+    return tuple(sorted(entries))

@@ -1,5 +1,7 @@
 """The client behind a proxy that delays, resets and cuts, by REST and gRPC."""
 
+import socket
+import threading
 import time
 
 import pytest
@@ -136,6 +138,31 @@ def test_the_deadline_is_kept(proxy, served, fault):
         assert time.monotonic() - begun < 2
     assert proxy.address in str(told.value)
     assert served.attempts <= 1
+
+
+def test_a_body_that_stops_has_no_time_of_its_own():
+    """A socket's timeout begins again with every byte, here after 1.9 of 2 s."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(2**16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+            time.sleep(1.9)
+            connection.sendall(b"{")
+            connection.recv(1)  # Until the client leaves.
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models/flowers"
+    with Client(url, timeout=2, retries=0) as client:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match="within 2 s"):
+            client.predict(IMAGE)
+        assert time.monotonic() - begun < 3
+    thread.join(10)
+    listening.close()
 
 
 def test_random_faults_never_change_an_answer(proxy, served):

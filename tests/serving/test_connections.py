@@ -35,11 +35,11 @@ async def application(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(scope="module")
-def server():
+@contextlib.contextmanager
+def serving(seconds):
     config = uvicorn.Config(
         application,
-        http=connections.bounded(MOST, HEADER_SECONDS, SECONDS),
+        http=connections.bounded(MOST, HEADER_SECONDS, seconds),
         backlog=connections.BACKLOG,
         log_config=None,
         lifespan="off",
@@ -56,6 +56,12 @@ def server():
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(SECONDS) as server:
+        yield server
 
 
 def connected(server, sent=b""):
@@ -154,6 +160,20 @@ def test_an_answer_that_nobody_reads_is_not_kept(server):
             time.sleep(0.05)
         assert not server.server_state.connections
         assert seconds_until_closed(connection) < 5
+
+
+def test_a_slow_client_has_the_time_for_its_answer():
+    """Not only that for its next header, although uvicorn has buffered the answer."""
+    sent = GOOD.replace(b"/", b"/long", 1)
+    with serving(seconds=60) as server, connected(server, sent) as connection:
+        time.sleep(2 * HEADER_SECONDS)
+        count = 0
+        while count < LONG:
+            part = connection.recv(2**20)
+            assert part, f"cut after {count} bytes"
+            count += len(part)
+        # Then it is closed, because no other request comes.
+        assert seconds_until_closed(connection) < 10 * HEADER_SECONDS
 
 
 def test_requests_that_are_sent_before_an_answer_are_all_answered(server):

@@ -9,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from keras_vit.serving import versions  # noqa: E402
 from keras_vit.serving.versions import Versions  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow_only
@@ -100,6 +101,26 @@ def test_a_new_version_is_served_once_its_files_rest(folder, models):
     shutil.copytree(models / "2" / "variables", folder / "2" / "variables")
     assert versions.refresh().version == 1
     assert versions.refresh().version == 2
+
+
+def test_a_folder_that_cannot_be_read_is_reported_and_followed(
+    folder, models, monkeypatch
+):
+    said = []
+    served = Versions(folder, report=said.append)
+    with monkeypatch.context() as patch:
+
+        def stale(path):
+            raise OSError(116, "Stale file handle", str(path))
+
+        patch.setattr(versions, "_numbers", stale)
+        for _ in range(3):
+            assert served.refresh().version == 1
+    (message,) = said
+    assert "Stale file handle" in message
+    shutil.copytree(models / "2", folder / "2")
+    served.refresh()
+    assert served.refresh().version == 2
 
 
 def test_the_version_before_is_served_when_the_newest_is_removed(folder, models):

@@ -24,8 +24,11 @@ from keras_vit.files import file_sha256, json_sha256, parse_json, write_json
 __all__ = ["Verification", "inside", "verify"]
 
 FILE = "manifest.json"
-# A run's lock files, and pictures that `keras-vit runs show` and `data-size` add later.
-_LEFT_OUT = {FILE, ".lock", ".lock.held", ".writer.json", "curves.png", "data_size.png"}
+# A run's lock files, and files of `keras-vit runs show`, `data-size` and `inspect`.
+_LOCKS = {".lock", ".lock.held", ".writer.json"}
+_PICTURES = {f"figure_{number}.png" for number in (6, 7, 14)}
+_PICTURES |= {"curves.png", "data_size.png", "reconstructions.png", "inspect.html"}
+_LEFT_OUT = {FILE} | _LOCKS | _PICTURES
 _LIBRARIES = ("keras", "tensorflow", "jax", "torch", "numpy")
 
 

@@ -27,7 +27,8 @@ def folder(tmp_path):
 
 def test_a_whole_folder(folder):
     (folder / ".lock").touch()  # Of a training that waits.
-    (folder / "curves.png").touch()  # Of `keras-vit runs show`.
+    for picture in ("curves.png", "inspect.html", "figure_6.png"):
+        (folder / picture).touch()  # Of `keras-vit runs show` and `inspect`.
     found = manifest.verify(folder)
     assert found.whole
     assert found.files == 3

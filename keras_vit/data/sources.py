@@ -32,6 +32,7 @@ from keras_vit.files import (
 __all__ = ["Source", "open_source"]
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+SPLIT_NAMES = {"train", "training", "testing", *TEST_FOLDERS}
 TEST_SHARE = 0.2  # For a source without a test set.
 MOST_CLASSES = 2**20  # 48 times ImageNet-21k's, so that an array of names stays small.
 UNLABELLED = (".",)  # Without labels, the folder itself is the only class.
@@ -100,13 +101,9 @@ def open_source(
 
 def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     train, test = path / "train", _test_folder(path)
+    if labelled:
+        _check_split_names(path)
     if not train.is_dir():
-        parted = path / "test" == test and any(p.is_dir() for p in test.iterdir())
-        if labelled and parted:
-            raise ValueError(
-                f"Expected a folder train next to test. Received: {str(path)!r} "
-                "without it. Add it, or put all class folders directly into the folder"
-            )
         classes = _classes(path, labelled)
         files, labels = _files(path, classes)
         whole = Arrays(*check_images(files, labels, classes, on_corrupt))
@@ -135,6 +132,25 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     return Source(str(path), classes, split, tested, left_out)
 
 
+def _check_split_names(path: Path) -> None:
+    """Raises for training or test images under other names, which would be classes."""
+    splits = [
+        at.name
+        for at in sorted(path.iterdir())
+        if at.name.lower() in SPLIT_NAMES
+        and at.is_dir()
+        and any(inner.is_dir() for inner in at.iterdir())
+    ]
+    known = "train" in splits and (len(splits) == 1 or {*splits} & {*TEST_FOLDERS})
+    if splits and not known:
+        raise ValueError(
+            "Expected folders of classes, or train and one of "
+            f"{', '.join(TEST_FOLDERS)} with folders of classes. Received: "
+            f"{str(path)!r} with {' and '.join(splits)}. Rename them, or put all class "
+            "folders directly into the folder"
+        )
+
+
 def _folders_of(files: list[str]) -> dict[str, str]:
     """Returns the folders of files: by the path without links, as they were found."""
     found = dict.fromkeys(map(os.path.dirname, files))
@@ -161,6 +177,13 @@ def _classes(path: Path, labelled: bool, least: int = 2) -> tuple[str, ...]:
     """Returns the names of the class folders of `path`."""
     if not labelled:
         return UNLABELLED
+    for link in sorted(path.iterdir()):
+        if link.is_symlink() and not link.exists():
+            raise ValueError(
+                "Expected links to folders that exist. Received: "
+                f"{str(link)!r}, a link to {os.readlink(link)!r}. Mount its disk, or "
+                "delete the link"
+            )
     classes = tuple(
         sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
     )

@@ -205,7 +205,7 @@ def _version_folder(path: Path, version: int | None, overwrite: bool) -> Path:
         raise ValueError(
             f"Expected a new version in {path}. Received: version={version}, which "
             "already exists. Omit version to use the next number, or use "
-            "overwrite=True"
+            "overwrite=True (--force)"
         )
     return path / str(version)
 

@@ -373,7 +373,7 @@ def test_test_class_not_trained_is_named(parted):
 
 def test_test_without_train_is_an_error(parted):
     (parted / "train").rename(parted.parent / "elsewhere")
-    with pytest.raises(ValueError, match="Expected a folder train next to test"):
+    with pytest.raises(ValueError, match=r"or train and one of test, val.*with test"):
         open_source(parted)
 
 
@@ -832,3 +832,26 @@ def test_missing_package_names_its_extra(monkeypatch, name, module, extra):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ImportError, match=rf"\.\[{extra}\]"):
         open_source(name)
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "Test"), ("training", "validation"), ("train", "testing")]
+)
+def test_splits_by_other_names_are_not_classes(flat, tmp_path, names):
+    divided = tmp_path / "divided"
+    for name in names:
+        shutil.copytree(flat, divided / name)
+    message = rf"or train and one of test, val.*with {' and '.join(sorted(names))}"
+    with pytest.raises(ValueError, match=message):
+        open_source(divided)
+
+
+def test_a_class_may_be_called_training(flat):
+    (flat / "dog").rename(flat / "training")
+    assert open_source(flat).classes == ("cat", "training")
+
+
+def test_a_link_to_a_missing_class_is_an_error(flat):
+    (flat / "horse").symlink_to(flat / "unmounted")
+    with pytest.raises(ValueError, match=r"horse', a link to .*unmounted'\. Mount"):
+        open_source(flat)

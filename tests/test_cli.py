@@ -713,6 +713,11 @@ def test_a_run_of_0_1_and_a_file_of_keras_predict(shell, photos, trained, tmp_pa
     first = json.loads(out)["top"][0]
     assert first["probability"] == rows[0][0]["probability"]
     assert first["class"] == f"class {CLASSES.index(rows[0][0]['class'])}"
+    shares = keras.Model(model.input, keras.layers.Softmax()(model.output))
+    shares.save(tmp_path / "shares.keras")
+    _, out, _ = shell("predict", "--model", tmp_path / "shares.keras", image, "--json")
+    again = json.loads(out)["top"][0]
+    assert again["probability"] == pytest.approx(first["probability"], abs=1e-5)
 
 
 def test_scores_that_are_not_finite_are_no_prediction(shell, photos, trained, tmp_path):

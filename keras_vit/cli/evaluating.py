@@ -146,6 +146,8 @@ def _by_model(
     import keras
     import numpy as np
 
+    from keras_vit.models.outputs import probabilities
+
     network, _ = open_model(model_options, purpose="classify")
     classes = class_names(network)
     for file in files:
@@ -154,8 +156,8 @@ def _by_model(
         except ValueError as error:
             yield file, str(error)
             continue
-        logits = network(image[None], training=False)
-        scores = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
+        outputs = network(image[None], training=False)
+        scores = keras.ops.convert_to_numpy(probabilities(network, outputs))[0]
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"Expected finite scores. Received: NaN or infinity for "

@@ -18,9 +18,18 @@ from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
 from keras_vit.evaluation.metrics import Counts, PerImage
 from keras_vit.facts import Preprocessing
+from keras_vit.models.outputs import gives_probabilities, last_activation
 from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Evaluation", "Task", "classify", "task_of"]
+
+# Outputs of as many images decide whether they are probabilities: logits of a few can
+# be in [0, 1] and sum to 1 by chance.
+_ENOUGH = 32
+_NO_SOFTMAX = (
+    ". Remove the activation: build the model with classifier_activation=None, or use "
+    "keras.Model(IMAGES, LOGITS)"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,11 +187,17 @@ def classify(
         channels=channels,
     ).as_numpy_iterator()
     steps = -(-total // batch_size)
+    only_probabilities = True
     for images, labels in progress(batches, "evaluating", steps, verbose):
         count = len(images)
         if count < batch_size:  # All batches have one shape, so it is compiled once.
             images = np.resize(images, (batch_size, *images.shape[1:]))
         logits = np.asarray(model.predict_on_batch(images)[:count], np.float32)
+        only_probabilities = only_probabilities and _are_probabilities(logits)
+        if only_probabilities and counts.seen + count >= min(total, _ENOUGH):
+            raise _unfit(
+                "outputs in [0, 1] with a sum of 1 for each image", _NO_SOFTMAX
+            )
         if task.outputs is not None:
             logits = logits[:, task.outputs]
         counts.update(logits, _answers(task, labels))
@@ -213,8 +228,6 @@ def _answers(task: Task, labels: np.ndarray) -> np.ndarray:
 
 
 def _check_model(model: keras.Model, task: Task) -> None:
-    activation = getattr(model.layers[-1], "activation", None)
-    name = getattr(activation, "__name__", "")
     if model.output_shape != (None, task.model_outputs):
         received = (
             f"{model.output_shape[-1]} outputs for the {task.model_outputs} classes of "
@@ -225,12 +238,22 @@ def _check_model(model: keras.Model, task: Task) -> None:
         remedy = f". Train one with keras-vit finetune --data {task.name}"
     elif None in model.input_shape[1:]:
         received, remedy = f"input {model.input_shape}, without a fixed size", ""
-    elif name in ("softmax", "sigmoid"):
-        received = f"a model that ends in {name}"
-        remedy = ". Remove it with classifier_activation=None"
+    elif gives_probabilities(model):
+        received = f"a model that ends in {last_activation(model)}"
+        remedy = _NO_SOFTMAX
     else:
         return
-    raise ValueError(
+    raise _unfit(received, remedy)
+
+
+def _unfit(received: str, remedy: str) -> ValueError:
+    return ValueError(
         "Expected a model with a logit for each class of the data set. Received: "
         f"{received}{remedy}"
     )
+
+
+def _are_probabilities(outputs: np.ndarray) -> bool:
+    """Returns whether all are in [0, 1] and rows sum to 1: [n, K]."""
+    inside = (outputs >= 0) & (outputs <= 1)
+    return bool(inside.all() and (np.abs(outputs.sum(axis=1) - 1) <= 1e-3).all())

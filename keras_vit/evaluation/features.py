@@ -15,6 +15,7 @@ from keras_vit.data.preprocessing import Size
 from keras_vit.data.splits import Indexed, Split
 from keras_vit.facts import Preprocessing
 from keras_vit.features import FrozenFeatures, first_not_finite
+from keras_vit.models.outputs import gives_probabilities, last_activation
 from keras_vit.models.transfer import read_by
 from keras_vit.models.vision import preprocessing_of
 
@@ -133,11 +134,9 @@ def backbone(model: keras.Model) -> keras.Model:
         )
     read = read_by(model, "head")
     features = model.outputs[0] if read is None else read
-    last = getattr(model.layers[-1], "activation", None)
-    probabilities = (keras.activations.softmax, keras.activations.sigmoid)
     description = f"{features.shape}"
-    if read is None and last in probabilities:
-        description += f", the {last.__name__} of {model.layers[-1].name!r}"
+    if read is None and gives_probabilities(model):
+        description += f", the output of a {last_activation(model)}"
     elif len(features.shape) == 2 and features.shape[-1] is not None:
         if read is None:
             return model

@@ -21,6 +21,7 @@ from keras_vit.models.description import (
     describe,
     weights_sha256,
 )
+from keras_vit.models.outputs import probabilities
 from keras_vit.models.vision import facts_of, preprocessing_of
 from keras_vit.weights.architecture import config_of
 
@@ -206,10 +207,8 @@ def _classifies(model: keras.Model) -> bool:
 
 
 def _probabilities(model: keras.Model, image: np.ndarray) -> np.ndarray:
-    outputs = model(image, training=False)
-    if _head(model).activation is keras.activations.linear:
-        outputs = ops.softmax(outputs)
-    return _finite(model, "predictions", ops.convert_to_numpy(outputs))
+    scores = probabilities(model, model(image, training=False))
+    return _finite(model, "predictions", ops.convert_to_numpy(scores))
 
 
 def _best(

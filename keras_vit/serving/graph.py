@@ -16,6 +16,7 @@ from keras_vit.data import decoding, preprocessing
 from keras_vit.data.decoding import OK, UNREADABLE, as_written
 from keras_vit.data.preprocessing import Size
 from keras_vit.facts import Preprocessing
+from keras_vit.models.outputs import PROBABILITIES, gives_probabilities
 
 Tensor: TypeAlias = Any
 
@@ -109,15 +110,15 @@ def probabilities(model: keras.Model, outputs: Tensor) -> Tensor:
 
 def gives_logits(model: keras.Model) -> bool:
     """Whether the outputs are logits; raises ValueError without classes [B, K]."""
-    known = {keras.activations.linear: True, keras.activations.softmax: False}
-    known[keras.activations.sigmoid] = False
-    head = head_of(model, tuple(known))
-    if known[head.activation] and head.units == 1:
+    functions = ("linear", *PROBABILITIES)
+    head = head_of(model, [keras.activations.get(name) for name in functions])
+    logits = not gives_probabilities(model)
+    if logits and head.units == 1:
         raise ValueError(
             "Expected two logits or more: the softmax of one is always 1. Received: "
             f"model={model.name!r} with one. Build its head with activation='sigmoid'"
         )
-    return known[head.activation]
+    return logits
 
 
 def head_of(model: keras.Model, activations: Sequence[Any] = ()) -> keras.layers.Dense:

@@ -15,6 +15,7 @@ from keras_vit.data import augmentation, pipelines, sources, splits
 from keras_vit.data.decoding import as_written
 from keras_vit.facts import Preprocessing
 from keras_vit.features import FrozenFeatures
+from keras_vit.models.outputs import last_activation
 from keras_vit.models.transfer import read_by
 from keras_vit.normalization import value_range
 from keras_vit.recipes import Recipe
@@ -335,12 +336,12 @@ def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:
 def _check_head(model: keras.Model, classes: int, where: str) -> None:
     """Raises ValueError unless `model` returns one logit for each class."""
     shape = model.output_shape
-    activation = getattr(model.layers[-1], "activation", None)
+    activation = last_activation(model)
     if len(shape) != 2 or shape[-1] != classes:
         received = f"model.output_shape={shape}, {classes} classes in {where}"
-    elif activation not in (None, keras.activations.linear):
+    elif activation != "linear":
         received = (
-            f"model={model.name!r}, whose last layer applies {activation.__name__} "
+            f"model={model.name!r}, whose last layer applies {activation} "
             "(classifier_activation=None removes it)"
         )
     else:

@@ -73,6 +73,9 @@ def test_outputs_that_do_not_compete_and_sets_of_answers(model, source):
     [
         (lambda x: keras.layers.Dense(10)(x), "10 outputs for the 3 classes of colors"),
         (lambda x: keras.layers.Dense(3, activation="softmax")(x), "ends in softmax"),
+        (lambda x: keras.layers.Softmax()(x), "ends in softmax"),
+        (lambda x: keras.ops.softmax(x), "ends in softmax"),
+        (lambda x: keras.ops.softmax(x) * 1, r"sum of 1 .*classifier_activation=None"),
         (lambda x: keras.layers.Reshape((3, 1))(x), re.escape("output (None, 3, 1)")),
         (lambda x: x / 0.0, "NaN or infinity for image 0"),
     ],
@@ -82,6 +85,37 @@ def test_models_that_do_not_fit(logits, message, source):
     model = keras.Model(images, logits(keras.layers.Flatten()(images)))
     with pytest.raises(ValueError, match=message):
         classify(model, task_of(source), **PLAIN)
+
+
+def test_a_nested_model_of_probabilities_does_not_fit(model, source):
+    inner = keras.Model(model.input, keras.ops.softmax(model.output))
+    for layers in ([inner], [model, keras.layers.Softmax()]):
+        nested = keras.Sequential([keras.Input(SIZE), *layers])
+        with pytest.raises(ValueError, match="ends in softmax"):
+            classify(nested, task_of(source), **PLAIN)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 100])
+def test_logits_may_look_like_probabilities_for_a_few_images(batch_size, source):
+    """The first image's logits sum to 1, the others' do not."""
+    pixels = source.test.images.copy()
+    pixels[0] = np.reshape([51, 51, 153], SIZE)
+    split = Arrays(pixels, source.test.labels)
+    task = task_of(dataclasses.replace(source, test=split))
+    images = keras.Input(SIZE)
+    model = keras.Model(images, keras.layers.Flatten()(images))
+    found = classify(model, task, batch_size=batch_size, keep_logits=True, **PLAIN)
+    np.testing.assert_allclose(found.logits[0].sum(), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 20, 37])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_probabilities_of_any_number_of_images_are_refused(count, batch_size, source):
+    images = keras.Input(SIZE)
+    shares = keras.ops.softmax(keras.layers.Flatten()(images)) * 1
+    task = task_of(dataclasses.replace(source, test=source.test.take(range(count))))
+    with pytest.raises(ValueError, match="sum of 1 for each image"):
+        classify(keras.Model(images, shares), task, batch_size=batch_size, **PLAIN)
 
 
 def test_models_of_any_size_do_not_fit(source):

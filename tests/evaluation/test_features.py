@@ -67,8 +67,13 @@ def test_backbone_of_probabilities_or_two_outputs_is_an_error():
     images = keras.Input((8, 8, 3))
     flat = keras.layers.Flatten()(images)
     scores = keras.layers.Dense(3, activation="softmax", name="predictions")(flat)
-    with pytest.raises(ValueError, match="softmax of 'predictions'"):
+    with pytest.raises(ValueError, match=r"\(None, 3\), the output of a softmax"):
         backbone(keras.Model(images, scores))
+    logits = keras.Model(images, keras.layers.Dense(3)(flat))
+    inner = keras.Model(images, keras.ops.softmax(logits.output))
+    for layers in ([inner], [logits, keras.layers.Softmax()]):
+        with pytest.raises(ValueError, match="output of a softmax"):
+            backbone(keras.Sequential([keras.Input((8, 8, 3)), *layers]))
     with pytest.raises(ValueError, match="one input and one output"):
         backbone(keras.Model(images, [flat, scores]))
 

@@ -117,6 +117,22 @@ def test_the_page_holds_what_the_model_does(mini, tmp_path):
         assert f"{100 * probability:.2f}" in found.text
 
 
+@pytest.mark.parametrize(
+    "softmax", [keras.layers.Softmax(), keras.layers.Activation("softmax")]
+)
+def test_probabilities_are_not_normalized_again(mini, softmax):
+    model, images = mini
+    shares = keras.Model(model.input, softmax(model.output))
+    expected, found = (
+        Page.of(one, images[:1], classes=(), top=3).predictions[0]
+        for one in (model, shares)
+    )
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    np.testing.assert_allclose(
+        [p for _, p in found], [p for _, p in expected], atol=1e-6
+    )
+
+
 def test_each_layer_is_computed_once_for_an_image(mini, monkeypatch):
     model, images = mini
     asked = []

@@ -346,6 +346,14 @@ def test_wrong_class_count_names_for_task(source, data):
         fit(tiny(2), recipe(), data, verbose=0)
 
 
+@pytest.mark.parametrize("softmax", [keras.layers.Softmax(), keras.ops.softmax])
+def test_probabilities_are_no_logits(source, softmax):
+    model = tiny()
+    shares = keras.Model(model.input, softmax(model.output))
+    with pytest.raises(ValueError, match=r"applies softmax.*for_task"):
+        fit(shares, recipe(), source, verbose=0)
+
+
 def test_features_without_a_head_name_for_task(source):
     with pytest.raises(ValueError, match=r"\(None, 16\).*for_task\(model, 3\)"):
         fit(tiny(None), recipe(), source, verbose=0)

@@ -26,11 +26,11 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.configs import ViTConfig
 from keras_vit.facts import Preprocessing
 from keras_vit.layers import PatchEmbedding
 from keras_vit.layers.embeddings import Shape, Tensor, register
 from keras_vit.layers.kernels import wide
+from keras_vit.layers.plain import PlainBlock
 from keras_vit.models.description import describe
 from keras_vit.models.vision import preprocessing_of
 from keras_vit.models.vit import after_embedding
@@ -506,11 +506,10 @@ def _pixel_patches(backbone: keras.Model) -> tuple[int, tuple[int, int]]:
             "Expected a whole ViT or hybrid of this library (3.1), with patches to "
             f"corrupt. Received: backbone={arguments.shown(backbone)}"
         )
-    config = config_of(backbone)
-    if not isinstance(config, ViTConfig):
+    if any(isinstance(layer, PlainBlock) for layer in named.values()):
         raise ValueError(
             "Expected a ViT or hybrid of the paper (3.1), not of later work. Received: "
-            f"backbone={backbone.name!r} with {type(config).__name__}"
+            f"backbone={backbone.name!r}, a plain ViT of a later paper"
         )
     facts = describe(backbone)
     side, grid = facts["stride"] * facts["patch_size"], facts["grid"]

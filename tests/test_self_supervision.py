@@ -572,7 +572,7 @@ def test_a_later_vit_is_refused():
         patch_size=8, num_layers=1, hidden_size=16, mlp_dim=32, num_heads=2
     )
     later = keras_vit.plain_vit(config, image_size=(16, 16), num_classes=None)
-    with pytest.raises(ValueError, match=r"of the paper.*with PlainViTConfig"):
+    with pytest.raises(ValueError, match=r"of the paper.*later.*, a plain ViT"):
         MaskedPatchPredictor(later)
 
 

@@ -256,4 +256,5 @@ def _unfit(received: str, remedy: str) -> ValueError:
 def _are_probabilities(outputs: np.ndarray) -> bool:
     """Returns whether all are in [0, 1] and rows sum to 1: [n, K]."""
     inside = (outputs >= 0) & (outputs <= 1)
-    return bool(inside.all() and (np.abs(outputs.sum(axis=1) - 1) <= 1e-3).all())
+    shares = inside.all() and (outputs != np.rint(outputs)).any()  # Not only 0 and 1.
+    return bool(shares and (np.abs(outputs.sum(axis=1) - 1) <= 1e-3).all())

@@ -66,12 +66,16 @@ def test_images(
     if options.data is None:
         size = (options.batch_size, *model.input_shape[1:])
         return np.random.default_rng(0).integers(0, 256, size, np.uint8), None
-    from keras_vit.cli import exporting
+    from keras_vit.cli import exporting, loaders
 
-    task = exporting._task(options.data, details, None, "stop")
+    source = loaders.open_test(options.data, None, "stop", options.model, details)
+    task = exporting._task(source, model)
     batches = exporting._pixels(model, task, options.batch_size)
-    images, labels = zip(*batches, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
+    images, found = zip(*batches, strict=True)
+    labels = np.concatenate(found)
+    if task.outputs is not None:
+        labels = task.outputs[labels]
+    return np.concatenate(images), labels
 
 
 def measured(

@@ -295,6 +295,68 @@ def test_evaluate_draws_the_test_share_training_did_not_see(
     assert seeds == [5]
 
 
+def test_drawn_test_images_are_those_of_the_run(shell, photos, tmp_path, monkeypatch):
+    """With another image or seed, training images would be drawn."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos / "train", "photos")
+    run, quick = tmp_path / "run", ("--data", "photos", "--weights", MINI, *QUICK)
+    assert shell("finetune", *quick, "--output", run)[0] == 0
+    stored = json.loads((run / "run.json").read_text())["details"]["data"]
+    assert stored == str(tmp_path / "photos")
+    monkeypatch.chdir(run)  # The data is found from any folder.
+    code, out, err = shell("evaluate", "--model", run)
+    assert code == 0, err
+    images = re.search(r"of (\d+) images right", out)[1]
+    fewshot = ("fewshot", "--data", stored, "--model", run, "--shots", "1")
+    cases = [
+        ("evaluate", "--model", run),
+        ("evaluate", "--model", run, "--data", tmp_path / "run" / ".." / "photos"),
+        ("export", run, tmp_path / "out.tflite", "--data", stored),
+        fewshot,
+    ]
+    for command in cases:
+        code, _, err = shell(*command, "--seed", 1)
+        assert code == 1
+        assert re.search(r"Expected the images and the seed of .* seed 1, .*train", err)
+    shutil.copy(tmp_path / "photos" / "dark" / "0.jpg", tmp_path / "photos/dark/b.jpg")
+    for command in cases:
+        code, _, err = shell(*command)
+        assert code == 1
+        assert "tested on images that it was trained on" in err
+    code, _, err = shell(
+        *("finetune", "--data", stored, "--model", run, *QUICK),
+        *("--output", tmp_path / "more"),
+    )
+    assert code == 0
+    assert "the test accuracy is too high" in " ".join(err.split())
+    (tmp_path / "photos" / "dark" / "b.jpg").unlink()
+    code, out, err = shell(*fewshot)
+    assert code == 0, err
+    code, out, _ = shell("evaluate", "--model", run)
+    assert f"of {images} images right" in out
+
+
+def test_classes_are_compared_by_name(shell, photos, trained, tmp_path):
+    """A renamed class is elsewhere in the alphabet."""
+    shutil.copytree(photos, tmp_path / "photos")
+    for split in ("train", "test"):
+        folder = tmp_path / "photos" / split
+        (folder / CLASSES[0]).rename(folder / "zzz")
+    code, _, err = shell("evaluate", "--model", trained, "--data", tmp_path / "photos")
+    assert code == 1
+    assert f"class 0, '{CLASSES[1]}', is output 1 of the model" in err
+    assert "'zzz'" not in err.partition("not in")[2]
+    for split in ("train", "test"):
+        folder = tmp_path / "photos" / split
+        (folder / "zzz").rename(folder / f"{CLASSES[0]}a")
+    names = f"'{CLASSES[0]}', with '{CLASSES[0]}a'"
+    with pytest.warns(UserWarning, match=f"by index: output 0, {names}"):
+        code, out, _ = shell(
+            "evaluate", "--model", trained, "--data", tmp_path / "photos"
+        )
+    assert (code, "15 of 15 images right" in out) == (0, True)
+
+
 def test_evaluate_writes_a_card_and_compare_reads_two(shell, photos, trained, tmp_path):
     pytest.importorskip("matplotlib")
     command = ("evaluate", "--model", trained, "--batch-size", 4, "--per-class")

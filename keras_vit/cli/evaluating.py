@@ -18,6 +18,7 @@ from keras_vit.cli.loaders import (
     class_names,
     image_files,
     open_model,
+    open_test,
     read_image,
     unreadable,
 )
@@ -304,7 +305,7 @@ def evaluate(
     if output is not None:
         plots.check()
     network, details = open_model(model_options, purpose="classify")
-    task = _task(images, details)
+    task = _task(images, model_options.model, details)
     classified = classify(
         network,
         task,
@@ -336,9 +337,8 @@ def evaluate(
         print_json(card.as_dict())
 
 
-def _task(images: TestData, details: dict[str, Any]) -> "Task":
+def _task(images: TestData, model: str | None, details: dict[str, Any]) -> "Task":
     """The test images: a set with ImageNet's classes, or those of a source."""
-    from keras_vit.data import sources
     from keras_vit.evaluation.classification import task_of
     from keras_vit.evaluation.imagenet import open_task
 
@@ -358,8 +358,7 @@ def _task(images: TestData, details: dict[str, Any]) -> "Task":
             "Expected --data, or a model written by `keras-vit finetune`. Received: "
             "no --data"
         )
-    seed = details.get("seed", 0) if images.seed is None else images.seed
-    return task_of(sources.open_source(data, seed=seed, on_corrupt=corrupt))
+    return task_of(open_test(data, images.seed, corrupt, model, details))
 
 
 def _weights_file(model: str | None, weights: str | None) -> Path | None:

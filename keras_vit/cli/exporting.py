@@ -12,7 +12,7 @@ from rich.table import Table
 
 from keras_vit.arguments import percent
 from keras_vit.cli.fields import given, grouped
-from keras_vit.cli.loaders import class_names, open_model
+from keras_vit.cli.loaders import class_names, open_model, open_test
 from keras_vit.cli.options import Corrupt, NamedModel, TestSeed
 from keras_vit.cli.shell import app, console
 from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format, of_file
@@ -20,6 +20,7 @@ from keras_vit.export_formats import PRECISIONS, SUFFIXES, Format, of_file
 if TYPE_CHECKING:
     import numpy as np
 
+    from keras_vit.data.source import Source
     from keras_vit.evaluation.classification import Task
     from keras_vit.evaluation.metrics import Estimate, PerImage
     from keras_vit.serving.fastest import Measured
@@ -141,7 +142,8 @@ def export(
             precision=precision,
         )
         network, details = open_model(model_options, purpose="any")
-        images = _task(str(data), details, seed, on_corrupt)
+        source = open_test(str(data), seed, on_corrupt, model_options.model, details)
+        images = _task(source, network)
         _write_fastest(network, output, images, choice.max_drop, force)
         return
     if choice.max_drop is not None:
@@ -161,7 +163,10 @@ def export(
     from keras_vit import serving
 
     network, details = open_model(model_options, purpose="any")
-    task = None if data is None else _task(data, details, seed, on_corrupt)
+    task = None
+    if data is not None:
+        source = open_test(data, seed, on_corrupt, model_options.model, details)
+        task = _task(source, network)
     before = None if task is None else _by_keras(network, task)
     if precision == "int8" and kind != "litert":
         console.print(str(serving.quantize(network)))
@@ -208,15 +213,13 @@ def _format_of(output: Path) -> str:
     return "savedmodel"
 
 
-def _task(
-    data: str, details: dict[str, Any], seed: int | None, on_corrupt: Any
-) -> "Task":
-    """The test images of `data`."""
-    from keras_vit.data import sources
-    from keras_vit.evaluation.classification import task_of
+def _task(source: "Source", network: Any) -> "Task":
+    """The test images of a source, with the model's output of each class."""
+    from keras_vit.evaluation.classification import outputs_of, task_of
 
-    seed = details.get("seed", 0) if seed is None else seed
-    return task_of(sources.open_source(data, seed=seed, on_corrupt=on_corrupt))
+    task = task_of(source)
+    outputs = outputs_of(network, task)
+    return dataclasses.replace(task, outputs=outputs, by_name=False)
 
 
 def _by_keras(network: Any, task: "Task") -> "PerImage":
@@ -268,7 +271,7 @@ def _by_savedmodel(folder: Path, network: Any, task: "Task") -> "PerImage":
         channels=channels,
     ):
         outputs = loaded.signatures["images_float32"](images=images)
-        counts.update(outputs["logits"].numpy(), labels.numpy())
+        counts.update(_competing(task, outputs["logits"].numpy()), labels.numpy())
     return counts.per_image()
 
 
@@ -286,8 +289,14 @@ def _by_scores(
     least = np.finfo(np.float32).tiny
     for images, labels in batches:
         for run, count in zip(runs, counts, strict=True):
-            count.update(np.log(np.maximum(run(images), least)), labels)
+            scores = np.log(np.maximum(run(images), least))
+            count.update(_competing(task, scores), labels)
     return [count.per_image() for count in counts]
+
+
+def _competing(task: "Task", scores: "np.ndarray") -> "np.ndarray":
+    """The outputs of a model in the order of the task's classes, [B, K]."""
+    return scores if task.outputs is None else scores[:, task.outputs]
 
 
 def _by_file(file: Path, network: Any, task: "Task") -> "PerImage":

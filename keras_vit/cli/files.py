@@ -339,7 +339,10 @@ def push(
     network, details = open_model(model_options, purpose="any")
     sections: dict[str, dict[str, Any]] = {}
     if details:
-        sections["Training"] = details
+        path = Path(str(details.get("data")))
+        # The page is public: without the folders that the data is in.
+        named = {"data": path.name} if path.is_absolute() else {}
+        sections["Training"] = details | named
         sections["Recipe"] = recipe_of(Path(model_options.model))
     if card is not None:
         results = Card.load(card)

@@ -226,17 +226,96 @@ def _read_run(folder: Path) -> dict[str, Any]:
 
 def recipe_of(folder: Path) -> dict[str, Any]:
     """Reads the recipe of a run's `begun.json`; empty if there is no such file."""
+    return _begun(folder, "recipe")
+
+
+def _begun(folder: Path, key: str) -> dict[str, Any]:
+    """Reads an object of a run's `begun.json`; empty if there is no such file."""
     file = folder / "begun.json"
     if not file.is_file():
         return {}
     try:
-        recipe = parse_json(file.read_text(encoding="utf-8"))["recipe"]
-        return dict(recipe)
+        return dict(parse_json(file.read_text(encoding="utf-8"))[key])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            "Expected a begun.json that contains the recipe of a run. Received: "
+            f"Expected a begun.json that contains the {key} of a run. Received: "
             f"{str(file)!r} ({type(error).__name__}: {error}). Restore the file"
         ) from error
+
+
+def stored_data(data: str) -> str:
+    """The `--data` of a run as it is stored: a path is absolute, for any folder."""
+    return str(Path(data).absolute()) if Path(data).exists() else data
+
+
+def open_test(
+    data: str,
+    seed: int | None,
+    on_corrupt: Literal["stop", "skip"],
+    model: str | None,
+    details: dict[str, Any],
+) -> "Source":
+    """Opens data to test a model on.
+
+    Args:
+        data: as in `finetune`.
+        seed: seed of the test share; None: that of the model's run, else 0.
+        on_corrupt: as in `open_source`.
+        model: `--model`.
+        details: details of the model's run, or an empty dictionary.
+
+    Returns:
+        The source.
+
+    Raises:
+        ValueError: if there is no such data, or its test images are not the run's.
+    """
+    from keras_vit.data import sources
+
+    chosen = details.get("seed", 0) if seed is None else seed
+    source = sources.open_source(data, seed=chosen, on_corrupt=on_corrupt)
+    if tests_trained_images(source, model, details):
+        raise ValueError(
+            f"Expected the images and the seed of {model}, because its test images "
+            f"were drawn from them. Received: {data!r} with seed {chosen}, which has "
+            "different ones: it would be tested on images that it was trained on. "
+            "Restore the images, or use a --data with a test set: folders train and "
+            "test"
+        )
+    return source
+
+
+def tests_trained_images(
+    source: "Source", model: str | None, details: dict[str, Any]
+) -> bool:
+    """Whether test images may be training images of a model's run.
+
+    They may if they are drawn from the run's data, and its images or the seed differ.
+    A run without labels (4.6) may have seen every image.
+    """
+    if not details.get("data") or not source.draws_test or "objective" in details:
+        return False
+    paths = Path(source.name), Path(details["data"])
+    if source.name != details["data"] and not (
+        all(path.exists() for path in paths) and paths[0].samefile(paths[1])
+    ):
+        return False
+    trained = _begun(Path(str(model)), "data")
+    return bool(trained) and trained.get("fingerprint") != source.fingerprint()
+
+
+def warn_of_tested(
+    source: "Source", model: str | None, details: dict[str, Any]
+) -> None:
+    """Prints that test images of further training may have been trained on."""
+    if tests_trained_images(source, model, details):
+        errors.print(
+            f"the test images of {printable(source.name)} are drawn again, because "
+            f"its images or the seed are not those of {printable(str(model))}. Some "
+            "are training images of that run, and the test accuracy is too high. A "
+            "folder with train and test has a fixed test set",
+            style="yellow",
+        )
 
 
 def _build(

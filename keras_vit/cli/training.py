@@ -21,7 +21,9 @@ from keras_vit.cli.loaders import (
     open_model,
     predicts_patches,
     save_details,
+    stored_data,
     table_4,
+    warn_of_tested,
 )
 from keras_vit.cli.options import (
     SEEDS,
@@ -78,12 +80,13 @@ def finetune(
     row = table_4(recipe, images.data)
     settings = changed(row, len(source.train), replicas, changes)
     size = settings.image_size if "image_size" in changes else None
-    network, _ = open_model(
+    network, before = open_model(
         model_options, purpose="features", file_size=size, size=settings.image_size
     )
+    warn_of_tested(source, model_options.model, before)
     network = keras_vit.for_task(network, source.classes)
     details = {
-        "data": images.data,
+        "data": stored_data(images.data),
         "model": model_options.model,
         "weights": model_options.weights,
     }
@@ -224,7 +227,12 @@ def pretrain(
     settings = changed(row, len(source.train), replicas, changes)
     classes = None if masked else len(source.classes)
     network = _from_scratch(model, settings, classes, **architecture)
-    details = {"data": images.data, "model": model, "recipe": recipe, "seed": seed}
+    details = {
+        "data": stored_data(images.data),
+        "model": model,
+        "recipe": recipe,
+        "seed": seed,
+    }
     if masked:
         from keras_vit.self_supervision import MaskedPatchPredictor
 

@@ -17,8 +17,11 @@ from keras_vit.cli.loaders import (
     on_devices,
     open_data,
     open_model,
+    open_test,
     save_details,
+    stored_data,
     table_4,
+    warn_of_tested,
 )
 from keras_vit.cli.options import (
     SEEDS,
@@ -101,6 +104,7 @@ def transfer(
     network, run_details = open_model(
         model_options, purpose="features", file_size=size, size=settings.image_size
     )
+    warn_of_tested(source, model_options.model, run_details)
     settings = settings.at_size(network.input_shape[1:3])
     tag = model_options.weights or "imagenet21k"  # The builders' default.
     tagged = not run_details and tag in keras_vit.recipes.IMAGES
@@ -120,7 +124,7 @@ def transfer(
         )
         if workers.chief:
             details = {
-                "data": images.data,
+                "data": stored_data(images.data),
                 "model": model_options.model,
                 "weights": model_options.weights,
             }
@@ -573,7 +577,6 @@ def fewshot(
 ) -> None:
     """Print the few-shot accuracy of frozen features (4.1)."""
     from keras_vit import evaluation
-    from keras_vit.data import sources
     from keras_vit.evaluation import features, few_shot
     from keras_vit.files import write_json
 
@@ -584,8 +587,8 @@ def fewshot(
     if seed is None:
         seed = details.get("seed", 0)
     preprocessing = network.preprocessing
-    source: Any = sources.open_source(
-        images.data, seed=seed, on_corrupt=images.on_corrupt
+    source: Any = open_test(
+        images.data, seed, images.on_corrupt, model_options.model, details
     )
     options: dict[str, Any] = {
         "preprocessing": preprocessing,

@@ -21,6 +21,8 @@ class Source:
         train: training images.
         test: test images, or None.
         left_out: number of unreadable images that on_corrupt="skip" left out.
+        draws_test: whether the test images were drawn from those of a source without a
+            test set. They are different ones if an image is added or removed.
 
     Examples:
         >>> from keras_vit.data import Arrays, Source
@@ -35,6 +37,7 @@ class Source:
     train: Split
     test: Split | None
     left_out: int = 0
+    draws_test: bool = False
 
     def fingerprint(self) -> str:
         """Returns a hash of the data, to check that a run resumes on the same data.
@@ -59,7 +62,6 @@ class Source:
         Returns:
             A `Source` with the same classes and test images; the drawn images keep
             their order.
-            order.
 
         Raises:
             ValueError: if there are fewer images, or the source is a stream.

@@ -107,8 +107,7 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
         classes = _classes(path, labelled)
         files, labels = _files(path, classes)
         whole = Arrays(*check_images(files, labels, classes, on_corrupt))
-        rest, held_out = whole.split(TEST_SHARE, seed)
-        return Source(str(path), classes, rest, held_out, len(files) - len(whole))
+        return _divided(str(path), classes, whole, seed, len(files) - len(whole))
     classes = _classes(train, labelled)
     files, labels = _files(train, classes)
     trained = _folders_of(files)
@@ -130,6 +129,14 @@ def _folder(path: Path, seed: int, on_corrupt: str, labelled: bool) -> Source:
     tested = Arrays(*check_images(files, labels, classes, on_corrupt))
     left_out += len(files) - len(tested)
     return Source(str(path), classes, split, tested, left_out)
+
+
+def _divided(
+    name: str, classes: tuple[str, ...], whole: Arrays, seed: int, left_out: int = 0
+) -> Source:
+    """Returns a source whose test images are a share of each class."""
+    train, test = whole.split(TEST_SHARE, seed)
+    return Source(name, classes, train, test, left_out, draws_test=True)
 
 
 def _check_split_names(path: Path) -> None:
@@ -247,6 +254,18 @@ def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[str], np.ndarray]
     files: list[str] = []
     labels: list[int] = []
     ignored: list[Path] = []
+    loose = classes != UNLABELLED and [
+        file
+        for file in sorted(path.iterdir())
+        if file.suffix.lower() in IMAGE_SUFFIXES
+        and file.name[0] != "."
+        and file.is_file()
+    ]
+    if loose:
+        warn(
+            f"left out {counted(len(loose), 'image')} of {printable(path)} outside of "
+            f"class folders; the first is {printable(loose[0])}",
+        )
     owners: dict[str, str] = {}
     for label, name in enumerate(classes):
         folder = path / name
@@ -383,7 +402,7 @@ def _npz(path: Path, seed: int, labelled: bool) -> Source:
                 f"labels from {low} to {high}. Renumber the labels from 0"
             )
     if test is None:
-        train, test = train.split(TEST_SHARE, seed)
+        return _divided(str(path), classes, train, seed)
     return Source(str(path), classes, train, test)
 
 
@@ -460,8 +479,7 @@ def _digits(seed: int) -> Source:
     digits = load_digits()
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # 0..16 in the file.
     whole = Arrays(gray[..., None], digits.target)
-    train, test = whole.split(TEST_SHARE, seed)
-    return Source("digits", tuple("0123456789"), train, test)
+    return _divided("digits", tuple("0123456789"), whole, seed)
 
 
 def _tfds(name: str) -> Source:

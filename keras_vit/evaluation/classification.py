@@ -18,7 +18,11 @@ from keras_vit.data.source import Source
 from keras_vit.data.splits import Split
 from keras_vit.evaluation.metrics import Counts, PerImage
 from keras_vit.facts import Preprocessing
-from keras_vit.models.outputs import gives_probabilities, last_activation
+from keras_vit.models.outputs import (
+    gives_probabilities,
+    last_activation,
+    outputs_by_name,
+)
 from keras_vit.models.vision import preprocessing_of
 
 __all__ = ["Evaluation", "Task", "classify", "task_of"]
@@ -48,6 +52,8 @@ class Task:
         border: number of pixels that the split removes on each side of an image.
         calibrates: whether temperature scaling is possible and permitted: the images
             have one class each, and their license allows tuning parameters.
+        by_name: whether a model's labels are compared with `classes`; otherwise the
+            model has ImageNet's 1,000 outputs in their usual order.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Task:
     answers: np.ndarray | None = None
     border: int = 0
     calibrates: bool = True
+    by_name: bool = False
 
     def fingerprint(self) -> str:
         """Returns a hash of the images, their order and the correct answers.
@@ -121,7 +128,29 @@ def task_of(source: Source) -> Task:
         split=source.test,
         classes=source.classes,
         model_outputs=len(source.classes),
+        by_name=True,
     )
+
+
+def outputs_of(model: keras.Model, task: Task) -> np.ndarray | None:
+    """Returns the outputs of a model that compete in a task, in the task's order.
+
+    Args:
+        model: model from images to K outputs.
+        task: see `classify`.
+
+    Returns:
+        int [O], or None for all outputs in their own order.
+
+    Raises:
+        ValueError: if K is not `task.model_outputs`; if some of the model's labels are
+            classes of the task at different indices, and others are not its classes.
+    """
+    _check_outputs(model, task)
+    if not task.by_name:
+        return task.outputs
+    found = outputs_by_name(model, task.classes, task.name)
+    return None if found is None else np.array(found)
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -144,6 +173,10 @@ def classify(
 ) -> Evaluation:
     """Evaluates a model once on every image of a task (4.1), on any Keras backend.
 
+    If the model has labels and the task is of a source, an output is the class that has
+    its label as name, in any order. If the names differ, they are compared by index,
+    with a warning.
+
     Args:
         model: model from images to logits [B, `task.model_outputs`]; images are resized
             to its input.
@@ -160,10 +193,12 @@ def classify(
 
     Raises:
         ValueError: if the model has different outputs or no fixed input size, or
-            returns probabilities or NaN; if a label is out of range; if no image has a
-            label; if `keep_logits` is set but the task does not allow temperatures.
+            returns probabilities or NaN; if its labels contradict the order of the
+            task's classes; if a label is out of range; if no image has a label; if
+            `keep_logits` is set but the task does not allow temperatures.
     """
-    _check_model(model, task)
+    outputs = outputs_of(model, task)
+    _check_model(model)
     if keep_logits and not task.calibrates:
         raise ValueError(
             "Expected a data set with one class per image and a license that allows "
@@ -173,7 +208,7 @@ def classify(
     size, channels = model.input_shape[1:3], model.input_shape[-1]
     preprocessing = preprocessing_of(model, preprocessing)
     counts = Counts(
-        task.model_outputs if task.outputs is None else len(task.outputs),
+        task.model_outputs if outputs is None else len(outputs),
         class_of_output=task.class_of_output,
         keep_logits=keep_logits,
     )
@@ -198,8 +233,8 @@ def classify(
             raise _unfit(
                 "outputs in [0, 1] with a sum of 1 for each image", _NO_SOFTMAX
             )
-        if task.outputs is not None:
-            logits = logits[:, task.outputs]
+        if outputs is not None:
+            logits = logits[:, outputs]
         counts.update(logits, _answers(task, labels))
     per_image = counts.per_image()
     return Evaluation(
@@ -227,23 +262,23 @@ def _answers(task: Task, labels: np.ndarray) -> np.ndarray:
     )
 
 
-def _check_model(model: keras.Model, task: Task) -> None:
-    if model.output_shape != (None, task.model_outputs):
+def _check_outputs(model: keras.Model, task: Task) -> None:
+    if model.output_shape == (None, task.model_outputs):
+        return
+    received = f"output {model.output_shape}"
+    if len(model.output_shape) == 2:
         received = (
             f"{model.output_shape[-1]} outputs for the {task.model_outputs} classes of "
             f"{task.name}"
         )
-        if len(model.output_shape) != 2:
-            received = f"output {model.output_shape}"
-        remedy = f". Train one with keras-vit finetune --data {task.name}"
-    elif None in model.input_shape[1:]:
-        received, remedy = f"input {model.input_shape}, without a fixed size", ""
-    elif gives_probabilities(model):
-        received = f"a model that ends in {last_activation(model)}"
-        remedy = _NO_SOFTMAX
-    else:
-        return
-    raise _unfit(received, remedy)
+    raise _unfit(received, f". Train one with keras-vit finetune --data {task.name}")
+
+
+def _check_model(model: keras.Model) -> None:
+    if None in model.input_shape[1:]:
+        raise _unfit(f"input {model.input_shape}, without a fixed size", "")
+    if gives_probabilities(model):
+        raise _unfit(f"a model that ends in {last_activation(model)}", _NO_SOFTMAX)
 
 
 def _unfit(received: str, remedy: str) -> ValueError:

@@ -1,10 +1,13 @@
-"""The operation that computes a model's outputs: logits or probabilities."""
+"""A model's outputs: logits or probabilities, and the class of each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from keras_vit.callers import warn
 from keras_vit.layers.embeddings import Tensor
+from keras_vit.models.vision import facts_of
 
 PROBABILITIES = ("softmax", "sigmoid")  # Activations whose outputs are probabilities.
 # Operations and layers that pass their input on, by class name.
@@ -42,6 +45,54 @@ def probabilities(model: keras.Model, outputs: Tensor) -> Tensor:
     The softmax is applied to logits; probabilities are returned unchanged.
     """
     return outputs if gives_probabilities(model) else keras.ops.softmax(outputs)
+
+
+def outputs_by_name(
+    model: keras.Model, classes: Sequence[str], name: str
+) -> list[int] | None:
+    """Returns the index of each class among a model's labels.
+
+    If the names differ, a warning is issued, unless a class is named by its number, as
+    in an .npz without "classes".
+
+    Args:
+        model: a model with K outputs.
+        classes: K distinct names.
+        name: name of the data set, for messages.
+
+    Returns:
+        K indices; None if they are 0, 1, ..., or if the names differ.
+
+    Raises:
+        ValueError: if the names differ, but one of them is a label of a different
+            index, so that images would be compared with the wrong outputs.
+    """
+    labels = facts_of(model).labels
+    if labels is None or tuple(labels) == tuple(classes):
+        return None
+    places = {label: index for index, label in enumerate(labels)}
+    if sorted(places) == sorted(classes):
+        return [places[label] for label in classes]
+    pairs = list(zip(labels, classes, strict=True))
+    differ = [i for i, (label, own) in enumerate(pairs) if label != own]
+    for index in differ:
+        other = places.get(classes[index])
+        if other is not None and labels.count(classes[index]) == 1:
+            absent = [label for label in labels if label not in classes]
+            raise ValueError(
+                f"Expected the classes of the model. Received: {name}, whose class "
+                f"{index}, {classes[index]!r}, is output {other} of the model; not in "
+                f"{name}: {', '.join(map(repr, absent[:5]))}. Rename its classes as in "
+                "the model"
+            )
+    if list(classes) != [str(index) for index in range(len(classes))]:
+        (label, own), more = pairs[differ[0]], len(differ) - 1
+        warn(
+            f"the classes of {name} have different names than the model's outputs, and "
+            f"are compared by index: output {differ[0]}, {label!r}, with {own!r}"
+            + (f", and {more} more" if more else "")
+        )
+    return None
 
 
 def _computed_by(tensor: keras.KerasTensor) -> str:

@@ -159,6 +159,7 @@ def replay(
             the data differs, or `first` or `last` is not a step of the run.
     """
     folder = Path(folder)
+    recipe, learning_rate, begun = _begun(folder)
     links = certificate.read(folder)
     steps = [link["step"] for link in links if link["metrics"]]
     end: int = steps[-1] if last is None and steps else last or 0
@@ -170,7 +171,6 @@ def replay(
     saved, kept = _start(folder, first)
     start = 0 if saved is None else saved.step
     expected = {link["step"]: link for link in links if start <= link["step"] <= end}
-    recipe, learning_rate, begun = _begun(folder)
     model = load_model(folder / "model.keras")
     batches = Batches(
         model,

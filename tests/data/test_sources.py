@@ -138,6 +138,14 @@ def test_hidden_files_are_ignored_and_others_counted(flat):
         assert len(open_source(flat).train) == 12
 
 
+def test_images_outside_of_class_folders_are_counted(flat, tmp_path):
+    for name in ("0.jpg", "1.JPG", "._0.jpg"):
+        shutil.copy(flat / "cat" / "0.jpg", flat / name)
+    with pytest.warns(UserWarning, match=r"^left out 2 images of .*; .*0\.jpg"):
+        assert len(open_source(flat).train) == 12
+    assert len(open_source(flat, labels=False).train) > 12
+
+
 @pytest.fixture
 def spoilt(flat):
     """A truncated JPEG, an empty file and a web page among the images."""

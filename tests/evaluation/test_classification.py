@@ -1,6 +1,7 @@
 """Models on every image of a source, once, on any backend; pixels are the logits."""
 
 import dataclasses
+import itertools
 import re
 
 import keras
@@ -66,6 +67,45 @@ def test_outputs_that_do_not_compete_and_sets_of_answers(model, source):
         task = dataclasses.replace(task, answers=answers)
         with pytest.raises(ValueError, match=r"2 classes of colors\. .* label 2"):
             classify(model, task, **PLAIN)
+
+
+def with_labels(model, labels):
+    facts = keras_vit.facts.Facts(labels=labels)
+    return keras_vit.models.VisionModel(model.input, model.output, facts=facts)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_outputs_are_found_by_their_labels(order, model, source):
+    """Any order of the labels is the same model; so are cards of its results."""
+    images = keras.Input(SIZE)
+    outputs = keras.ops.take(model(images), np.array(order), axis=1)
+    shuffled = keras.Model(images, outputs)
+    named = with_labels(shuffled, tuple(CLASSES[i] for i in order))
+    task = task_of(source)
+    ours = classify(named, task, keep_logits=True, **PLAIN)
+    theirs = classify(model, task, keep_logits=True, **PLAIN)
+    np.testing.assert_array_equal(ours.logits, theirs.logits)
+    np.testing.assert_array_equal(ours.images.prediction, theirs.images.prediction)
+    assert ours.task.fingerprint() == theirs.task.fingerprint()
+
+
+def test_labels_with_other_names(model, source, recwarn):
+    task = task_of(source)
+    for labels in (("blue", "red", "sky"), ("sky", "blue", "green")):
+        with pytest.raises(
+            ValueError, match=r"is output \d of the model; not in .*sky"
+        ):
+            classify(with_labels(model, labels), task, **PLAIN)
+    assert not recwarn
+    expected = classify(model, task, **PLAIN).images.right
+    for labels, place in ((("rot", "green", "blue"), 0), (("a", "b", "c"), 0)):
+        with pytest.warns(UserWarning, match=f"by index: output {place}, "):
+            found = classify(with_labels(model, labels), task, **PLAIN)
+        np.testing.assert_array_equal(found.images.right, expected)
+    numbers = dataclasses.replace(source, classes=("0", "1", "2"))  # Without names.
+    recwarn.clear()
+    classify(with_labels(model, ("a", "b", "c")), task_of(numbers), **PLAIN)
+    assert not recwarn
 
 
 @pytest.mark.parametrize(

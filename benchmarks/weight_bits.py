@@ -9,11 +9,14 @@ model. "int4" has a scale for each output and 128 inputs, "int4 per output" one 
 output. AWQ and GPTQ, in the same groups, fit the 4 bits to the activations of
 `--samples` images: training images of `--data`, or noise. Keras has them for language
 models: here an image's index replaces a token, and the embedded patches a sequence.
+Keras up to 3.15.1 never reads the activations (github.com/keras-team/keras/pull/23512),
+so that both round to nearest; here they are read.
 Prints the seconds of each quantization first, then the tables of
 `benchmarks/formats.py`, in which MiB counts the weights in memory.
 """
 
 import dataclasses
+import functools
 import os
 import time
 import warnings
@@ -70,10 +73,21 @@ def quantized(model: Any, mode: str, config: Config) -> Any:
         return isinstance(layer, keras.layers.Dense) and BLOCK in layer.path
 
     copy = in_policy(model, "float32")
+    layers = [layer for layer in copy._flatten_layers() if in_a_block(layer)]
+    for layer in layers:  # Keras replaces `call`, which a quantized layer does not use.
+        layer.call = layer.quantized_call
+        layer.quantized_call = functools.partial(_call, layer)
     with warnings.catch_warnings(), quick_collections():
         warnings.filterwarnings("ignore", "Layer .* does not have a `quantize` method")
         copy.quantize(mode, config=config(copy), filters=in_a_block)
+    for layer in layers:
+        del layer.call, layer.quantized_call
     return copy
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the attribute of that name, which is replaced during calibration."""
+    return layer.call(*args, **kwargs)
 
 
 def calibration_images(options: Any, model: Any, details: dict[str, Any]) -> np.ndarray:

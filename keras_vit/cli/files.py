@@ -339,10 +339,7 @@ def push(
     network, details = open_model(model_options, purpose="any")
     sections: dict[str, dict[str, Any]] = {}
     if details:
-        path = Path(str(details.get("data")))
-        # The page is public: without the folders that the data is in.
-        named = {"data": path.name} if path.is_absolute() else {}
-        sections["Training"] = details | named
+        sections["Training"] = _public(details, "data")
         sections["Recipe"] = recipe_of(Path(model_options.model))
     if card is not None:
         results = Card.load(card)
@@ -352,12 +349,18 @@ def push(
             for name, (value, interval) in values.items()
         }
         data = {at: to for at, to in results.data.items() if at != "classes"}
-        sections["Data of the results"] = data
+        sections["Data of the results"] = _public(data, "name")
     with helped_by("keras-vit weights push --help"):
         url = keras_vit.weights.push(
             network, repository, license=license, private=private, sections=sections
         )
     console.print(url)
+
+
+def _public(section: dict[str, Any], key: str) -> dict[str, Any]:
+    """A section of a public page, without the folders in which the data is."""
+    path = Path(str(section.get(key)))
+    return section | {key: path.name} if path.is_absolute() else section
 
 
 @app.command()

@@ -135,16 +135,16 @@ def test_offline(hub, token, monkeypatch):
 
 
 def test_a_run_with_its_recipe_and_results(hub, token, shell, tmp_path, monkeypatch):
-    """Fine-tuned, evaluated and pushed from the shell."""
+    """Trained, evaluated and pushed from the shell, without the paths of the data."""
     monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 8, 8, 3), np.uint8)
+    np.savez("noise.npz", x_train=pixels, y_train=np.arange(100) % 10)
     code, _, errors = shell(
-        *("finetune", "--data", "digits", "--weights", HF, "--output", "run"),
+        *("finetune", "--data", "noise.npz", "--weights", HF, "--output", "run"),
         *("--steps", 1, "--batch-size", 8, "--lr", 0.01),
     )
     assert code == 0, errors
-    code, _, errors = shell(
-        *("evaluate", "--model", "run", "--data", "digits", "--output", "card")
-    )
+    code, _, errors = shell("evaluate", "--model", "run", "--output", "card")
     assert code == 0, errors
     code, text, errors = shell(
         *("weights", "push", "run", "hf://user/digits", "--card", "card"),
@@ -158,7 +158,9 @@ def test_a_run_with_its_recipe_and_results(hub, token, shell, tmp_path, monkeypa
         *("Training", "Recipe", "Results", "Data of the results", "Preprocessing"),
         "Provenance",
     ]
-    assert "| data | digits |" in card
+    assert "| data | noise.npz |" in card
+    assert "| name | noise.npz |" in card
+    assert str(tmp_path) not in card
     assert "| total steps | 1 |" in card
     results = json.loads((tmp_path / "card" / "card.json").read_text())["results"]
     assert f"| top 1 | {100 * results['top_1']['value']:.2f} % (95 %: " in card

@@ -11,10 +11,12 @@ WRITTEN: dict[str, tuple[str, ...]] = {  # Precisions that the exporter writes i
     "onnx": ("float32",),
     "openvino": ("float32",),
 }
-QUANTIZED = ("savedmodel", "onnx")  # These can contain a model quantized by Keras.
+QUANTIZED = {  # Precisions of Keras that a format keeps; int4 is float32 in ONNX.
+    "savedmodel": ("int8", "int4"),
+    "onnx": ("int8",),
+}
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    kind: (*written, "int8") if kind in QUANTIZED else written
-    for kind, written in WRITTEN.items()
+    kind: (*written, *QUANTIZED.get(kind, ())) for kind, written in WRITTEN.items()
 }
 
 

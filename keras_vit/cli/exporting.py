@@ -102,10 +102,11 @@ def export(
         ),
     ] = None,
     precision: Annotated[
-        Literal["float32", "float16", "int8"],
+        Literal["float32", "float16", "int8", "int4"],
         typer.Option(
             help="Precision of the weights: float16 for litert only; int8 by LiteRT "
-            "for litert, by Keras for savedmodel and onnx."
+            "for litert, by Keras for savedmodel and onnx; int4 by Keras for "
+            "savedmodel only."
         ),
     ] = "float32",
     data: Annotated[
@@ -168,8 +169,8 @@ def export(
         source = open_test(data, seed, on_corrupt, model_options.model, details)
         task = _task(source, network)
     before = None if task is None else _by_keras(network, task)
-    if precision == "int8" and kind != "litert":
-        console.print(str(serving.quantize(network)))
+    if precision in ("int8", "int4") and kind != "litert":
+        console.print(str(serving.quantize(network, precision)))
         precision = "float32"  # Of the remaining layers.
     if kind == "savedmodel":
         exported = serving.export(

@@ -1,12 +1,13 @@
-"""Convert a model to the precision in which it is served: float32, or Keras's int8."""
+"""Convert a model to the precision in which it is served: float32, int8 or int4."""
 
 import dataclasses
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.arguments import percent
 from keras_vit.layers.embeddings import (
     check_unadapted,
@@ -64,39 +65,45 @@ class Quantized:
     """The result of `quantize`.
 
     Attributes:
-        parameters: number of parameters that are now int8.
+        parameters: number of parameters that are now quantized.
         total: number of parameters of the model.
+        mode: "int8" or "int4".
     """
 
     parameters: int
     total: int
+    mode: str = "int8"
 
     def __str__(self) -> str:
         return (
-            f"int8: {self.parameters:,} of {self.total:,} parameters "
+            f"{self.mode}: {self.parameters:,} of {self.total:,} parameters "
             f"({percent(self.parameters / self.total, 0)})"
         )
 
 
-def quantize(model: keras.Model) -> Quantized:
-    """Quantizes a model's Dense kernels to int8 in place, with Keras's `quantize`.
+def quantize(model: keras.Model, mode: Literal["int8", "int4"] = "int8") -> Quantized:
+    """Quantizes a model's Dense kernels in place, with Keras's `quantize`.
 
     These are all matrices of the Transformer and the head. The patch embedding, the
     convolutions of hybrids and ResNets, positions and norms are not changed.
 
     Args:
         model: a model of this library.
+        mode: "int8": one scale for each output, and products of integers; or "int4":
+            half the size, one scale and offset for each output and 128 inputs, and
+            products of floats.
 
     Returns:
         A `Quantized`, with the number of quantized parameters.
 
     Raises:
-        ValueError: if the model has LoRA or is already quantized.
+        ValueError: if the model has LoRA or is already quantized, or for another mode.
     """
+    arguments.choice("mode", mode, ("int8", "int4"))
     check_unadapted(model, "save it and load it without, then quantize")
     total = model.count_params()
     with warnings.catch_warnings(), quick_collections():
         warnings.filterwarnings("ignore", "Layer .* does not have a `quantize` method")
-        model.quantize("int8")
+        model.quantize(mode)
     kernels = [at.kernel for at in projections_of(model) if at.quantization_mode]
-    return Quantized(sum(math.prod(kernel.shape) for kernel in kernels), total)
+    return Quantized(sum(math.prod(at.shape) for at in kernels), total, mode)

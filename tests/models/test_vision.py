@@ -166,15 +166,27 @@ def test_an_export_keeps_them(model, photos, tmp_path):
 @pytest.mark.parametrize(
     "name", ["2d", pytest.param("hybrid", marks=pytest.mark.tensorflow_only)]
 )
-def test_int8(name, photos, tmp_path):
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_quantized(name, mode, photos, tmp_path):
     model = build(name)
     before = outputs(model, model.preprocess(photos))
     facts = model.facts
-    keras_vit.serving.quantize(model)
+    result = keras_vit.serving.quantize(model, mode)
+    assert str(result).startswith(f"{mode}: {result.parameters:,} of {result.total:,} ")
     copy = saved(model, tmp_path)
     assert copy.facts == model.facts == facts
     after = outputs(copy, copy.preprocess(photos))
-    assert np.abs(after - before).max() < 0.1 * np.abs(before).max()
+    np.testing.assert_array_equal(after, outputs(model, model.preprocess(photos)))
+    limit = {"int8": 0.1, "int4": 0.5}[mode]
+    difference = np.abs(after - before).max() / np.abs(before).max()
+    assert limit / 100 < difference < limit
+    with pytest.raises(ValueError, match="without LoRA or quantization"):
+        keras_vit.serving.quantize(model, mode)
+
+
+def test_other_quantizations_are_refused():
+    with pytest.raises(ValueError, match="mode to be one of int8, int4"):
+        keras_vit.serving.quantize(build("2d"), "gptq")
 
 
 def test_for_task_replaces_the_labels_only():

@@ -541,7 +541,7 @@ def from_checkpoint(
             images of any size, as in `keras_vit.at_resolution`. Default: the size of
             the file's position grid, else (224, 224).
         classes: K; a number different from the file's creates a new head, without
-            `pre_logits`. Default: the file's; without a head, features.
+            `pre_logits`; 0 for features. Default: the file's; without a head, features.
         num_channels: C of the images; the first kernel is adapted so that gray images
             have the same embedding as before. Default: the file's.
         grid: (rows, columns) of the file's position table; required if it is neither a
@@ -583,6 +583,11 @@ def from_checkpoint(
             f"Received: num_channels={num_channels!r}"
         )
     fold = arguments.flag("fold", fold)
+    image_size = arguments.optional(
+        arguments.sides, "image_size", image_size, opened=True
+    )
+    grid = arguments.optional(arguments.sides, "grid", grid, letters="(rows, columns)")
+    classes = arguments.optional(arguments.integer, "classes", classes, least=0)
     resolved = sources.resolve(source, license_allow)
     found = reading.read(
         resolved,

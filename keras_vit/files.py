@@ -117,6 +117,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises OSError if a file cannot be written, before the work on its contents.
+
+    Creates the folder of the file.
+    """
+    path = Path(path)
+    with explain_os_error([path]):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value` as JSON with an indent of two spaces, completely or not at all."""
     with replacing(path) as temporary:

@@ -23,6 +23,8 @@ pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit import cli  # noqa: E402
+from keras_vit.cli import evaluating  # noqa: E402
+from keras_vit.cli.options import OpenedModel  # noqa: E402
 from keras_vit.facts import OFFICIAL  # noqa: E402
 from keras_vit.files import read_bytes  # noqa: E402
 from keras_vit.weights.architecture import config_of  # noqa: E402
@@ -334,6 +336,19 @@ def test_drawn_test_images_are_those_of_the_run(shell, photos, tmp_path, monkeyp
     assert code == 0, err
     code, out, _ = shell("evaluate", "--model", run)
     assert f"of {images} images right" in out
+
+
+def test_the_name_in_a_card_has_the_weights():
+    """`compare` averages cards of one name: they have to be of one model."""
+    names = {
+        evaluating._name(OpenedModel(model=model, weights=weights))
+        for model in (None, "ViT-Ti/16")
+        for weights in (None, "a.npz", "b.npz")
+    }
+    assert names == {
+        *("ViT-B/16", "a.npz", "b.npz"),
+        *("ViT-Ti/16", "ViT-Ti/16 a.npz", "ViT-Ti/16 b.npz"),
+    }
 
 
 def test_classes_are_compared_by_name(shell, photos, trained, tmp_path):

@@ -12,6 +12,7 @@ import keras_vit
 pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
+from keras_vit.cli import embedding  # noqa: E402
 from keras_vit.evaluation import retrieval  # noqa: E402
 from tests.layers import by_hand  # noqa: E402
 
@@ -159,6 +160,31 @@ def test_a_different_model_is_refused(
     assert f"a model with different {differs}" in err
     assert not (tmp_path / "page").exists()
     assert out == ""
+
+
+def test_options_that_choose_no_model_keep_the_embeddings_model(
+    embedded, photos, tmp_path, shell
+):
+    code, _, err = shell(
+        *("search", embedded, photos / "dark" / "0.png", "--license-allow", "mit"),
+        *("--output", tmp_path / "page.html"),
+    )
+    assert code == 1
+    assert "tiny.keras" in err  # Its license is not known.
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(
+    file, photos, tmp_path, shell, monkeypatch
+):
+    monkeypatch.setattr(embedding, "read_image", None)
+    for output in (tmp_path / "folder.npz", tmp_path / "file" / "e.npz"):
+        if output.parent == tmp_path:
+            output.mkdir()
+        else:
+            output.parent.write_text("")
+        code, _, err = shell("embed", photos, "--model", file, "--output", output)
+        assert code == 1
+        assert f"Cannot write {output}: " in err
 
 
 def test_interrupted_or_without_images_it_writes_nothing(

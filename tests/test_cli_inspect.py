@@ -1,6 +1,8 @@
 """`keras-vit inspect`: a run's folder, a file or a variant in, one page out."""
 
+import json
 import re
+import shutil
 import sys
 
 import keras
@@ -13,6 +15,7 @@ pytest.importorskip("typer")
 tf = pytest.importorskip("tensorflow")
 
 from keras_vit.cli.loaders import save_details  # noqa: E402
+from keras_vit.self_supervision import MaskedPatchPredictor  # noqa: E402
 from tests.inspection.test_page import Reader, maps  # noqa: E402
 from tests.runs import save_run, save_run_of_0_1  # noqa: E402
 
@@ -83,6 +86,58 @@ def test_of_a_run_and_its_own_test_images(run, shell, tmp_path):
     names = Reader(output.read_text(encoding="utf-8")).data["names"]
     assert len(names) == 2
     assert all(re.fullmatch("test image of [abc]", name) for name in names)
+
+
+def test_titles_are_the_classes_of_the_data(run, shell, photos, tmp_path):
+    """Images are held out only if they are those that the run held out."""
+
+    def names(folder):
+        copy = tmp_path / folder.name
+        shutil.copytree(run, copy, dirs_exist_ok=True)
+        save_details(copy, {"data": str(folder)})
+        begun = {"data": {"name": str(photos), "fingerprint": "0"}, "recipe": {}}
+        (copy / "begun.json").write_text(json.dumps(begun))
+        code, _, err = shell("inspect", copy, "--count", 3)
+        assert code == 0, err
+        page = (copy / "inspect.html").read_text(encoding="utf-8")
+        return Reader(page).data["names"]
+
+    renamed = tmp_path / "renamed"
+    shutil.copytree(photos, renamed)
+    (renamed / "a").rename(renamed / "z")
+    assert sorted(names(renamed)) == [f"image of {kind}" for kind in "bcz"]
+    for kind in "abc":  # Without test images.
+        shutil.copytree(photos / kind, tmp_path / "whole" / "train" / kind)
+    expected = [f"training image of {kind}" for kind in "abc"]
+    assert sorted(names(tmp_path / "whole")) == expected
+
+
+def test_figures_of_masked_patch_prediction_are_of_its_backbone(
+    photos, shell, tmp_path
+):
+    pytest.importorskip("matplotlib")
+    model = MaskedPatchPredictor(tiny(None))
+    model.save(tmp_path / "masked.keras")
+    pictures = [tmp_path / f"{name}.png" for name in ("reconstructions", "figure_7")]
+    for picture, words in zip(pictures, ([], ["--figure", 7]), strict=True):
+        code, _, err = shell(
+            *("inspect", tmp_path / "masked.keras", photos / "a", *words),
+            *("--output", picture),
+        )
+        assert code == 0, err
+    sizes = [tf.image.decode_png(at.read_bytes()).shape for at in pictures]
+    assert sizes[0] != sizes[1]
+
+
+def test_of_a_model_of_any_size(photos, shell, tmp_path):
+    keras_vit.at_resolution(tiny(3), (None, None)).save(tmp_path / "any.keras")
+    for command in ("inspect", "embed"):
+        model = ["--model"] if command == "embed" else []
+        words = [photos, *model, tmp_path / "any.keras"]
+        words = words if command == "embed" else words[::-1]
+        code, _, err = shell(command, *words, "--output", tmp_path / "out.npz")
+        assert code == 1
+        assert "Expected a model for images of one size" in err
 
 
 def test_of_a_file_without_a_head(file, photos, shell, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from keras_vit.cli.fields import given, grouped
 from keras_vit.cli.loaders import image_files, open_model, predicts_patches, read_image
 from keras_vit.cli.options import Images, OpenedModel
 from keras_vit.cli.shell import app, console, errors
-from keras_vit.files import printable
+from keras_vit.files import check_writable, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +56,7 @@ def embed(
     if not folder.is_dir():
         raise ValueError(f"Expected a folder of images. Received: {str(folder)!r}")
     files = image_files(folder)
+    check_writable(output)
     network, _ = _open(model_options)
     embedder, kind = retrieval.embedder(network, token)
     paths: list[str] = []
@@ -130,10 +131,10 @@ def search(
     known = retrieval.Embeddings.load(embeddings)
     if photo.is_dir() or not photo.exists():
         raise ValueError(f"Expected an image. Received: {str(photo)!r}")
-    if not given(model_options):
+    if model_options.model is None and model_options.weights is None:
         names = {field.name for field in dataclasses.fields(OpenedModel)}
         words = {key: at for key, at in known.opened.items() if key in names}
-        model_options = OpenedModel(**words)
+        model_options = OpenedModel(**(words | given(model_options)))
     network, _ = _open(model_options)
     embedder, token = retrieval.embedder(network, known.token)
     known.check(retrieval.identity(network, embedder, token))
@@ -149,7 +150,10 @@ def search(
 
 def _open(model_options: OpenedModel) -> tuple[Any, dict[str, Any]]:
     """The model, or the backbone of masked patch prediction."""
+    from keras_vit.models.description import check_one_size
+
     network, details = open_model(model_options, purpose="any")
+    check_one_size(network)
     return (network.backbone if predicts_patches(network) else network), details
 
 

@@ -278,7 +278,10 @@ def evaluate(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model in the card [default: --model]."),
+        typer.Option(
+            help="Name of the model in the card [default: --model and --weights]. "
+            "`compare` shows the mean of cards with the same name and data."
+        ),
     ] = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Print each class's accuracy.")
@@ -315,7 +318,7 @@ def evaluate(
     card = Card.of(
         network,
         classified,
-        name=name or model_options.model or model_options.weights or "ViT-B/16",
+        name=name or _name(model_options),
         command=shlex.join(["keras-vit", *sys.argv[1:]]),
         weights_file=_weights_file(model_options.model, model_options.weights),
     )
@@ -359,6 +362,12 @@ def _task(images: TestData, model: str | None, details: dict[str, Any]) -> "Task
             "no --data"
         )
     return task_of(open_test(data, images.seed, corrupt, model, details))
+
+
+def _name(model_options: OpenedModel) -> str:
+    """The model in a card: different weights are different models."""
+    words = filter(None, (model_options.model, model_options.weights))
+    return " ".join(words) or "ViT-B/16"
 
 
 def _weights_file(model: str | None, weights: str | None) -> Path | None:

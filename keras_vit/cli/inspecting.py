@@ -14,6 +14,7 @@ from keras_vit.cli.loaders import (
     open_model,
     predicts_patches,
     read_image,
+    tests_trained_images,
 )
 from keras_vit.cli.options import NamedModel
 from keras_vit.cli.shell import app, console, errors
@@ -70,18 +71,22 @@ def inspect(
     scaling that single bright patches do not change.
     """
     from keras_vit.inspection import plots
+    from keras_vit.models.description import check_one_size
 
     model = str(model_options.model)
     network, details = open_model(model_options, purpose="any")
+    check_one_size(network)
     folder = Path(model) if Path(model).is_dir() and details else Path()
+    if predicts_patches(network) and figure is not None:
+        network = network.backbone
     if predicts_patches(network):
         plots.check()
-        _, batch = _read(images, network, details, count)
+        _, batch = _read(images, network, model, details, count)
         picture = output or folder / "reconstructions.png"
         plots.reconstructions(network.reconstruct(batch), picture)
         console.print(f"wrote {picture}")
         return
-    names, batch = _read(images, network, details, count)
+    names, batch = _read(images, network, model, details, count)
     if figure is not None:
         picture = output or folder / f"figure_{figure}.png"
         _draw(figure, network, batch, picture)
@@ -141,7 +146,11 @@ def _write_page(
 
 
 def _read(
-    images: list[Path] | None, network: Any, details: dict[str, Any], count: int
+    images: list[Path] | None,
+    network: Any,
+    model: str,
+    details: dict[str, Any],
+    count: int,
 ) -> "tuple[list[str], np.ndarray]":
     """Names and preprocessed images, [B, H, W, C].
 
@@ -153,7 +162,7 @@ def _read(
     import numpy as np
 
     if not images:
-        return _test_images(network, details, count)
+        return _test_images(network, model, details, count)
     files = _spread([file for path in images for file in image_files(path)], count)
     read, left_out = [], []
     for file in files:
@@ -184,9 +193,9 @@ def _spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def _test_images(
-    network: Any, details: dict[str, Any], count: int
+    network: Any, model: str, details: dict[str, Any], count: int
 ) -> "tuple[list[str], np.ndarray]":
-    """Test images of a run's data, evenly spread."""
+    """Test images of a run's data, evenly spread, or training images without any."""
     import numpy as np
 
     from keras_vit.data import pipelines, sources
@@ -201,7 +210,7 @@ def _test_images(
             data,
             seed=details.get("seed", 0),
             on_corrupt="skip",  # It prints them; the run may have skipped them too.
-            labels=not predicts_patches(network),
+            labels="objective" not in details,
         )
     except (ValueError, OSError, ImportError) as error:
         raise ValueError(
@@ -219,11 +228,11 @@ def _test_images(
         channels=network.input_shape[-1],
     )
     images, labels = next(iter(batches.as_numpy_iterator()))[:2]
-    classes = class_names(network)
-    return [_title(classes, int(label)) for label in labels], images
-
-
-def _title(classes: list[str], label: int) -> str:
-    """Title of an image without a file name."""
-    known = 0 <= label < len(classes)
-    return f"test image of {classes[label]}" if known else "test image"
+    kind = "test image"
+    if source.test is None:
+        kind = "training image"
+    elif tests_trained_images(source, model, details):
+        kind = "image"  # Drawn again from changed data: of either kind.
+    if source.classes == sources.UNLABELLED:
+        return [kind] * len(images), images
+    return [f"{kind} of {source.classes[label]}" for label in labels], images

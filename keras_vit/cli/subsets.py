@@ -19,8 +19,9 @@ from keras_vit.cli.options import (
     Sizes,
     Variant,
 )
-from keras_vit.cli.shell import app, console, progress
+from keras_vit.cli.shell import app, console, errors, progress
 from keras_vit.cli.training import table_3
+from keras_vit.files import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,7 @@ def data_size(
     from keras_vit.families import with_options
 
     earlier = {str(folder): evaluation.read(folder) for folder in also or ()}
+    _check_comparable(earlier, measured.shots)
     replicas = on_devices(context, devices)
     source = open_data(images, 0)
     row = table_3(model, recipe or "imagenet2012")
@@ -134,9 +136,34 @@ def data_size(
     )
     console.print(str(result))
     console.print(f"wrote {output / evaluation.RESULT}")
+    for name, other in earlier.items():
+        if other.few_shot_data != result.few_shot_data:
+            errors.print(
+                f"{printable(name)} was measured on {printable(other.few_shot_data)}, "
+                f"this run on {printable(result.few_shot_data)}: the lines cannot be "
+                "compared",
+                style="yellow",
+            )
     lines = {model: result.points}
     lines |= {name: results.points for name, results in earlier.items()}
     _draw(lines, output / "data_size.png")
+
+
+def _check_comparable(earlier: dict[str, Any], shots: int) -> None:
+    """Raises before the training if the picture cannot have these lines."""
+    from keras_vit.inspection.plots import canvas
+
+    if len(earlier) >= len(canvas.COLORS):
+        raise ValueError(
+            f"Expected --also at most {len(canvas.COLORS) - 1} times, which a picture "
+            f"has colors for. Received: {len(earlier)}"
+        )
+    for name, other in earlier.items():
+        if other.shots != shots:
+            raise ValueError(
+                f"Expected --also with --shots {shots}. Received: {printable(name)} "
+                f"with {other.shots} shots. Use --shots {other.shots}"
+            )
 
 
 def _draw(lines: dict[str, dict[int, float]], picture: Path) -> None:

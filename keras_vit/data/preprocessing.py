@@ -338,7 +338,7 @@ def prepare_all(
         if not batches:
             raise ValueError("Expected at least one image. Received: an empty list")
         return np.concatenate(batches)
-    pixels = np.asarray(images)
+    pixels = _array(images)
     if pixels.ndim == 3:
         pixels = pixels[None]
     if pixels.ndim != 4 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
@@ -353,6 +353,15 @@ def prepare_all(
             tf.constant(pixels), image_size, preprocessing, channels
         ).numpy()
     return prepared
+
+
+def _array(images: Any) -> np.ndarray:
+    """Returns images as an array; bfloat16, which NumPy does not have, as float32."""
+    if hasattr(images, "detach"):  # A torch tensor, on any device.
+        images = images.detach().cpu()
+        images = images.float() if images.is_floating_point() else images
+    array = np.asarray(images)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _decoded(image: Any) -> Any:

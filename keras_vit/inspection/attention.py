@@ -231,13 +231,22 @@ def _readers(model: keras.Model) -> np.ndarray:
     facts = _facts(model)
     tokens = facts["num_prefix_tokens"] + math.prod(facts["grid"])
     shares = np.zeros(tokens, np.float32)
-    own = own_tokens(model)
+    own, patches = own_tokens(model), slice(facts["num_prefix_tokens"], None)
     if own is None:
-        chosen = slice(0, tokens)
+        parts = [slice(0, tokens)]
+    elif reads_both(model):
+        parts = [slice(0, own), patches]
     else:
-        chosen = slice(0, own) if own else slice(facts["num_prefix_tokens"], None)
-    shares[chosen] = 1 / len(shares[chosen])
+        parts = [slice(0, own) if own else patches]
+    for part in parts:
+        shares[part] = 1 / len(shares[part]) / len(parts)
     return shares
+
+
+def reads_both(model: keras.Model) -> bool:
+    """Returns whether the head reads the class token and the mean of the patches."""
+    has_head = any(layer.name == "head" for layer in model.layers)
+    return has_head and getattr(config_of(model), "classifier", None) == "token_gap"
 
 
 def own_tokens(model: keras.Model) -> int | None:
@@ -245,7 +254,11 @@ def own_tokens(model: keras.Model) -> int | None:
     pooled = {"avg_pool", "max_pool"}  # The builders' `pooling`, over all T.
     if pooled & {layer.name for layer in model.layers}:
         return None
-    return config_of(model).num_class_tokens
+    config = config_of(model)
+    is_mean = getattr(config, "classifier", None) == "gap"
+    if is_mean and getattr(config, "pool_prefix", False):
+        return None
+    return config.num_class_tokens
 
 
 def _between_middles(count: int, step: int, pixels: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from keras_vit.facts import Preprocessing
 from keras_vit.families import family_of, variant_of
 from keras_vit.files import replacing
 from keras_vit.inspection import page_render
-from keras_vit.inspection.attention import all_of_attention, own_tokens
+from keras_vit.inspection.attention import all_of_attention, own_tokens, reads_both
 from keras_vit.inspection.embeddings import first_filters, position_similarity
 from keras_vit.inspection.page_data import PageData
 from keras_vit.models.description import (
@@ -234,6 +234,8 @@ def _photos(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
 
 
 def _query(model: keras.Model) -> str:
+    if reads_both(model):
+        return "the class token and the mean of the patches, in the mean,"
     return {
         1: "the class token",
         2: "the class and distillation tokens, in the mean,",

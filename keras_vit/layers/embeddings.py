@@ -154,11 +154,8 @@ def projections_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def everything_in(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """A model's layers, each before its inner layers."""
-    for layer in model.layers:
-        yield layer
-        if isinstance(layer, Composite):
-            yield from layer._inside()
+    """A model's layers with all layers inside them, also of nested models."""
+    yield from model._flatten_layers(include_self=False)
 
 
 def quantized(model: keras.Model) -> list[str]:

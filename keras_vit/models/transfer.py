@@ -25,7 +25,6 @@ from keras_vit.layers.embeddings import (
     check_unadapted,
     everything_in,
     patch_grid,
-    projections_of,
 )
 from keras_vit.layers.plain import PlainBlock
 from keras_vit.models import heads
@@ -138,6 +137,11 @@ def at_resolution(
             along rows and columns (D.6) and a side is None.
     """
     _check_ours(model)
+    if len(model.inputs) != 1:
+        raise ValueError(
+            f"Expected a model with one input. Received: model={model.name!r} with "
+            f"{len(model.inputs)}"
+        )
     height, width = arguments.sides("image_size", image_size, opened=True)
     pad = arguments.flag("pad", pad)
     check_unadapted(model, "change the resolution first")
@@ -184,13 +188,11 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
     A model without LoRA is returned unchanged.
     """
-    if not any(at.lora_enabled for at in projections_of(model)):
+    if not any(getattr(at, "lora_enabled", False) for at in everything_in(model)):
         return model
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config = layer.get_config()
-        config.pop("lora_rank", None)
-        return layer.__class__.from_config(config)
+        return layer.__class__.from_config(_without_lora(layer.get_config()))
 
     merged = keras.models.clone_model(model, clone_function=clone)
     for old, new in zip(everything_in(model), everything_in(merged), strict=True):
@@ -198,6 +200,17 @@ def merge_lora(model: keras.Model) -> keras.Model:
         old.save_own_variables(own)  # Keras merges LoRA when it saves.
         new.load_own_variables(own)
     return merged
+
+
+def _without_lora(config: Any) -> Any:
+    """The configuration of a layer, or of a nested model, without LoRA."""
+    if isinstance(config, dict):
+        return {
+            key: _without_lora(value)
+            for key, value in config.items()
+            if key not in ("lora_rank", "lora_alpha")
+        }
+    return list(map(_without_lora, config)) if isinstance(config, list) else config
 
 
 def _cloned(

@@ -185,7 +185,9 @@ class VisionModel(keras.Model):
         from keras_vit.data.preprocessing import prepare_all
 
         _, height, width, channels = self.inputs[0].shape
-        size = (height, width) if image_size is None else image_size
+        size = (height, width)
+        if image_size is not None:
+            size = arguments.sides("image_size", image_size)
         if None in size:
             raise ValueError(
                 "Expected image_size=(H, W) for a model of any size. Received: "

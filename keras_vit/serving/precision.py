@@ -11,6 +11,7 @@ from keras_vit import arguments
 from keras_vit.arguments import percent
 from keras_vit.layers.embeddings import (
     check_unadapted,
+    everything_in,
     projections_of,
     quantized,
     quick_collections,
@@ -33,7 +34,7 @@ def in_float32(model: keras.Model) -> keras.Model:
     if quantized(model):
         return model
     model = merge_lora(model)
-    if {layer.dtype_policy.name for layer in model.layers} <= {"float32"}:
+    if {layer.dtype_policy.name for layer in everything_in(model)} <= {"float32"}:
         return model
     return in_policy(model, "float32")
 
@@ -50,6 +51,8 @@ def in_policy(model: keras.Model, policy: str) -> keras.Model:
     """
 
     def like(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, keras.Model):  # Its own policy is not its layers'.
+            return keras.models.clone_model(layer, clone_function=like)
         config: dict[str, Any] = layer.get_config()
         if isinstance(layer, keras.layers.Layer):  # Not an operation.
             config["dtype"] = policy

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import types
 
 import keras
@@ -301,3 +302,17 @@ def test_the_command(shell, tmp_path):
     assert (code, "numbers up to 1,295" in err) == (1, True)
     code, _, err = shell(*command, "--also", tmp_path / "b")
     assert (code, "Expected a result of `keras-vit data-size`" in err) == (1, True)
+    code, _, err = shell(*command, "--also", tmp_path / "a", "--shots", 2)
+    assert (code, "with 5 shots. Use --shots 5" in err) == (1, True)
+    several = ["--also", tmp_path / "a"] * 2
+    for number in range(8):
+        shutil.copytree(tmp_path / "a", tmp_path / f"also-{number}")
+        several += ["--also", tmp_path / f"also-{number}"]
+    code, _, err = shell(*command, *several)
+    assert (code, "which a picture has colors for. Received: 9" in err) == (1, True)
+    file = tmp_path / "also-0" / subsets.RESULT
+    file.write_text(
+        file.read_text().replace('"few_shot_data": "digits"', '"few_shot_data": "cats"')
+    )
+    code, _, err = shell(*again[:-1], tmp_path / "also-0")
+    assert (code, "was measured on cats, this run on digits" in err) == (0, True)

@@ -17,6 +17,8 @@ from keras_vit.inspection import (
     output_attention,
 )
 from keras_vit.inspection.attention import NoAttentionError, all_of_attention, rollout
+from keras_vit.inspection.attention import _readers as readers
+from keras_vit.inspection.page import _query as page_query
 from tests.conftest import REFERENCE
 
 
@@ -79,6 +81,40 @@ def test_rollout_is_the_formulas(classifier, size):
 TINY = keras_vit.ViTConfig(
     patch_size=8, num_layers=2, hidden_size=16, mlp_dim=32, num_heads=2
 )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classifier": "token", "num_registers": 2},
+        {"classifier": "gap", "num_registers": 1},
+        {"classifier": "gap", "num_registers": 1, "pool_prefix": True},
+        {"classifier": "token_gap", "num_registers": 1},
+    ],
+    ids=str,
+)
+def test_the_readers_are_the_heads(changes):
+    """Each token's share, measured: the head's input for one token that is 1."""
+    config = keras_vit.PlainViTConfig(
+        patch_size=8, num_layers=1, hidden_size=16, mlp_dim=16, num_heads=2, **changes
+    )
+    model = keras_vit.plain_vit(config, image_size=(16, 24), num_classes=3)
+    norm = model.get_layer("encoder_norm")
+    reads = keras.Model(norm.output, model.get_layer("head").input)
+    count = norm.output.shape[1]
+    ones = np.eye(count, dtype="float32")[:, :, None].repeat(16, axis=2)
+    shares = keras.ops.convert_to_numpy(reads(ones)).mean(axis=1)
+    np.testing.assert_allclose(readers(model), shares, atol=1e-6)
+    assert (
+        page_query(model)
+        == {
+            "token": "the class token",
+            "token_gap": "the class token and the mean of the patches, in the mean,",
+            "gap": "the mean of all tokens"
+            if "pool_prefix" in changes
+            else "the mean of the patches",
+        }[changes["classifier"]]
+    )
 
 
 def looking(monkeypatch, model, patterns):

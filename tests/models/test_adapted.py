@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.serving.precision import quantize
+from keras_vit.layers.embeddings import everything_in
+from keras_vit.models.transfer import merge_lora
+from keras_vit.serving.precision import in_float32, quantize
 from tests.models.test_vit import perturbed, tiny
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("float32")
@@ -65,6 +67,73 @@ def test_lora_is_merged_where_it_is_saved(tmp_path):
     assert [v.path for v in again.trainable_variables] == [
         v.path for v in model.trainable_variables
     ]
+
+
+def necked(neck):
+    """A model of this library with a layer of Keras before its head."""
+    backbone = tiny(num_classes=None)
+    logits = keras.layers.Dense(3, name="head")(neck(backbone.output))
+    facts = backbone.facts
+    return keras_vit.VisionModel(backbone.input, logits, facts=facts)
+
+
+NECKS = {
+    "sequential": lambda: keras.Sequential(
+        [keras.layers.Dense(16, activation="gelu"), keras.layers.Dense(8)]
+    ),
+    "attention": lambda: Attended(),
+}
+
+
+@keras.saving.register_keras_serializable("tests")
+class Attended(keras.layers.Layer):
+    """A layer of Keras inside another one."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.attention = keras.layers.MultiHeadAttention(2, 4)
+
+    def build(self, shape):
+        tokens = (None, 1, shape[-1])
+        self.attention.build(tokens, tokens)
+        super().build(shape)
+
+    def call(self, x):
+        return self.attention(x[:, None], x[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("neck", NECKS)
+def test_merging_keeps_the_layers_inside_others(neck):
+    """A clone's layers are new, also those inside a layer that is not ours."""
+    model = with_lora(necked(NECKS[neck]()))
+    if neck == "sequential":
+        dense = model.layers[-2].layers[0]
+        dense.enable_lora(2)
+        dense.lora_kernel_b.assign(0.1 + dense.lora_kernel_b)
+    expected = numpy(model(IMAGES))
+    merged = merge_lora(model)
+    np.testing.assert_allclose(numpy(merged(IMAGES)), expected, atol=1e-5)
+    assert not any("lora" in weight.path for weight in merged.weights)
+
+
+def test_merging_keeps_the_norms_of_feature_maps():
+    maps = keras_vit.feature_maps(with_lora(perturbed(tiny())))
+    expected = {name: numpy(at) for name, at in maps(IMAGES).items()}
+    for name, found in merge_lora(maps)(IMAGES).items():
+        np.testing.assert_allclose(numpy(found), expected[name], atol=1e-5)
+
+
+def test_a_different_policy_reaches_nested_models():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = necked(NECKS["sequential"]())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    copy = in_float32(model)
+    dtypes = {layer.compute_dtype for layer in everything_in(copy)}
+    assert dtypes == {"float32"}
+    for ours, theirs in zip(copy.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(numpy(ours), numpy(theirs))
 
 
 def test_lora_trains_on_after_reloading(tmp_path):

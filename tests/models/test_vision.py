@@ -209,6 +209,17 @@ def test_at_another_resolution():
     assert larger.input_shape == (None, 64, 48, 3)
 
 
+def test_sizes_that_are_none_are_refused_by_name():
+    model = build("2d")
+    for wrong in (224, (32.0, 48), (0, 4), (32, 48, 3)):
+        with pytest.raises(ValueError, match=r"image_size.*\(H, W\)"):
+            model.preprocess(np.zeros((8, 8, 3)), image_size=wrong)
+    first, second = (keras.Input((32, 32, 3), name=name) for name in "ab")
+    two = keras_vit.ViT_Ti16(weights=None, input_tensor=first + second, classes=3)
+    with pytest.raises(ValueError, match=r"one input\. Received: .* with 2"):
+        keras_vit.at_resolution(two, (64, 48))
+
+
 def test_in_a_process_that_only_imports_keras_vit(tmp_path):
     build("2d").save(tmp_path / "model.keras")
     code = (
@@ -362,6 +373,10 @@ def test_images_that_preprocess_accepts(photos, tmp_path):
     np.testing.assert_allclose(
         batch, model.preprocess(pixels.astype("float64")), atol=1e-5
     )
+    tensor = keras.ops.cast(pixels, "bfloat16")  # On torch, with a gradient.
+    if keras.backend.backend() == "torch":
+        tensor = tensor.requires_grad_()
+    np.testing.assert_allclose(batch, model.preprocess(tensor), atol=0.02)
     (tmp_path / "b.png").write_bytes(photos[0][:50])
     for wrong, message in (
         ([], "at least one image"),

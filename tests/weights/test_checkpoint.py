@@ -127,6 +127,21 @@ def test_other_channel_counts_embed_gray_images_as_before():
     np.testing.assert_array_equal(four[:, :, 1], kernel[:, :, 1])  # Green stays green.
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"image_size": at} for at in (224, (), (32,), (32, 48, 3), (32.0, 48))),
+        *({"grid": at} for at in (6, (2, 3, 1), (0, 4))),
+        *({"classes": at} for at in (True, -1, "5", 2.5)),
+    ],
+    ids=str,
+)
+def test_impossible_arguments_are_named(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^Expected {name} .*Received: {name}="):
+        keras_vit.from_checkpoint(REFERENCE / "vit_mini.npz", **wrong)
+
+
 def test_non_square_positions(tmp_path):
     model = mini(image_size=(48, 96), classifier="gap")
     weights.save(model, tmp_path / "rect.npz")

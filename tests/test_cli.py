@@ -25,6 +25,7 @@ tf = pytest.importorskip("tensorflow")
 from keras_vit import cli  # noqa: E402
 from keras_vit.cli import evaluating  # noqa: E402
 from keras_vit.cli.options import OpenedModel  # noqa: E402
+from keras_vit.evaluation import classification  # noqa: E402
 from keras_vit.facts import OFFICIAL  # noqa: E402
 from keras_vit.files import read_bytes  # noqa: E402
 from keras_vit.weights.architecture import config_of  # noqa: E402
@@ -336,6 +337,17 @@ def test_drawn_test_images_are_those_of_the_run(shell, photos, tmp_path, monkeyp
     assert code == 0, err
     code, out, _ = shell("evaluate", "--model", run)
     assert f"of {images} images right" in out
+
+
+def test_a_card_that_cannot_be_written_is_refused_first(
+    shell, trained, tmp_path, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(classification, "classify", None)
+    (tmp_path / "card").write_text("")
+    code, _, err = shell("evaluate", "--model", trained, "--output", tmp_path / "card")
+    assert code == 1
+    assert f"Cannot write {tmp_path / 'card' / 'card.json'}: " in err
 
 
 def test_the_name_in_a_card_has_the_weights():

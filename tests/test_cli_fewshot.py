@@ -62,6 +62,18 @@ def test_fewshot_prints_and_writes_what_the_library_returns(shell, shades, tmp_p
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_results_that_cannot_be_written_are_refused_first(
+    option, shell, shades, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evaluation, "fewshot", None)
+    code, _, err = shell(
+        *("fewshot", "--weights", MINI, "--data", shades, option, tmp_path)
+    )
+    assert code == 1
+    assert f"Cannot write {tmp_path}: Is a directory" in err
+
+
 def test_fewshot_with_neighbours_and_probe(shell, shades, tmp_path):
     numbers = tmp_path / "all.json"
     given = ["--weights", MINI, "--data", shades, "--shots", "1", "--output", numbers]

@@ -33,7 +33,7 @@ from keras_vit.cli.shell import (
     readable,
     visible,
 )
-from keras_vit.files import printable, read_bytes
+from keras_vit.files import check_writable, printable, read_bytes
 
 if TYPE_CHECKING:
     from keras_vit.evaluation.cards import Card
@@ -307,6 +307,7 @@ def evaluate(
 
     if output is not None:
         plots.check()
+        check_writable(output / "card.json")
     network, details = open_model(model_options, purpose="classify")
     task = _task(images, model_options.model, details)
     classified = classify(

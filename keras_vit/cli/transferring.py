@@ -578,8 +578,13 @@ def fewshot(
     """Print the few-shot accuracy of frozen features (4.1)."""
     from keras_vit import evaluation
     from keras_vit.evaluation import features, few_shot
-    from keras_vit.files import write_json
+    from keras_vit.files import check_writable, write_json
+    from keras_vit.inspection import plots
 
+    for path in filter(None, (output, plot)):
+        check_writable(path)
+    if plot is not None:
+        plots.check()
     size = pixels(image_size)
     network, details = open_model(
         model_options, purpose="features", file_size=size, size=size

@@ -131,11 +131,13 @@ def test_figures_of_masked_patch_prediction_are_of_its_backbone(
 
 def test_of_a_model_of_any_size(photos, shell, tmp_path):
     keras_vit.at_resolution(tiny(3), (None, None)).save(tmp_path / "any.keras")
-    for command in ("inspect", "embed"):
-        model = ["--model"] if command == "embed" else []
-        words = [photos, *model, tmp_path / "any.keras"]
-        words = words if command == "embed" else words[::-1]
-        code, _, err = shell(command, *words, "--output", tmp_path / "out.npz")
+    model, output = tmp_path / "any.keras", ("--output", tmp_path / "out.npz")
+    for words in (
+        ("inspect", model, photos, *output),
+        ("embed", photos, "--model", model, *output),
+        ("predict", photos, "--model", model),
+    ):
+        code, _, err = shell(*words)
         assert code == 1
         assert "Expected a model for images of one size" in err
 

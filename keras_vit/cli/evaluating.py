@@ -147,9 +147,11 @@ def _by_model(
     import keras
     import numpy as np
 
+    from keras_vit.models.description import check_one_size
     from keras_vit.models.outputs import probabilities
 
     network, _ = open_model(model_options, purpose="classify")
+    check_one_size(network)
     classes = class_names(network)
     for file in files:
         try:

@@ -110,7 +110,7 @@ def data_size(
     from keras_vit.families import with_options
 
     earlier = {str(folder): evaluation.read(folder) for folder in also or ()}
-    _check_comparable(earlier, measured.shots)
+    _check_comparable(model, earlier, measured.shots)
     replicas = on_devices(context, devices)
     source = open_data(images, 0)
     row = table_3(model, recipe or "imagenet2012")
@@ -149,15 +149,11 @@ def data_size(
     _draw(lines, output / "data_size.png")
 
 
-def _check_comparable(earlier: dict[str, Any], shots: int) -> None:
+def _check_comparable(model: str, earlier: dict[str, Any], shots: int) -> None:
     """Raises before the training if the picture cannot have these lines."""
     from keras_vit.inspection.plots import canvas
 
-    if len(earlier) >= len(canvas.COLORS):
-        raise ValueError(
-            f"Expected --also at most {len(canvas.COLORS) - 1} times, which a picture "
-            f"has colors for. Received: {len(earlier)}"
-        )
+    canvas.check_count([model, *earlier], "models (--model and each --also)")
     for name, other in earlier.items():
         if other.shots != shots:
             raise ValueError(

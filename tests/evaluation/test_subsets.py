@@ -309,7 +309,8 @@ def test_the_command(shell, tmp_path):
         shutil.copytree(tmp_path / "a", tmp_path / f"also-{number}")
         several += ["--also", tmp_path / f"also-{number}"]
     code, _, err = shell(*command, *several)
-    assert (code, "which a picture has colors for. Received: 9" in err) == (1, True)
+    told = "Expected 1 to 7 models (--model and each --also). Received: 10"
+    assert (code, told in err) == (1, True)
     file = tmp_path / "also-0" / subsets.RESULT
     file.write_text(
         file.read_text().replace('"few_shot_data": "digits"', '"few_shot_data": "cats"')

@@ -364,7 +364,7 @@ class Trainings:
             return keeper.rows
         self.workers.draw_apart(resuming.generator_states(model))
         watch.begin()
-        with contextlib.closing(line):
+        with contextlib.closing(line), preparing.graphs_freed():
             if keeper.pending is not None:  # Killed between update and evaluation.
                 _evaluate(model, keeper.pending, validation, keeper, by_hand)
             if left := -keeper.step % period:

@@ -182,6 +182,30 @@ def _rematerialized(model: keras.Model) -> Iterator[None]:
             block.remat = False
 
 
+@contextlib.contextmanager
+def graphs_freed() -> Iterator[None]:
+    """Lets TensorFlow free the graphs of the training inside the context.
+
+    `tf.custom_gradient` registers each gradient of a graph, and through it the graph,
+    for the life of the process (also in Keras's optimizers and for `remat`). A sweep of
+    many learning rates would need more and more memory.
+    """
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    from tensorflow.python.framework import ops
+
+    registry = getattr(ops, "gradient_registry", None)  # Not public.
+    gradients: dict[str, Any] = getattr(registry, "_registry", {})
+    before = set(gradients)
+    try:
+        yield
+    finally:
+        for name in set(gradients) - before:
+            if name.startswith("CustomGradient-"):
+                del gradients[name]
+
+
 def check_options(model: keras.Model, recipe: Recipe) -> None:
     """Raises ValueError if the model was built with different options."""
     labels = recipe.loss != "softmax" or recipe.label_smoothing or recipe.freezes

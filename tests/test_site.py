@@ -216,7 +216,7 @@ def test_pages_open_in_a_browser(site, pages, address, chromium):
             # Resized instead of loaded again, which takes half a second.
             for x, y in SIZES:
                 tab.set_viewport_size({"width": x, "height": y})
-                tab.wait_for_function(FITS, arg=x)
+                tab.wait_for_function(FITS, arg=x, timeout=5000)
                 heading = tab.locator("article h1").first
                 assert heading.is_visible(), page
         for x, y in SIZES:

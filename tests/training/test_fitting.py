@@ -122,7 +122,7 @@ def test_the_update_is_traced_once(source, monkeypatch, options):
     "changes", [{}, {"optimizer": "adam", "accumulation_steps": 2, "remat": True}]
 )
 def test_graphs_are_freed_with_their_training(source, changes):
-    """Neither our gradients nor Keras's keep a graph: `tf.custom_gradient` does."""
+    """`tf.custom_gradient` would keep them until the process ends."""
 
     def operations():
         fit(tiny(), recipe(**changes), source, verbose=0)

@@ -229,7 +229,7 @@ class Batches:
         """Returns batches of the whole training set, and of the test set."""
         if self.ready is not None:
             ready = self.ready
-            given = ValidationData(self.workers.share(self.validation_data))
+            given = self._one_pass(self.workers.share(self.validation_data))
             return lambda start_step: self.workers.share(ready.skip(start_step)), given
         test = self.source.test
         judged = ValidationData(None) if test is None else self._evaluate(test, "test")
@@ -290,7 +290,7 @@ class Batches:
         if self.on_features():
             features = (split.images, split.labels)
             batched = tf.data.Dataset.from_tensor_slices(features).batch(part)
-            return ValidationData(batched, None, kind, len(split))
+            return self._one_pass(batched, kind, len(split))
         replicas = self.workers.replicas
         size = -(-min(part, 64) // replicas) * replicas
         steps = -(-len(split) // size)
@@ -308,10 +308,26 @@ class Batches:
             ).map(complete)
 
         if replicas == 1:
-            return ValidationData(batches((0, 1)), None, kind, len(split))
+            return self._one_pass(batches((0, 1)), kind, len(split))
         # At the end, tf.distribute would give Keras an additional batch of zeros.
         endless = self.workers.batches(lambda shard: batches(shard).repeat())
         return ValidationData(endless, steps, kind, len(split))
+
+    def _one_pass(
+        self, batches: Any, kind: str = "validation", images: int | None = None
+    ) -> ValidationData:
+        """Returns batches whose number is in `steps`, and not known to Keras.
+
+        Of a data set with a known length, Keras creates an iterator before and after
+        every evaluation, and never uses the second one.
+        """
+        steps = None
+        if isinstance(batches, tf.data.Dataset) and self.workers.replicas == 1:
+            length = int(batches.cardinality())
+            if length > 0:
+                steps = length
+                batches = batches.filter(as_written(lambda *_: True))
+        return ValidationData(batches, steps, kind, images)
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:

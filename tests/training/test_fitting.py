@@ -134,6 +134,24 @@ def test_graphs_are_freed_with_their_training(source, changes):
     assert operations() - before < 20  # tf.data keeps 6; the update has hundreds.
 
 
+@pytest.mark.parametrize(("given", "others"), [("source", 1), ("ready batches", 2)])
+def test_an_evaluation_has_one_iterator(source, monkeypatch, given, others):
+    """Creating an iterator takes as long as an evaluation of a few images."""
+    created, iterate = [], tf.data.Dataset.__iter__
+    batches, judge = (source, None) if given == "source" else (ready(), ready().take(3))
+
+    def counted(dataset):
+        created.append(dataset)
+        return iterate(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", counted)
+    options = {"evaluations": 2, "verbose": 0}
+    result = fit(tiny(), recipe(), batches, validation_data=judge, **options)
+    assert sum("val_accuracy" in row for row in result.history) == 2
+    # Others are the training's, and the check of the first ready batch.
+    assert len(created) == others + 2
+
+
 # The sweep.
 
 

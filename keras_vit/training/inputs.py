@@ -321,13 +321,12 @@ class Batches:
         Of a data set with a known length, Keras creates an iterator before and after
         every evaluation, and never uses the second one.
         """
-        steps = None
-        if isinstance(batches, tf.data.Dataset) and self.workers.replicas == 1:
-            length = int(batches.cardinality())
-            if length > 0:
-                steps = length
-                batches = batches.filter(as_written(lambda *_: True))
-        return ValidationData(batches, steps, kind, images)
+        known = isinstance(batches, tf.data.Dataset) and self.workers.replicas == 1
+        steps = int(batches.cardinality()) if known else 0
+        if steps <= 0:
+            return ValidationData(batches, None, kind, images)
+        unknown = batches.filter(as_written(lambda *_: True))
+        return ValidationData(unknown, steps, kind, images)
 
 
 def _image_ops(recipe: Recipe) -> list[Callable[[Any, Any], Any]]:

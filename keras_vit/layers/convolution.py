@@ -13,9 +13,8 @@ standardized convolutions" (4.1). The two families differ:
 Glossary of shapes: B: batch.   - H, W, C: height, width, channels.
 """
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -90,32 +89,16 @@ class StdConv2D(keras.layers.Layer):
                 then an explicit one, which keeps no copy of the kernel.
         """
         kernel = kernels.at_least_float32(self.kernel)
+        options = self.epsilon, self.epsilon_outside
         if training and kernels.on_cpu("tensorflow"):
-            return kernels.with_gradient(self._standardize)(kernel)
-        return self._standardize(kernel)[0]
-
-    def _standardize(self, kernel: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The standardized kernel, and a function from its gradient to the kernel's."""
-        mean = _over_inputs(kernel)
-        variance = _over_inputs(ops.square(kernel - mean))
-        if self.epsilon_outside:
-            root = ops.sqrt(variance)
-            deviation = root + self.epsilon
-        else:
-            root = deviation = ops.sqrt(variance + self.epsilon)
-
-        def gradient(dy: Tensor) -> Tensor:
-            centered = kernels.control_dependency(kernel, dy) - mean
-            slope = _over_inputs(dy * centered) / (deviation * deviation * root)
-            return (dy - _over_inputs(dy)) / deviation - centered * slope
-
-        return (kernel - mean) / deviation, gradient
+            return _differentiable_standardized((kernel,), *options)
+        return _standardized((kernel,), *options)[0]
 
     def call(self, images: Tensor, training: bool | None = None) -> Tensor:
         kernel = ops.cast(self.standardized_kernel(training), self.compute_dtype)
         if training and self._is_centered() and kernels.on_cpu("tensorflow"):
             images = images[:, :: self.strides, :: self.strides]
-            return kernels.with_gradient(convolution_with_gradient)(images, kernel)
+            return _differentiable_centered((images, kernel))
         if self.padding == "symmetric" and not self._is_centered():
             images = pad(images, self.kernel_size // 2)
             return _convolve(images, kernel, self.strides, "valid")
@@ -155,19 +138,11 @@ def _convolve(
     )
 
 
-def convolution_with_gradient(
-    x: Tensor, kernel: Tensor
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """A convolution with stride 1 and an odd kernel, and its gradients on TensorFlow.
-
-    They are faster than oneDNN's gradients of convolutions: matrix products for a 1x1
-    kernel; otherwise dx is a convolution with the flipped kernel.
-    """
-    return _centered(x, kernel), functools.partial(_centered_gradients, x, kernel)
-
-
 def _centered(x: Tensor, kernel: Tensor) -> Tensor:
-    """The convolution: [B, H, W, C] and [k, k, C, filters] -> [B, H, W, filters]."""
+    """The convolution: [B, H, W, C] and [k, k, C, filters] -> [B, H, W, filters].
+
+    With stride 1 and an odd kernel.
+    """
     if kernel.shape[0] > 1:
         return _convolve(x, kernel)
     rows = kernels.flatten_tokens(x)
@@ -175,8 +150,12 @@ def _centered(x: Tensor, kernel: Tensor) -> Tensor:
     return ops.reshape(y, (-1, *ops.shape(x)[1:3], kernel.shape[-1]))
 
 
-def _centered_gradients(x: Tensor, kernel: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the kernel."""
+def centered_gradient(dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a convolution with stride 1 and an odd kernel, on TensorFlow.
+
+    They are faster than oneDNN's gradients of convolutions: matrix products for a 1x1
+    kernel; otherwise dx is a convolution with the flipped kernel.
+    """
     import tensorflow as tf
 
     if kernel.shape[0] == 1:
@@ -195,6 +174,44 @@ def _centered_gradients(x: Tensor, kernel: Tensor, dy: Tensor) -> tuple[Tensor, 
         padding="SAME",
     )
     return _convolve(dy, flipped), d_kernel
+
+
+_differentiable_centered = kernels.with_gradient(
+    lambda xs: (_centered(*xs), ()), lambda dy, xs, _: centered_gradient(dy, *xs)
+)
+
+
+def _standardized(
+    xs: Sequence[Tensor], epsilon: float, epsilon_outside: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The standardized kernel, and its mean, divisor and deviation."""
+    (kernel,) = xs
+    mean = _over_inputs(kernel)
+    variance = _over_inputs(ops.square(kernel - mean))
+    if epsilon_outside:
+        deviation = ops.sqrt(variance)
+        divisor = deviation + epsilon
+    else:
+        deviation = divisor = ops.sqrt(variance + epsilon)
+    return (kernel - mean) / divisor, (mean, divisor, deviation)
+
+
+def _standardized_gradient(
+    dy: Tensor,
+    xs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    epsilon: float,
+    epsilon_outside: bool,
+) -> tuple[Tensor]:
+    mean, divisor, deviation = kept
+    centered = kernels.control_dependency(xs[0], dy) - mean
+    slope = _over_inputs(dy * centered) / (divisor * divisor * deviation)
+    return ((dy - _over_inputs(dy)) / divisor - centered * slope,)
+
+
+_differentiable_standardized = kernels.with_gradient(
+    _standardized, _standardized_gradient
+)
 
 
 def _over_inputs(kernel: Tensor) -> Tensor:
@@ -258,63 +275,13 @@ class GroupNorm(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        x, gamma, beta = map(kernels.at_least_float32, (inputs, self.gamma, self.beta))
+        xs = tuple(map(kernels.at_least_float32, (inputs, self.gamma, self.beta)))
+        options = self.groups, self.epsilon
         if training and kernels.on_cpu("tensorflow"):
-            y = kernels.with_gradient(self._with_gradient)(x, gamma, beta)
+            y = _differentiable_normed(xs, *options)
         else:
-            y = self.equations(x, gamma, beta)[0](x)
+            y = _normed(xs, *options)[0]
         return ops.cast(y, self.compute_dtype)
-
-    def _with_gradient(
-        self, x: Tensor, gamma: Tensor, beta: Tensor
-    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        normed, gradient = self.equations(x, gamma, beta)
-        return normed(x), lambda dy: gradient(kernels.control_dependency(x, dy), dy)
-
-    def equations(
-        self, x: Tensor, gamma: Tensor, beta: Tensor, relu: bool = False
-    ) -> tuple[Callable[[Tensor], Tensor], Callable[..., tuple[Tensor, ...]]]:
-        """Computes the moments of x, [B, H, W, C].
-
-        Returns:
-            A function from x to y, and one from (x, dy) to the gradients of x, gamma
-            and beta; with `relu` those of relu(y), in fewer passes.
-        """
-        mean, inverse = self._moments(x)
-        scale = inverse * gamma
-        offset = beta - mean * scale
-
-        def gradient(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-            if relu:
-                dy = _relu_gradient(dy, x, scale, offset)
-            along_n = _over_pixels(_product(dy, x, mean)) * inverse
-            along_1 = _over_pixels(dy)
-            slope = -inverse * inverse * self._over_groups(along_n * gamma)
-            rest = -inverse * self._over_groups(along_1 * gamma) - slope * mean
-            height, width = ops.shape(x)[1:3]
-            pixels = ops.cast(height * width, x.dtype)
-            d_gamma, d_beta = (
-                ops.sum(along, axis=(0, 1, 2)) * pixels for along in (along_n, along_1)
-            )
-            return _weighted(dy, scale, x, slope, rest), d_gamma, d_beta
-
-        if relu:
-            return lambda x: _scaled_relu(x, scale, offset), gradient
-        return lambda x: x * scale + offset, gradient
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The groups' mean and 1 / deviation for each channel, [B, 1, 1, C]."""
-        mean = self._over_groups(_over_pixels(x))
-        variance = self._over_groups(_over_pixels(ops.square(x - mean)))
-        return mean, ops.rsqrt(variance + self.epsilon)
-
-    def _over_groups(self, x: Tensor) -> Tensor:
-        """The mean of each group's channels, for each of them: [B, 1, 1, C]."""
-        size = x.shape[-1] // self.groups
-        mean = ops.mean(
-            ops.reshape(x, (-1, 1, 1, self.groups, size)), axis=-1, keepdims=True
-        )
-        return ops.reshape(mean * ops.ones(size, x.dtype), (-1, 1, 1, x.shape[-1]))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -326,6 +293,66 @@ class GroupNorm(keras.layers.Layer):
             "epsilon": self.epsilon,
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
         }
+
+
+def _normed(
+    xs: Sequence[Tensor], groups: int, epsilon: float
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Returns n * gamma + beta for x, gamma and beta, and x's `_moments`."""
+    x = xs[0]
+    mean, inverse, scale, offset = _moments(xs, groups, epsilon)
+    return x * scale + offset, (mean, inverse, scale, offset)
+
+
+def _moments(xs: Sequence[Tensor], groups: int, epsilon: float) -> tuple[Tensor, ...]:
+    """Mean and 1 / deviation of the groups, and scale and offset, each [B, 1, 1, C].
+
+    y = x * scale + offset.
+    """
+    x, gamma, beta = xs
+    mean = _over_groups(_over_pixels(x), groups)
+    variance = _over_groups(_over_pixels(ops.square(x - mean)), groups)
+    inverse = ops.rsqrt(variance + epsilon)
+    scale = inverse * gamma
+    return mean, inverse, scale, beta - mean * scale
+
+
+def _norm_gradient(
+    dy: Tensor, x: Tensor, gamma: Tensor, moments: Sequence[Tensor], groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gamma and beta."""
+    mean, inverse, scale, _ = moments
+    along_n = _over_pixels(_product(dy, x, mean)) * inverse
+    along_1 = _over_pixels(dy)
+    slope = -inverse * inverse * _over_groups(along_n * gamma, groups)
+    rest = -inverse * _over_groups(along_1 * gamma, groups) - slope * mean
+    height, width = ops.shape(x)[1:3]
+    pixels = ops.cast(height * width, x.dtype)
+    d_gamma, d_beta = (
+        ops.sum(along, axis=(0, 1, 2)) * pixels for along in (along_n, along_1)
+    )
+    return _weighted(dy, scale, x, slope, rest), d_gamma, d_beta
+
+
+def _normed_gradient(
+    dy: Tensor,
+    xs: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    x = kernels.control_dependency(xs[0], dy)
+    return _norm_gradient(dy, x, xs[1], moments, groups)
+
+
+_differentiable_normed = kernels.with_gradient(_normed, _normed_gradient)
+
+
+def _over_groups(x: Tensor, groups: int) -> Tensor:
+    """The mean of each group's channels, for each of them: [B, 1, 1, C]."""
+    size = x.shape[-1] // groups
+    mean = ops.mean(ops.reshape(x, (-1, 1, 1, groups, size)), axis=-1, keepdims=True)
+    return ops.reshape(mean * ops.ones(size, x.dtype), (-1, 1, 1, x.shape[-1]))
 
 
 @kernels.xla_fused
@@ -366,23 +393,38 @@ def convolution_of_norm(
     if not (training and is_fast and kernels.on_cpu("tensorflow")):
         return convolution(ops.relu(norm(x, training=training)), training=training)
 
-    @kernels.with_gradient
-    def differentiable(
-        x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor
-    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        rectified, norm_gradient = norm.equations(x, gamma, beta, relu=True)
-        y = _centered(rectified(x), kernel)
-
-        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
-            own = kernels.control_dependency(x, dy)
-            d_rectified, d_kernel = _centered_gradients(rectified(own), kernel, dy)
-            return (*norm_gradient(own, d_rectified), d_kernel)
-
-        return y, gradient
-
     gamma, beta = map(kernels.at_least_float32, (norm.gamma, norm.beta))
     kernel = convolution.standardized_kernel(training)
-    return differentiable(x, gamma, beta, kernel)
+    xs = x, gamma, beta, kernel
+    return _differentiable_convolution_of_norm(xs, norm.groups, norm.epsilon)
+
+
+def _convolution_of_norm(
+    xs: Sequence[Tensor], groups: int, epsilon: float
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x, gamma, beta, kernel = xs
+    moments = _moments((x, gamma, beta), groups, epsilon)
+    return _centered(_scaled_relu(x, *moments[2:]), kernel), moments
+
+
+def _convolution_of_norm_gradient(
+    dy: Tensor,
+    xs: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    x, gamma, _, kernel = xs
+    x = kernels.control_dependency(x, dy)
+    rectified = _scaled_relu(x, *moments[2:])
+    d_rectified, d_kernel = centered_gradient(dy, rectified, kernel)
+    dy = _relu_gradient(d_rectified, x, *moments[2:])
+    return (*_norm_gradient(dy, x, gamma, moments, groups), d_kernel)
+
+
+_differentiable_convolution_of_norm = kernels.with_gradient(
+    _convolution_of_norm, _convolution_of_norm_gradient
+)
 
 
 def _over_pixels(x: Tensor) -> Tensor:

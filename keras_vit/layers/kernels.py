@@ -124,39 +124,74 @@ def control_dependency(x: Tensor, event: Tensor) -> Tensor:
     return x
 
 
+def traced_once(
+    function: Callable[..., Any], compiled_by_xla: bool = False
+) -> Callable[..., Any]:
+    """Makes a function that TensorFlow traces once for all layers of one shape.
+
+    For use in explicit gradients, with tensors and Python numbers as arguments. Tracing
+    takes most of the time before the first update. JAX and torch call the function.
+
+    Args:
+        function: the function.
+        compiled_by_xla: whether XLA compiles it; otherwise TensorFlow inlines it.
+    """
+
+    @functools.cache
+    def traced() -> Callable[..., Any]:
+        import tensorflow as tf
+
+        xla = True if compiled_by_xla else None
+        return tf.function(function, jit_compile=xla, autograph=False)  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        is_tensorflow = keras.backend.backend() == "tensorflow"
+        return (traced() if is_tensorflow else function)(*args)
+
+    return call
+
+
 def xla_fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a chain of elementwise operations into one pass on TensorFlow.
 
     For use in explicit gradients. JAX compiles whole steps anyway.
     """
-
-    @functools.cache
-    def compiled() -> Callable[..., Any]:
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True, autograph=False)  # type: ignore[no-any-return]
-
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        is_tensorflow = keras.backend.backend() == "tensorflow"
-        return (compiled() if is_tensorflow else function)(*args)
-
-    return call
+    return traced_once(function, compiled_by_xla=True)
 
 
-def with_gradient(equations: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Makes a differentiable function, for any backend, from (y, dy -> dx)."""
+def with_gradient(
+    forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Tensor]:
+    """Makes a function with an explicit gradient, for any backend.
 
-    @ops.custom_gradient
-    def differentiable(*xs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        y, gradient = equations(*xs)
+    Both functions are `traced_once`.
 
-        def of_upstream(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
-            return gradient(args[-1] if upstream is None else upstream)  # type: ignore[no-any-return]
+    Args:
+        forward: function from (tensors, *options) to y and the values kept for
+            `backward`.
+        backward: function from (dy, tensors, kept values, *options) to the gradients
+            of the tensors.
 
-        return y, of_upstream
+    Returns:
+        A function from (tensors, *options) to y.
+    """
+    forward, backward = traced_once(forward), traced_once(backward)
 
-    return differentiable  # type: ignore[no-any-return]
+    def differentiable(xs: Sequence[Tensor], *options: Any) -> Tensor:
+        @ops.custom_gradient
+        def of_tensors(*xs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+            y, kept = forward(xs, *options)
+
+            def gradient(*args: Tensor, upstream: Tensor = None) -> tuple[Tensor, ...]:
+                dy = args[-1] if upstream is None else upstream
+                return backward(dy, xs, kept, *options)  # type: ignore[no-any-return]
+
+            return y, gradient
+
+        return of_tensors(*xs)
+
+    return differentiable
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -210,28 +245,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     For `LONG` or more tokens P is computed `PART` rows at a time, and again for the
     gradient. If TensorFlow does not know T beforehand, P is computed as a whole.
     """
-    if (q.shape[2] or 0) < LONG:
+    part = _part_of(q.shape[2])
+    if part is None:
         return _attended(q, k, v)
-
-    @with_gradient
-    def in_parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        done: list[Tensor] = []
-        for part in _parts(q):
-            own = control_dependency(q[:, :, part], done[-1]) if done else q[:, :, part]
-            done.append(_attended(own, k, v))
-        return ops.concatenate(done, axis=2), lambda dy: attend_gradient(q, k, v, dy)
-
-    return in_parts(q, k, v)
+    return _differentiable_in_parts((q, k, v), part)
 
 
-def attend_gradient(
-    q: Tensor, k: Tensor, v: Tensor, dy: Tensor
+def _part_of(tokens: int | None) -> int | None:
+    """Number of rows of P that are computed together; None: all of them."""
+    return PART if (tokens or 0) >= LONG else None
+
+
+def _attended_in_parts(
+    heads: Sequence[Tensor], part: int | None
+) -> tuple[Tensor, tuple[()]]:
+    """Returns P v, and nothing for the gradient."""
+    q, k, v = heads
+    if part is None:
+        return _attended(q, k, v), ()
+    done: list[Tensor] = []
+    for rows in _parts(q, part):
+        own = control_dependency(q[:, :, rows], done[-1]) if done else q[:, :, rows]
+        done.append(_attended(own, k, v))
+    return ops.concatenate(done, axis=2), ()
+
+
+def _gradient_in_parts(
+    dy: Tensor, heads: Sequence[Tensor], kept: tuple[()], part: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of `attend`, with the same parts of P."""
+    q, k, v = heads
     dqs: list[Tensor] = []
     dk = dv = 0.0
-    for part in _parts(q):
-        own, upstream = q[:, :, part], dy[:, :, part]
+    for rows in _parts(q, part):
+        own, upstream = q[:, :, rows], dy[:, :, rows]
         own = control_dependency(own, dqs[-1] if dqs else dy)
         p = _rows_of_p(own, k)
         dp = ops.matmul(upstream, transposed(v))
@@ -240,6 +287,9 @@ def attend_gradient(
         dk += ops.matmul(transposed(d_logits), own)
         dv += ops.matmul(transposed(p), upstream)
     return ops.concatenate(dqs, axis=2), dk, dv
+
+
+_differentiable_in_parts = with_gradient(_attended_in_parts, _gradient_in_parts)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -262,13 +312,12 @@ def _rows_of_p(q: Tensor, k: Tensor) -> Tensor:
     return ops.cast(attention_softmax(ops.matmul(q, transposed(k))), q.dtype)
 
 
-def _parts(q: Tensor) -> list[slice]:
+def _parts(q: Tensor, part: int | None) -> list[slice]:
     """Slices of the rows of P that are computed together."""
-    tokens = q.shape[2]
-    if tokens is None:
+    if part is None:
         return [slice(None)]
-    size = PART if tokens >= LONG else tokens
-    return [slice(at, min(at + size, tokens)) for at in range(0, tokens, size)]
+    tokens = q.shape[2]
+    return [slice(at, min(at + part, tokens)) for at in range(0, tokens, part)]
 
 
 def block(
@@ -293,48 +342,70 @@ def block(
         gelu: "tanh" or "erf".
         epsilon: epsilon of both norms.
     """
-    tokens = known_length(z, 1)
+    part = _part_of(z.shape[1])
+    return _differentiable_block((z, *weights), num_heads, part, gelu, epsilon)
 
-    def in_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return split_heads(ops.reshape(qkv, (-1, tokens, qkv.shape[-1])), num_heads)
 
-    @with_gradient
-    def equations(z: Tensor, *weights: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        gamma_0, beta_0, u_qkv, b_qkv, u_msa, b_msa = weights[:6]
-        gamma_1, beta_1, w_0, b_0, w_1, b_1 = weights[6:]
-        z_0 = flatten_tokens(z)
-        norm_0 = _moments(z_0, epsilon)
-        qkv = ops.matmul(_normed(z_0, norm_0, gamma_0, beta_0), u_qkv) + b_qkv
-        heads = flatten_tokens(merge_heads(attend(*in_heads(qkv))))
-        z_1 = ops.matmul(heads, u_msa) + b_msa + z_0
-        norm_1 = _moments(z_1, epsilon)
-        h = ops.matmul(_normed(z_1, norm_1, gamma_1, beta_1), w_0) + b_0
-        y = ops.matmul(_gelu(h, gelu), w_1) + b_1 + z_1
+def _block(
+    xs: Sequence[Tensor], num_heads: int, part: int | None, gelu: str, epsilon: float
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """Returns the output and the values kept for `_block_gradient`."""
+    z, gamma_0, beta_0, u_qkv, b_qkv, u_msa, b_msa = xs[:7]
+    gamma_1, beta_1, w_0, b_0, w_1, b_1 = xs[7:]
+    z_0 = flatten_tokens(z)
+    norm_0 = _moments(z_0, epsilon)
+    qkv = ops.matmul(_normed(z_0, norm_0, gamma_0, beta_0), u_qkv) + b_qkv
+    heads, _ = _attended_in_parts(_rows_in_heads(qkv, z, num_heads), part)
+    heads = flatten_tokens(merge_heads(heads))
+    z_1 = ops.matmul(heads, u_msa) + b_msa + z_0
+    norm_1 = _moments(z_1, epsilon)
+    h = ops.matmul(_normed(z_1, norm_1, gamma_1, beta_1), w_0) + b_0
+    y = ops.matmul(_gelu(h, gelu), w_1) + b_1 + z_1
+    return ops.reshape(y, ops.shape(z)), (norm_0, qkv, heads, z_1, norm_1, h)
 
-        def gradient(dy: Tensor) -> tuple[Tensor, ...]:
-            dy = flatten_tokens(dy)
-            da = ops.matmul(dy, transposed(w_1))
-            a, dh = _gelu_gradient(control_dependency(h, da), da, gelu)
-            d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)
-            dz, into_mlp = _dense_of_norm(
-                control_dependency(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
-            )
-            dz += dy
-            d_msa = ops.matmul(transposed(heads), dz), ops.sum(dz, axis=0)
-            d_heads = ops.reshape(ops.matmul(dz, transposed(u_msa)), ops.shape(z))
-            d_heads = _in_heads(d_heads, num_heads)
-            d_qkv = _gradient_of_heads(
-                in_heads(control_dependency(qkv, d_heads)), d_heads
-            )
-            d_input, into_msa = _dense_of_norm(
-                control_dependency(z_0, d_qkv), norm_0, gamma_0, beta_0, u_qkv, d_qkv
-            )
-            d_input = ops.reshape(d_input + dz, ops.shape(z))
-            return (d_input, *into_msa, *d_msa, *into_mlp, *d_1)
 
-        return ops.reshape(y, ops.shape(z)), gradient
+def _block_gradient(
+    dy: Tensor,
+    xs: Sequence[Tensor],
+    kept: Sequence[Any],
+    num_heads: int,
+    part: int | None,
+    gelu: str,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    """Returns the gradients of z and of the weights."""
+    z, gamma_0, beta_0, u_qkv, _, u_msa, _ = xs[:7]
+    gamma_1, beta_1, w_0, _, w_1, _ = xs[7:]
+    norm_0, qkv, heads, z_1, norm_1, h = kept
+    z_0, dy = flatten_tokens(z), flatten_tokens(dy)
+    da = ops.matmul(dy, transposed(w_1))
+    a, dh = _gelu_gradient(control_dependency(h, da), da, gelu)
+    d_1 = ops.matmul(transposed(a), dy), ops.sum(dy, axis=0)
+    dz, into_mlp = _dense_of_norm(
+        control_dependency(z_1, dh), norm_1, gamma_1, beta_1, w_0, dh
+    )
+    dz += dy
+    d_msa = ops.matmul(transposed(heads), dz), ops.sum(dz, axis=0)
+    d_heads = ops.reshape(ops.matmul(dz, transposed(u_msa)), ops.shape(z))
+    d_heads = _in_heads(d_heads, num_heads)
+    own = _rows_in_heads(control_dependency(qkv, d_heads), z, num_heads)
+    d_qkv = _gradient_of_heads(own, d_heads, part)
+    d_input, into_msa = _dense_of_norm(
+        control_dependency(z_0, d_qkv), norm_0, gamma_0, beta_0, u_qkv, d_qkv
+    )
+    d_input = ops.reshape(d_input + dz, ops.shape(z))
+    return (d_input, *into_msa, *d_msa, *into_mlp, *d_1)
 
-    return equations(z, *weights)
+
+_differentiable_block = with_gradient(_block, _block_gradient)
+
+
+def _rows_in_heads(
+    qkv: Tensor, z: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`split_heads` of rows [B T, 3 D], for tokens z [B, T, D]."""
+    qkv = ops.reshape(qkv, (-1, known_length(z, 1), qkv.shape[-1]))
+    return split_heads(qkv, num_heads)
 
 
 def dense(layer: keras.layers.Dense, x: Tensor) -> Tensor:
@@ -438,9 +509,11 @@ def _in_heads(y: Tensor, num_heads: int) -> Tensor:
     return ops.transpose(heads, (0, 2, 1, 3))
 
 
-def _gradient_of_heads(heads: tuple[Tensor, Tensor, Tensor], dy: Tensor) -> Tensor:
+def _gradient_of_heads(
+    heads: tuple[Tensor, Tensor, Tensor], dy: Tensor, part: int | None
+) -> Tensor:
     """Gradient of `attend` and `split_heads`: [B, k, T, D_h] -> [B T, 3 D], of qkv."""
     num_heads, _, size = dy.shape[1:]
-    dq, dk, dv = attend_gradient(*heads, dy)
+    dq, dk, dv = _gradient_in_parts(dy, heads, (), part)
     d_qkv = ops.transpose(ops.stack([dq * size**-0.5, dk, dv]), (1, 3, 0, 2, 4))
     return ops.reshape(d_qkv, (-1, 3 * num_heads * size))

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_vit.layers import TransformerBlock, kernels
 from keras_vit.training.optim import MomentumSGD
+from tests.programs import CALLS, nodes_of
 
 RNG = np.random.default_rng(0)
 
@@ -224,10 +225,9 @@ def outputs_and_gradients(block, z):
 
     graph = compute.get_concrete_function(tf.TensorSpec(z.shape)).graph
     shapes = [
-        f"{tensor.dtype.name}{tensor.shape.as_list()}"
-        for operation in graph.get_operations()
-        for tensor in operation.outputs
-        if tensor.shape.rank
+        [side.size for side in shape.dim]
+        for node in nodes_of(graph)
+        for shape in node.attr["_output_shapes"].list.shape
     ]
     return compute(z), f"{graph.as_graph_def()} {shapes}"
 
@@ -263,6 +263,31 @@ def test_the_written_out_gradient(gelu, rank, in_parts, request, monkeypatch, ag
     for ours, theirs in zip(written_out, derived, strict=True):
         scale = 1 + np.abs(theirs).max()
         agree("written-out gradients", ours / scale, theirs / scale, 1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_every_block_calls_the_same_two_functions():
+    """The time of tracing an update grows little with the number of blocks."""
+    import tensorflow as tf
+
+    blocks = [block_of() for _ in range(4)]
+
+    @tf.function
+    def gradient(z):
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            y = z
+            for block in blocks:
+                y = block(y, training=True)
+        return tape.gradient(y, z)
+
+    graph = gradient.get_concrete_function(tf.TensorSpec((3, 11, 8))).graph
+    called = [
+        node.attr["f"].func.name
+        for node in graph.as_graph_def().node
+        if node.op in CALLS
+    ]
+    assert [called.count(name) for name in set(called)] == [4, 4]
 
 
 @needs_block

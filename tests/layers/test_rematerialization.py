@@ -6,6 +6,7 @@ import pytest
 
 import keras_vit
 from keras_vit.layers import TransformerBlock
+from tests.programs import nodes_of
 
 IMAGES = np.random.default_rng(0).normal(size=(6, 16, 16, 3)).astype(np.float32)
 
@@ -89,7 +90,7 @@ def test_blocks_are_computed_twice(remat):
         return tape.gradient(y, z)
 
     graph = gradient.get_concrete_function(tf.TensorSpec((1, 5, 8))).graph
-    softmaxes = [op for op in graph.get_operations() if op.type == "Softmax"]
+    softmaxes = [node for node in nodes_of(graph) if node.op == "Softmax"]
     assert len(softmaxes) == 2 + remat  # P is not kept for the gradient in any case.
 
 

@@ -172,6 +172,24 @@ def test_any_size_is_rounded_up(size, grid):
 
 
 @pytest.mark.tensorflow_only
+@pytest.mark.parametrize(("patch_size", "least"), [(2, 9), (3, 17)])
+def test_a_hybrids_smallest_image_is_one_patch(patch_size, least):
+    """V1 has a stride of 8: 9 px are 2 places of its map, and 17 are 3."""
+    config = keras_vit.ViTConfig(
+        patch_size=patch_size,
+        num_layers=1,
+        hidden_size=8,
+        mlp_dim=8,
+        num_heads=1,
+        resnet=V1,
+    )
+    model = keras_vit.vit(config, image_size=(least, least), num_classes=2)
+    assert model.get_layer("posembed_input").grid == (1, 1)
+    with pytest.raises(ValueError, match=f"at least {least} pixels per side"):
+        keras_vit.vit(config, image_size=(64, least - 1), num_classes=2)
+
+
+@pytest.mark.tensorflow_only
 def test_a_resnet_of_no_fixed_size():
     model = keras_vit.resnet(V2, image_size=(None, None), num_classes=None)
     fixed = keras_vit.resnet(V2, image_size=(33, 40), num_classes=None)

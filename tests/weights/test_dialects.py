@@ -425,6 +425,17 @@ def test_a_root_hybrids_grid_is_of_its_own_patches():
     assert model.input_shape == (None, 48, 64, 3)
 
 
+def test_a_published_root_hybrid_has_7_by_7_patches_at_224(tmp_path):
+    """Its config.json on the Hub has no model_args; its name has patches of 8 x 4."""
+    folder = shutil.copytree(source("timm_hybrid_r"), tmp_path / "model")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["model_args"]
+    config["pretrained_cfg"]["input_size"] = [3, 224, 224]
+    file.write_text(json.dumps(config))
+    assert weights.config_beside(folder)["grid"] == (7, 7)
+
+
 def wide(hidden_size, num_heads):
     """A timm file of a model of one block: torch's axes do not show its heads."""
     config = dataclasses.replace(

@@ -317,10 +317,16 @@ def _moments(xs: Sequence[Tensor], groups: int, epsilon: float) -> tuple[Tensor,
     return mean, inverse, scale, beta - mean * scale
 
 
-def _norm_gradient(
-    dy: Tensor, x: Tensor, gamma: Tensor, moments: Sequence[Tensor], groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _normed_gradient(
+    dy: Tensor,
+    xs: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
     """The gradients of x, gamma and beta."""
+    x, gamma, _ = xs
+    x = kernels.control_dependency(x, dy)
     mean, inverse, scale, _ = moments
     along_n = _over_pixels(_product(dy, x, mean)) * inverse
     along_1 = _over_pixels(dy)
@@ -332,17 +338,6 @@ def _norm_gradient(
         ops.sum(along, axis=(0, 1, 2)) * pixels for along in (along_n, along_1)
     )
     return _weighted(dy, scale, x, slope, rest), d_gamma, d_beta
-
-
-def _normed_gradient(
-    dy: Tensor,
-    xs: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    groups: int,
-    epsilon: float,
-) -> tuple[Tensor, ...]:
-    x = kernels.control_dependency(xs[0], dy)
-    return _norm_gradient(dy, x, xs[1], moments, groups)
 
 
 _differentiable_normed = kernels.with_gradient(_normed, _normed_gradient)
@@ -402,9 +397,9 @@ def convolution_of_norm(
 def _convolution_of_norm(
     xs: Sequence[Tensor], groups: int, epsilon: float
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    x, gamma, beta, kernel = xs
-    moments = _moments((x, gamma, beta), groups, epsilon)
-    return _centered(_scaled_relu(x, *moments[2:]), kernel), moments
+    *into_norm, kernel = xs
+    moments = _moments(into_norm, groups, epsilon)
+    return _centered(_scaled_relu(xs[0], *moments[2:]), kernel), moments
 
 
 def _convolution_of_norm_gradient(
@@ -414,12 +409,13 @@ def _convolution_of_norm_gradient(
     groups: int,
     epsilon: float,
 ) -> tuple[Tensor, ...]:
-    x, gamma, _, kernel = xs
+    x, gamma, beta, kernel = xs
     x = kernels.control_dependency(x, dy)
     rectified = _scaled_relu(x, *moments[2:])
     d_rectified, d_kernel = centered_gradient(dy, rectified, kernel)
     dy = _relu_gradient(d_rectified, x, *moments[2:])
-    return (*_norm_gradient(dy, x, gamma, moments, groups), d_kernel)
+    into_norm = x, gamma, beta
+    return (*_normed_gradient(dy, into_norm, moments, groups, epsilon), d_kernel)
 
 
 _differentiable_convolution_of_norm = kernels.with_gradient(

@@ -125,7 +125,7 @@ def control_dependency(x: Tensor, event: Tensor) -> Tensor:
 
 
 def traced_once(
-    function: Callable[..., Any], compiled_by_xla: bool = False
+    function: Callable[..., Any], jit_compile: bool | None = None
 ) -> Callable[..., Any]:
     """Makes a function that TensorFlow traces once for all layers of one shape.
 
@@ -134,15 +134,14 @@ def traced_once(
 
     Args:
         function: the function.
-        compiled_by_xla: whether XLA compiles it; otherwise TensorFlow inlines it.
+        jit_compile: True: XLA compiles it; None: TensorFlow inlines it.
     """
 
     @functools.cache
     def traced() -> Callable[..., Any]:
         import tensorflow as tf
 
-        xla = True if compiled_by_xla else None
-        return tf.function(function, jit_compile=xla, autograph=False)  # type: ignore[no-any-return]
+        return tf.function(function, jit_compile=jit_compile, autograph=False)  # type: ignore[no-any-return]
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -157,7 +156,7 @@ def xla_fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
     For use in explicit gradients. JAX compiles whole steps anyway.
     """
-    return traced_once(function, compiled_by_xla=True)
+    return traced_once(function, jit_compile=True)
 
 
 def with_gradient(

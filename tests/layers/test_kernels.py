@@ -265,6 +265,7 @@ def test_the_written_out_gradient(gelu, rank, in_parts, request, monkeypatch, ag
         agree("written-out gradients", ours / scale, theirs / scale, 1e-5)
 
 
+@needs_block
 @pytest.mark.tensorflow_only
 def test_every_block_calls_the_same_two_functions():
     """The time of tracing an update grows little with the number of blocks."""
